@@ -2,7 +2,8 @@
 name.
 
 A record is `{case: {part: hash}}`. A part is what all launches of one kernel are made of (of a CUDA
-kernel its source, grid and arguments), or the rest of a Plan. Equal records mean equal code, so a
+kernel its source, grid and arguments), or the rest of a Plan. Comments and layout of a source do
+not count. Equal records mean equal code, so a
 change that should have no effect is shown to have none."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -122,13 +124,41 @@ def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str
     )
 
 
+_TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<token>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+    r"""|\w+|\\\n|\S)|(?P<line>\n)""",
+    re.DOTALL,
+)
+
+
+def code(source: str) -> str:
+    """The tokens of a CUDA source: what is left when comments and layout are not looked at.
+
+    A preprocessor directive ends with its line, or where a line without a backslash does.
+    """
+    lines: list[str] = []
+    now: list[str] = []
+    for m in _TOKEN.finditer(source):
+        directive = bool(now) and now[0] == "#"
+        if m["token"] == "\\\n":
+            continue
+        if m["line"] and directive or m["token"] == "#" and not directive:
+            lines.append(" ".join(now))
+            now = []
+        if m["token"] and m["token"][0] == '"' and now and now[-1][0] == '"':
+            now[-1] = now[-1][:-1] + m["token"][1:]  # adjacent strings are one
+        elif m["token"]:
+            now.append(m["token"])
+    return "\n".join([*filter(None, lines), " ".join(now)])
+
+
 @contextmanager
 def sources_for_cubins() -> Iterator[None]:
     """CUDA Plans hold their kernels' sources where a session has cubins: nothing is compiled."""
 
     def keep_source(self: CudaPlanBuilder) -> None:
         for source, at in self._cubins.items():
-            self.blobs[at] = source.encode()
+            self.blobs[at] = code(source).encode()
 
     with mock.patch.object(CudaPlanBuilder, "_compile", keep_source):
         yield
@@ -212,7 +242,7 @@ def kernels(request: Request) -> Iterator[tuple[str, object]]:
 
 def described(k: Kernel) -> list[str]:
     launch = (k.symbol, k.grid, k.block, k.args, k.smem, k.cluster, k.pdl, k.scratch)
-    return [k.source, repr(launch)]
+    return [code(k.source), repr(launch)]
 
 
 def requests(family: str) -> Iterator[tuple[str, Request]]:

@@ -52,9 +52,11 @@ def test_a_record_follows_source_and_launch() -> None:
     request = next(r for _, r in record.requests("pointwise"))
     kernel = discovery.module("kernels", "cuda").emit(request)[0]
     others = [
-        replace(kernel, source=kernel.source + " "),
+        replace(kernel, source=kernel.source + ";"),
         replace(kernel, smem=kernel.smem + 16),
         replace(kernel, grid=(7, 1, 1)),
     ]
     hashes = {record.digest(record.described(k)) for k in (kernel, *others)}
     assert len(hashes) == 4
+    remark = replace(kernel, source=kernel.source.replace("\n", "  // a remark\n"))
+    assert record.described(remark) == record.described(kernel)

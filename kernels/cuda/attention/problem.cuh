@@ -10,15 +10,19 @@ struct Attention {
 };
 constexpr float kLog2e = 1.4426950408889634f, kLowest = -3.402823466e38f;
 
-// What products of queries and keys are multiplied by to be scores in units of log2, or (SOFTCAP) what tanh, in 16 bits 1 - 2 / (1 + exp2), is taken of; capped()
-// makes them scores.
+// What products of queries and keys are multiplied by to be scores in units of log2, or (SOFTCAP)
+// what tanh, in 16 bits 1 - 2 / (1 + exp2), is taken of; capped() makes them scores.
 constexpr bool kCapped = SOFTCAP != 0.f;
-DEV float score_scale(const Attention& g) { return kCapped ? g.scale / SOFTCAP * (sizeof(T) == 4 ? 1.f : 2.f * kLog2e) : g.scale * kLog2e; }
+DEV float score_scale(const Attention& g) {
+  return kCapped ? g.scale / SOFTCAP * (sizeof(T) == 4 ? 1.f : 2.f * kLog2e) : g.scale * kLog2e;
+}
 DEV float capped(float x) {
   if (!kCapped) return x;
   if (sizeof(T) == 4) return SOFTCAP * kLog2e * tanhf(x);
   float y;
-  asm("{.reg .f32 e; ex2.approx.ftz.f32 e, %1; add.f32 e, e, 0f3f800000; rcp.approx.ftz.f32 %0, e;}" : "=f"(y) : "f"(x));
+  asm("{.reg .f32 e; ex2.approx.ftz.f32 e, %1; add.f32 e, e, 0f3f800000; rcp.approx.ftz.f32 %0, e;}"
+      : "=f"(y)
+      : "f"(x));
   return fmaf(-2.f * SOFTCAP * kLog2e, y, SOFTCAP * kLog2e);
 }
 // A finite mask value stays finite in units of log2.
@@ -26,11 +30,20 @@ DEV float to_log2(float m) {
   const float r = m * kLog2e;
   return sizeof(T) == 2 && MASK == 1 && IS_HALF ? r : r == -INF && m != -INF ? kLowest : r;
 }
-template <int KIND> struct Element { typedef u8 Type; };
-template <> struct Element<1> { typedef T Type; };
+template <int KIND>
+struct Element {
+  typedef u8 Type;
+};
+template <>
+struct Element<1> {
+  typedef T Type;
+};
 typedef Element<MASK>::Type MaskElement;
 DEV float number(u8 v) { return v; }
-template <class A> DEV float number(A v) { return to_float(v); }
+template <class A>
+DEV float number(A v) {
+  return to_float(v);
+}
 // The score (times scale * log2 e) of a key after the mask.
 DEV float masked(float score, MaskElement mask, float fill) {
   const float m = number(mask);
@@ -39,8 +52,14 @@ DEV float masked(float score, MaskElement mask, float fill) {
   if (MASK == 3) return m != 0.f ? fill : score;
   return score;
 }
-DEV float masked(float score, const void* mask, i64 at, float fill) { return MASK ? masked(score, ((const MaskElement*)mask)[at], fill) : score; }
+DEV float masked(float score, const void* mask, i64 at, float fill) {
+  return MASK ? masked(score, ((const MaskElement*)mask)[at], fill) : score;
+}
 // 1 / sum; a row without weights is what softmax of nothing is.
-DEV float inverse_of(float sum) { return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum; }
+DEV float inverse_of(float sum) {
+  return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum;
+}
 // How many keys row s sees.
-DEV int visible_keys(const Attention& g, int s) { return CAUSAL ? max(0, min(g.Tk, s + g.past + 1)) : g.Tk; }
+DEV int visible_keys(const Attention& g, int s) {
+  return CAUSAL ? max(0, min(g.Tk, s + g.past + 1)) : g.Tk;
+}

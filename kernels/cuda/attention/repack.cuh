@@ -1,7 +1,14 @@
-// Rows of attention's operands that tensor copies cannot read are copied to [batch, head, row, element], where rows are a multiple of 16 bytes and end in zeros.
-struct Rows { const T* from; T* to; i64 b, s, h; int heads, rows; };
+// Rows of attention's operands that tensor copies cannot read are copied to [batch, head, row,
+// element], where rows are a multiple of 16 bytes and end in zeros.
+struct Rows {
+  const T* from;
+  T* to;
+  i64 b, s, h;
+  int heads, rows;
+};
 
-template <int SIZE, int WIDTH> DEV void pad_rows(const Rows& of, int batch) {
+template <int SIZE, int WIDTH>
+DEV void pad_rows(const Rows& of, int batch) {
   constexpr int pieces = (SIZE + 7) / 8;
   const u32 count = u32(batch) * of.heads * of.rows * pieces;
   for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u < count; u += gridDim.x * blockDim.x) {

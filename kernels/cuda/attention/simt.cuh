@@ -1,21 +1,29 @@
-// softmax(scale q k^T + mask) v in plain f32: 256 threads as 16 x 16, each R x J scores (rows ty + 16 i, keys tx + 16 j) and R rows of the output. Keys come
-// in tiles; those of one are fetched while the values of the one before are multiplied, its values beside its scores. With PARTS blocks in a cluster each
-// has every PARTS-th tile.
-constexpr int BM = 16 * R, BN = 16 * J, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V + 63) / 64 * 64, kGroups = kDV / 64;
+// softmax(scale q k^T + mask) v in plain f32: 256 threads as 16 x 16, each R x J scores (rows ty +
+// 16 i, keys tx + 16 j) and R rows of the output. Keys come in tiles; those of one are fetched
+// while the values of the one before are multiplied, its values beside its scores. With PARTS
+// blocks in a cluster each has every PARTS-th tile.
+constexpr int BM = 16 * R, BN = 16 * J, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V + 63) / 64 * 64,
+              kGroups = kDV / 64;
 constexpr int kPitch = kD + 4 + (kD / 4 % 2 ? 4 : 0), kPitchV = kDV + 4, kPitchP = BN + 4;
-struct alignas(16) Four { float v[4]; };
+struct alignas(16) Four {
+  float v[4];
+};
 
 DEV void attend(const Attention& g) {
   after_previous();
   extern __shared__ char memory[];
-  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch, *weights = values + BN * kPitchV;
+  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
+        *weights = values + BN * kPitchV;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles;
+  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS,
+            head_index = item / tiles;
   const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
   const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
   const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);
-  auto fetch_keys = [&](int t0) { fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk); };
+  auto fetch_keys = [&](int t0) {
+    fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk);
+  };
   fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
   if (rank * BN < seen) fetch_keys(rank * BN);
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
@@ -85,7 +93,8 @@ DEV void attend(const Attention& g) {
 #pragma unroll
           for (int i = 0; i < R; i++)
 #pragma unroll
-            for (int f = 0; f < 4; f++) out[i][c * 4 + f] = fmaf(p[i].v[e], x.v[f], out[i][c * 4 + f]);
+            for (int f = 0; f < 4; f++)
+              out[i][c * 4 + f] = fmaf(p[i].v[e], x.v[f], out[i][c * 4 + f]);
         }
     }
   }
@@ -122,5 +131,6 @@ DEV void attend(const Attention& g) {
       if (column < HEAD_V) part.out[row * HEAD_V + column] = out[i][c];
     }
   }
-  join_parts(part, min(BM, g.S - m0), [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
+  join_parts(part, min(BM, g.S - m0),
+             [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
 }

@@ -1,5 +1,6 @@
-// Joins what blocks of other kernels have of the same rows: a block for some columns of a row. Of each other's rows, an item, the blocks have equal shares, one behind
-// the other; what a block has of an item lies where the sum of both their numbers says.
+// Joins what blocks of other kernels have of the same rows: a block for some columns of a row. Of
+// each other's rows, an item, the blocks have equal shares, one behind the other; what a block has
+// of an item lies where the sum of both their numbers says.
 constexpr int kPieces = HEAD_V / kJoined, kAcross = COLUMNS / kJoined;  // threads beside each other
 
 DEV void attend(const Attention& g, int blocks) {
@@ -7,17 +8,21 @@ DEV void attend(const Attention& g, int blocks) {
   constexpr int kGroups = THREADS / kAcross;
   __shared__ float tops[kGroups], sums[kGroups];
   __shared__ Piece outs[THREADS];
-  const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS, item = blockIdx.x, head = item / tiles, i = blockIdx.y;
-  const int row = item % tiles * ROWS + i, mine = threadIdx.x / kAcross, column = threadIdx.x % kAcross;
+  const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS,
+            item = blockIdx.x, head = item / tiles, i = blockIdx.y;
+  const int row = item % tiles * ROWS + i, mine = threadIdx.x / kAcross,
+            column = threadIdx.x % kAcross;
   const int first_column = blockIdx.z * COLUMNS, at = first_column / kJoined + column;
   const int b = head / g.KVH, h = head % g.KVH * group + row / g.S, s = row % g.S;
   T* const y = g.y + b * g.y_b + h * g.y_h + s * g.y_s + first_column;
-  const int first_block = i64(item) * blocks / gridDim.x, parts = (i64(item + 1) * blocks - 1) / gridDim.x - first_block + 1;
+  const int first_block = i64(item) * blocks / gridDim.x,
+            parts = (i64(item + 1) * blocks - 1) / gridDim.x - first_block + 1;
   const Part<ROWS>* of = (const Part<ROWS>*)g.q + first_block + item;
   next_may_start();
   wait_with(y, of);
   if (row >= rows) return;
-  // Each group of threads has its parts, of which as many as fit its registers are under way together.
+  // Each group of threads has its parts, of which as many as fit its registers are under way
+  // together.
   float top = -INF, sum = 0.f;
   Piece out{};
   for (int first = mine; first < parts; first += TOGETHER * kGroups) {

@@ -1,7 +1,9 @@
 // Keys divided among the warps of a block. Follows attention_parts.cuh.
 
-// What the WARPS warps of a block have of the first `rows` rows: all there is, then put(row, column, value) for every element; else into `to`.
-template <int ROWS, bool ALL, class Put> DEV void join_warps(const Part<ROWS>* of, Part<ROWS>& to, int rows, Put put) {
+// What the WARPS warps of a block have of the first `rows` rows: all there is, then put(row,
+// column, value) for every element; else into `to`.
+template <int ROWS, bool ALL, class Put>
+DEV void join_warps(const Part<ROWS>* of, Part<ROWS>& to, int rows, Put put) {
   for (int u = threadIdx.x; u < rows * HEAD_V; u += THREADS) {
     const int row = u / HEAD_V;
     float best = -INF, total = 0.f, value = 0.f;

@@ -1,20 +1,33 @@
-// softmax(scale q k^T + mask) v for f32 by tensor cores: an element is the sum of two that these take, of 11 bits each, and of the four products of two elements
-// only that of both remainders is left out. They truncate where they add: sixteen k at a time are summed from zero, FADD adds what comes out.
+// softmax(scale q k^T + mask) v for f32 by tensor cores: an element is the sum of two that these
+// take, of 11 bits each, and of the four products of two elements only that of both remainders is
+// left out. They truncate where they add: sixteen k at a time are summed from zero, FADD adds what
+// comes out.
 //
-// A block has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched while the values of the one before are multiplied, its values
-// beside its scores. Each of GROUPS groups of warps has all rows, of a tile's keys its share of the scores, and of all their values its columns: the weights of the
-// groups go through shared memory. With PARTS blocks in a cluster each has every PARTS-th tile.
+// A block has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched
+// while the values of the one before are multiplied, its values beside its scores. Each of GROUPS
+// groups of warps has all rows, of a tile's keys its share of the scores, and of all their values
+// its columns: the weights of the groups go through shared memory. With PARTS blocks in a cluster
+// each has every PARTS-th tile.
 //
-// Where something infinite is split, or something so large that rounding makes it infinite, what comes out is not finite: such a block begins again, CAREFUL.
+// Where something infinite is split, or something so large that rounding makes it infinite, what
+// comes out is not finite: such a block begins again, CAREFUL.
 constexpr int BM = WARPS * 16, kKeys = BN / GROUPS, kD = (HEAD + 15) / 16 * 16;
-constexpr int kColumns = (HEAD_V + 16 * GROUPS - 1) / (16 * GROUPS) * 16, kDV = kColumns * GROUPS, kWide = kColumns / 32, kTail = kColumns / 16 % 2;  // of a group, of all
-constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4, kPitchP = BN + 8;  // floats; where lanes read fours, no two lie in one bank
-constexpr int kAtOnce = kColumns > 128 || (GROUPS > 1 && kColumns > 64) ? 1 : GROUPS > 1 ? 2 : kKeys / 16;  // fragments of weights whose products are spelled out: those of wide heads are more instructions than the caches hold
+constexpr int kColumns = (HEAD_V + 16 * GROUPS - 1) / (16 * GROUPS) * 16, kDV = kColumns * GROUPS,
+              kWide = kColumns / 32, kTail = kColumns / 16 % 2;  // of a group, of all
+constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4,
+              kPitchP = BN + 8;  // floats; where lanes read fours, no two lie in one bank
+constexpr int kAtOnce =
+    kColumns > 128 || (GROUPS > 1 && kColumns > 64) ? 1
+    : GROUPS > 1                                    ? 2
+                 : kKeys / 16;  // fragments of weights whose products are spelled out: those of
+                                // wide heads are more instructions than the caches hold
 constexpr int kTogether = kKeys % 32 ? 2 : 4;  // fragments of keys
 static_assert(kKeys % 16 == 0, "two fragments at a time");
 
-// high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what multiplies the others' `low` is finite.
-template <bool CAREFUL> struct Parts {
+// high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what
+// multiplies the others' `low` is finite.
+template <bool CAREFUL>
+struct Parts {
   u32 high, low;
   METHOD void split(float v) {
     if (CAREFUL) {
@@ -28,16 +41,27 @@ template <bool CAREFUL> struct Parts {
   }
   METHOD u32 finite() const { return CAREFUL && (high & 0x7f800000) == 0x7f800000 ? 0 : high; }
 };
-template <bool B> struct Careful { static constexpr bool value = B; };
+template <bool B>
+struct Careful {
+  static constexpr bool value = B;
+};
 // d += a b: 16 x 8 += 16 x 8 by 8 x 8
 DEV void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// The left operand of sixteen k: [h] are eight of them, in the order rows g and g + 8 of one k, of another.
-template <bool CAREFUL> struct Left { Parts<CAREFUL> v[2][4]; };
-// to[j] += left * right: right[j] are elements of sixteen k of column g, two of the first eight, two of the others.
-template <bool CAREFUL, int N> DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&right)[N][4]) {
+// The left operand of sixteen k: [h] are eight of them, in the order rows g and g + 8 of one k, of
+// another.
+template <bool CAREFUL>
+struct Left {
+  Parts<CAREFUL> v[2][4];
+};
+// to[j] += left * right: right[j] are elements of sixteen k of column g, two of the first eight,
+// two of the others.
+template <bool CAREFUL, int N>
+DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&right)[N][4]) {
   float sum[N][4] = {};
   Parts<CAREFUL> r[N][4];
 #pragma unroll
@@ -52,9 +76,13 @@ template <bool CAREFUL, int N> DEV void add_products(float (*to)[4], const Left<
       for (int j = 0; j < N; j++) {
         const Parts<CAREFUL>(&l)[4] = left.v[h];
         const Parts<CAREFUL>&x = r[j][2 * h], &y = r[j][2 * h + 1];
-        if (term == 0) multiply_add(sum[j], l[0].low, l[1].low, l[2].low, l[3].low, x.finite(), y.finite());
-        if (term == 1) multiply_add(sum[j], l[0].finite(), l[1].finite(), l[2].finite(), l[3].finite(), x.low, y.low);
-        if (term == 2) multiply_add(sum[j], l[0].high, l[1].high, l[2].high, l[3].high, x.high, y.high);
+        if (term == 0)
+          multiply_add(sum[j], l[0].low, l[1].low, l[2].low, l[3].low, x.finite(), y.finite());
+        if (term == 1)
+          multiply_add(sum[j], l[0].finite(), l[1].finite(), l[2].finite(), l[3].finite(), x.low,
+                       y.low);
+        if (term == 2)
+          multiply_add(sum[j], l[0].high, l[1].high, l[2].high, l[3].high, x.high, y.high);
       }
 #pragma unroll
   for (int j = 0; j < N; j++)
@@ -63,28 +91,41 @@ template <bool CAREFUL, int N> DEV void add_products(float (*to)[4], const Left<
 }
 
 // The warps that have the same rows wait for each other.
-DEV void sync_rows(int warp) { asm volatile("bar.sync %0, %1;" ::"r"(1 + warp), "n"(32 * GROUPS) : "memory"); }
+DEV void sync_rows(int warp) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + warp), "n"(32 * GROUPS) : "memory");
+}
 
 DEV void attend(const Attention& g) {
   after_previous();
   extern __shared__ __align__(16) char memory[];
-  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch, *weights = values + BN * kPitchV, *tops = weights + BM * kPitchP;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, group = threadIdx.x / (32 * WARPS), row = lane / 4, quad = lane % 4;
-  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles;
+  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
+        *weights = values + BN * kPitchV, *tops = weights + BM * kPitchP;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS,
+            group = threadIdx.x / (32 * WARPS), row = lane / 4, quad = lane % 4;
+  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS,
+            head_index = item / tiles;
   const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
   const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
   const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);
-  auto fetch_keys = [&](int t0) { fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk); };
+  auto fetch_keys = [&](int t0) {
+    fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk);
+  };
   fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
 
   // This thread's rows are s0 and s0 + 8; its keys of a fragment are 2 * quad and the next one.
   const int s0 = m0 + warp * 16 + row;
-  const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, m0 + warp * 16);
+  const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)},
+            least = visible_keys(g, m0 + warp * 16);
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
-  const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q, b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
-  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + (group * kKeys + row) * kPitch + 4 * quad, *value = values + 2 * quad * kPitchV + group * kColumns;
-  float *const weight = weights + (warp * 16 + row) * kPitchP + 2 * quad, *const of_rows = tops + warp * 16 + row;
+  const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q,
+                           b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
+  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad,
+              *key = keys + (group * kKeys + row) * kPitch + 4 * quad,
+              *value = values + 2 * quad * kPitchV + group * kColumns;
+  float *const weight = weights + (warp * 16 + row) * kPitchP + 2 * quad, *const of_rows =
+                                                                              tops + warp * 16 +
+                                                                              row;
   float out[kColumns / 8][4], top[2], sum[2];
   // put(column, v) with neighbouring elements of row s0 + 8 * e
   auto each = [&](int e, auto put) {
@@ -92,11 +133,13 @@ DEV void attend(const Attention& g) {
     for (int d = 0; d < kWide * 4; d += 4)
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        const float r[4] = {out[d][2 * e + c], out[d + 1][2 * e + c], out[d + 2][2 * e + c], out[d + 3][2 * e + c]};
+        const float r[4] = {out[d][2 * e + c], out[d + 1][2 * e + c], out[d + 2][2 * e + c],
+                            out[d + 3][2 * e + c]};
         put(group * kColumns + d * 8 + quad * 8 + c * 4, r);
       }
     if constexpr (kTail) {
-      const float r[4] = {out[kWide * 4][2 * e], out[kWide * 4 + 1][2 * e], out[kWide * 4][2 * e + 1], out[kWide * 4 + 1][2 * e + 1]};
+      const float r[4] = {out[kWide * 4][2 * e], out[kWide * 4 + 1][2 * e],
+                          out[kWide * 4][2 * e + 1], out[kWide * 4 + 1][2 * e + 1]};
       put(group * kColumns + kWide * 32 + quad * 4, r);
     }
   };
@@ -111,22 +154,28 @@ DEV void attend(const Attention& g) {
       __syncthreads();  // the keys are there, and every warp is done with the values before
       fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
       float s[kKeys / 8][4] = {};
-      if (GROUPS == 1 || PARTS > 1 || t0 + group * kKeys < seen)  // some row sees some of the group's keys
+      if (GROUPS == 1 || PARTS > 1 ||
+          t0 + group * kKeys < seen)  // some row sees some of the group's keys
 #pragma unroll(4 / kTogether)
-      for (int d = 0; d < kD; d += 16) {
-        Left<CAREFUL> q;
-        const float4 low = *(const float4*)(query + d), high = *(const float4*)(query + 8 * kPitch + d);
-        q.v[0][0].split(low.x), q.v[0][1].split(high.x), q.v[0][2].split(low.y), q.v[0][3].split(high.y);
-        q.v[1][0].split(low.z), q.v[1][1].split(high.z), q.v[1][2].split(low.w), q.v[1][3].split(high.w);
+        for (int d = 0; d < kD; d += 16) {
+          Left<CAREFUL> q;
+          const float4 low = *(const float4*)(query + d),
+                       high = *(const float4*)(query + 8 * kPitch + d);
+          q.v[0][0].split(low.x), q.v[0][1].split(high.x), q.v[0][2].split(low.y),
+              q.v[0][3].split(high.y);
+          q.v[1][0].split(low.z), q.v[1][1].split(high.z), q.v[1][2].split(low.w),
+              q.v[1][3].split(high.w);
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; n += kTogether) {
-          float right[kTogether][4];
+          for (int n = 0; n < kKeys / 8; n += kTogether) {
+            float right[kTogether][4];
 #pragma unroll
-          for (int j = 0; j < kTogether; j++) *(float4*)right[j] = *(const float4*)(key + (n + j) * 8 * kPitch + d);
-          add_products<CAREFUL>(s + n, q, right);
+            for (int j = 0; j < kTogether; j++)
+              *(float4*)right[j] = *(const float4*)(key + (n + j) * 8 * kPitch + d);
+            add_products<CAREFUL>(s + n, q, right);
+          }
         }
-      }
-      const bool edge = t0 + BN > least;  // some key of the tile is hidden from some row of the warp
+      const bool edge =
+          t0 + BN > least;  // some key of the tile is hidden from some row of the warp
 #pragma unroll
       for (int n = 0; n < kKeys / 8; n++)
 #pragma unroll
@@ -143,32 +192,40 @@ DEV void attend(const Attention& g) {
         if (quad == 0) of_rows[group * BM] = best[0], of_rows[group * BM + 8] = best[1];
         sync_rows(warp);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) best[0] = fmaxf(best[0], of_rows[g * BM]), best[1] = fmaxf(best[1], of_rows[g * BM + 8]);
+        for (int g = 0; g < GROUPS; g++)
+          best[0] = fmaxf(best[0], of_rows[g * BM]), best[1] = fmaxf(best[1], of_rows[g * BM + 8]);
       }
       weigh(s, out, top, sum, best);
       if constexpr (GROUPS > 1)
 #pragma unroll
         for (int n = 0; n < kKeys / 8; n++)
 #pragma unroll
-          for (int e = 0; e < 2; e++) *(float2*)(weight + 8 * e * kPitchP + group * kKeys + n * 8) = make_float2(s[n][2 * e], s[n][2 * e + 1]);
+          for (int e = 0; e < 2; e++)
+            *(float2*)(weight + 8 * e * kPitchP + group * kKeys + n * 8) =
+                make_float2(s[n][2 * e], s[n][2 * e + 1]);
       copy_wait<0>();
-      __syncthreads();  // the values and all weights are there, and every warp is done with the keys
+      __syncthreads();  // the values and all weights are there, and every warp is done with the
+                        // keys
       if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
-      const int fragments = (GROUPS > 1 || kAtOnce == 1 ? min(BN, seen - t0 + 15 & -16) : BN) / 8;  // those that some row sees, where they are not spelled out
+      const int fragments = (GROUPS > 1 || kAtOnce == 1 ? min(BN, seen - t0 + 15 & -16) : BN) /
+                            8;  // those that some row sees, where they are not spelled out
 #pragma unroll kAtOnce
-      for (int n = 0; n < fragments; n += 2) {  // a thread's keys of a fragment are the ones whose scores it would have
+      for (int n = 0; n < fragments;
+           n += 2) {  // a thread's keys of a fragment are the ones whose scores it would have
         Left<CAREFUL> p;
 #pragma unroll
         for (int f = 0; f < 2; f++)
 #pragma unroll
           for (int e = 0; e < 4; e++)
-            p.v[f][e].split(GROUPS > 1 ? weight[e % 2 * 8 * kPitchP + (n + f) * 8 + e / 2] : s[kAtOnce > 1 ? n + f : f][e % 2 * 2 + e / 2]);
+            p.v[f][e].split(GROUPS > 1 ? weight[e % 2 * 8 * kPitchP + (n + f) * 8 + e / 2]
+                                       : s[kAtOnce > 1 ? n + f : f][e % 2 * 2 + e / 2]);
         if (GROUPS == 1 && kAtOnce == 1)
 #pragma unroll
           for (int j = 0; j < kKeys / 8 - 2; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) s[j][e] = s[j + 2][e];
-        const float* x = value + n * 8 * kPitchV;  // columns that one thread reads together are of fragments next to each other
+        const float* x = value + n * 8 * kPitchV;  // columns that one thread reads together are of
+                                                   // fragments next to each other
 #pragma unroll
         for (int c = 0; c < kWide; c++) {
           float right[4][4];
@@ -183,7 +240,8 @@ DEV void attend(const Attention& g) {
           float right[2][4];
 #pragma unroll
           for (int e = 0; e < 4; e++) {
-            const float2 r = *(const float2*)(x + (e / 2 * 8 + e % 2) * kPitchV + kWide * 32 + row * 2);
+            const float2 r =
+                *(const float2*)(x + (e / 2 * 8 + e % 2) * kPitchV + kWide * 32 + row * 2);
             right[0][e] = r.x, right[1][e] = r.y;
           }
           add_products<CAREFUL>(out + kWide * 4, p, right);
@@ -194,7 +252,7 @@ DEV void attend(const Attention& g) {
     bool finite = true;
 #pragma unroll
     for (int e = 0; e < 2; e++)
-      each(e, [&](int column, const float(&r)[4]) {
+      each(e, [&](int column, const float (&r)[4]) {
 #pragma unroll
         for (int f = 0; f < 4; f++)
           if (column + f < HEAD_V) finite &= fabsf(r[f]) < INF;
@@ -221,9 +279,11 @@ DEV void attend(const Attention& g) {
       if (s0 + 8 * e >= g.S) continue;
       const float inverse = inverse_of(sum[e]);
       T* to = y + (warp * 16 + row + 8 * e) * g.y_s;
-      each(e, [&](int column, const float(&r)[4]) {
+      each(e, [&](int column, const float (&r)[4]) {
         if (WRITE == 4) {
-          if (column < HEAD_V) *(float4*)(to + column) = make_float4(r[0] * inverse, r[1] * inverse, r[2] * inverse, r[3] * inverse);
+          if (column < HEAD_V)
+            *(float4*)(to + column) =
+                make_float4(r[0] * inverse, r[1] * inverse, r[2] * inverse, r[3] * inverse);
           return;
         }
 #pragma unroll
@@ -239,11 +299,12 @@ DEV void attend(const Attention& g) {
   for (int e = 0; e < 2; e++) {
     const int at_row = warp * 16 + row + 8 * e;
     if (quad == 0 && group == 0) part.top[at_row] = top[e], part.sum[at_row] = sum[e];
-    each(e, [&](int column, const float(&r)[4]) {
+    each(e, [&](int column, const float (&r)[4]) {
 #pragma unroll
       for (int f = 0; f < 4; f++)
         if (column + f < HEAD_V) part.out[at_row * HEAD_V + column + f] = r[f];
     });
   }
-  join_parts(part, min(BM, g.S - m0), [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
+  join_parts(part, min(BM, g.S - m0),
+             [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
 }

@@ -1,4 +1,5 @@
-// Vectors, warp and block reductions. Follows `cuda_text.prelude`, which has the element types and conversions.
+// Vectors, warp and block reductions. Follows `cuda_text.prelude`, which has the element types and
+// conversions.
 typedef signed char i8;
 typedef short i16;
 typedef int i32;
@@ -11,22 +12,42 @@ DEV float to_float(i64 v) { return float(v); }
 DEV float to_float(i32 v) { return float(v); }
 DEV float to_float(u32 v) { return float(v); }
 DEV float to_float(u64 v) { return float(v); }
-template <class T> DEV T rounded(float v) { T r; from_float(r, v); return r; }
+template <class T>
+DEV T rounded(float v) {
+  T r;
+  from_float(r, v);
+  return r;
+}
 
 // V elements moved by one access.
-template <class T, int V> struct alignas(sizeof(T) * V) Vec { T v[V]; };
-template <int V, class T> DEV Vec<T, V> load(const T* p) { return *(const Vec<T, V>*)p; }
-template <int V, class T> DEV void store(T* p, Vec<T, V> v) { *(Vec<T, V>*)p = v; }
+template <class T, int V>
+struct alignas(sizeof(T) * V) Vec {
+  T v[V];
+};
+template <int V, class T>
+DEV Vec<T, V> load(const T* p) {
+  return *(const Vec<T, V>*)p;
+}
+template <int V, class T>
+DEV void store(T* p, Vec<T, V> v) {
+  *(Vec<T, V>*)p = v;
+}
 // Whether an address (null counts) is a multiple of `bytes`, a power of two.
 DEV bool aligned(const void* p, int bytes) { return (u64(p) & u64(bytes - 1)) == 0; }
 
-// All threads of a cluster (sm_90 and later) arrive, later wait for each other; relaxed: which need not see what these stored.
+// All threads of a cluster (sm_90 and later) arrive, later wait for each other; relaxed: which need
+// not see what these stored.
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEV void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEV void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 struct Sum {
-  template <class A> static __device__ __forceinline__ A join(A a, A b) { return a + b; }
+  template <class A>
+  static __device__ __forceinline__ A join(A a, A b) {
+    return a + b;
+  }
   static __device__ __forceinline__ float start() { return 0.f; }
 };
 struct Largest {
@@ -34,9 +55,10 @@ struct Largest {
   static __device__ __forceinline__ float start() { return -INF; }
 };
 
-// `v` of the THREADS threads of a row joined; every thread gets the result. THREADS is 32 (a warp has the row) or the block's size; then
-// `shared` holds 32 values.
-template <class Op, int THREADS, class A> DEV A join_threads(A v, A* shared) {
+// `v` of the THREADS threads of a row joined; every thread gets the result. THREADS is 32 (a warp
+// has the row) or the block's size; then `shared` holds 32 values.
+template <class Op, int THREADS, class A>
+DEV A join_threads(A v, A* shared) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) v = Op::join(v, __shfl_xor_sync(FULL_WARP, v, o));
   if (THREADS > 32) {
@@ -51,9 +73,10 @@ template <class Op, int THREADS, class A> DEV A join_threads(A v, A* shared) {
   return v;
 }
 
-// First statement of every kernel: on Hopper the next kernel of the stream may be brought onto the device while this one runs, and this one waits
-// until what the one before wrote can be seen. Kernels that find their places in between call the two halves; all of them wait some time, since the
-// next one takes the end of this one for the end of those before it.
+// First statement of every kernel: on Hopper the next kernel of the stream may be brought onto the
+// device while this one runs, and this one waits until what the one before wrote can be seen.
+// Kernels that find their places in between call the two halves; all of them wait some time, since
+// the next one takes the end of this one for the end of those before it.
 DEV void next_may_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -69,7 +92,8 @@ DEV void after_previous() {
   wait_for_previous();
 }
 
-// What a kernel computes before it waits for the one before: the assembler moves behind a plain wait whatever can be there, so this wait asks for it.
+// What a kernel computes before it waits for the one before: the assembler moves behind a plain
+// wait whatever can be there, so this wait asks for it.
 struct Places {
   u32 key = 0;
   METHOD void have(u32 v) { key ^= v; }
@@ -79,12 +103,16 @@ struct Places {
   METHOD void have(const void* v) { have(u64(v)); }
   METHOD void wait() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0; @p griddepcontrol.wait; @!p griddepcontrol.wait;}" ::"r"(key) : "memory");
+    asm volatile(
+        "{.reg .pred p; setp.eq.u32 p, %0, 0; @p griddepcontrol.wait; @!p griddepcontrol.wait;}" ::
+            "r"(key)
+        : "memory");
 #endif
   }
 };
 // Waits once these are known.
-template <class... Args> DEV void wait_with(Args... known) {
+template <class... Args>
+DEV void wait_with(Args... known) {
   Places places;
   (places.have(known), ...);
   places.wait();

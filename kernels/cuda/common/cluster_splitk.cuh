@@ -1,9 +1,15 @@
-// What the blocks of a cluster that divide k tell each other. The generator defines SPLIT, how many they are.
+// What the blocks of a cluster that divide k tell each other. The generator defines SPLIT, how many
+// they are.
 #if SPLIT > 1
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+DEV void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 DEV float from_peer(const float* p, u32 peer) {
   float v;
-  asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a];}" : "=f"(v) : "r"((u32)__cvta_generic_to_shared(p)), "r"(peer) : "memory");
+  asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a];}"
+               : "=f"(v)
+               : "r"((u32)__cvta_generic_to_shared(p)), "r"(peer)
+               : "memory");
   return v;
 }
 #endif

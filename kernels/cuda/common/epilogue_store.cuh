@@ -1,21 +1,27 @@
 // Results of wgmma on their way to memory.
 //
-// The generator defines T, WHOLE_CHUNKS (the number of columns is a multiple of 8) and Y_VECTOR (chunks of y lie at multiples of 16 bytes).
+// The generator defines T, WHOLE_CHUNKS (the number of columns is a multiple of 8) and Y_VECTOR
+// (chunks of y lie at multiples of 16 bytes).
 
-// Words of a quad of lanes, o[k] of lane l being columns 2 l of chunk k, become whole chunks: lane l has chunk l.
+// Words of a quad of lanes, o[k] of lane l being columns 2 l of chunk k, become whole chunks: lane
+// l has chunk l.
 DEV void gather_chunks(u32 (&o)[4], int lane) {
   const bool odd = lane & 1, high = lane & 2;
 #pragma unroll
   for (int k = 0; k < 4; k += 2) {
     const u32 other = __shfl_xor_sync(0xffffffffu, odd ? o[k] : o[k + 1], 1);
-    if (odd) o[k] = other;
-    else o[k + 1] = other;
+    if (odd)
+      o[k] = other;
+    else
+      o[k + 1] = other;
   }
 #pragma unroll
   for (int k = 0; k < 2; k++) {
     const u32 other = __shfl_xor_sync(0xffffffffu, high ? o[k] : o[k + 2], 2);
-    if (high) o[k] = other;
-    else o[k + 2] = other;
+    if (high)
+      o[k] = other;
+    else
+      o[k + 2] = other;
   }
 }
 DEV void store8(T* y, const u32 (&o)[4], int count) {

@@ -1,4 +1,5 @@
-// Eight neighbouring elements of two bytes, wherever they begin, by accesses of 16 bytes: the words that they meet, then these shifted.
+// Eight neighbouring elements of two bytes, wherever they begin, by accesses of 16 bytes: the words
+// that they meet, then these shifted.
 struct Piece {
   uint4 low, high;
   int shift;  // bytes of `low` before the first element
@@ -22,7 +23,9 @@ struct Piece {
   METHOD uint4 elements(int count) const {
     const bool two = shift & 8, one = shift & 4;
     const u32 bits = (shift & 2) * 8;
-    u32 a[6] = {two ? low.z : low.x, two ? low.w : low.y, two ? high.x : low.z, two ? high.y : low.w, two ? high.z : high.x, two ? high.w : high.y}, r[4];
+    u32 a[6] = {two ? low.z : low.x,  two ? low.w : low.y,   two ? high.x : low.z,
+                two ? high.y : low.w, two ? high.z : high.x, two ? high.w : high.y},
+        r[4];
 #pragma unroll
     for (int k = 0; k < 5; k++) a[k] = one ? a[k + 1] : a[k];
 #pragma unroll

@@ -1,7 +1,8 @@
-// Windows over channels-last images, for threads that march down strips of COLUMNS output columns: which input rows and columns they read.
-// The generator defines KH, KW, SH, SW, DH, DW and COLUMNS.
+// Windows over channels-last images, for threads that march down strips of COLUMNS output columns:
+// which input rows and columns they read. The generator defines KH, KW, SH, SW, DH, DW and COLUMNS.
 
-constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1, DEPTH = (KH - 1) * DH + 1;  // input columns of a strip, input rows of a window
+constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1,
+              DEPTH = (KH - 1) * DH + 1;  // input columns of a strip, input rows of a window
 
 constexpr bool column_used(int s) {
   for (int j = 0; j < COLUMNS; j++)

@@ -8,15 +8,30 @@ DEV u32 quotient(u32 k, u32 n, u32 per) {
 DEV u64 quotient(u64 k, u64 n, u32) { return k / n; }
 
 // An element's bits, as the unsigned integer of its size.
-template <int SIZE> struct Unsigned;
-template <> struct Unsigned<1> { typedef u8 type; };
-template <> struct Unsigned<2> { typedef u16 type; };
-template <> struct Unsigned<4> { typedef u32 type; };
-template <class E> DEV typename Unsigned<sizeof(E)>::type& bits_of(E& e) { return *(typename Unsigned<sizeof(E)>::type*)&e; }
+template <int SIZE>
+struct Unsigned;
+template <>
+struct Unsigned<1> {
+  typedef u8 type;
+};
+template <>
+struct Unsigned<2> {
+  typedef u16 type;
+};
+template <>
+struct Unsigned<4> {
+  typedef u32 type;
+};
+template <class E>
+DEV typename Unsigned<sizeof(E)>::type& bits_of(E& e) {
+  return *(typename Unsigned<sizeof(E)>::type*)&e;
+}
 
-// V of them on their way: shorter ones than 4 bytes as the 4-byte words that they lie in, of which `past` bytes lie before them. Nothing else is read,
-// and nothing waits for what is read until `get`, so that several runs are under way together.
-template <int V, class E, bool WORDS = (sizeof(E) < 4 && V * sizeof(E) >= 4)> struct Run {
+// V of them on their way: shorter ones than 4 bytes as the 4-byte words that they lie in, of which
+// `past` bytes lie before them. Nothing else is read, and nothing waits for what is read until
+// `get`, so that several runs are under way together.
+template <int V, class E, bool WORDS = (sizeof(E) < 4 && V * sizeof(E) >= 4)>
+struct Run {
   Vec<E, V> v;
   METHOD void read(const E* p) {
     if (aligned(p, V * sizeof(E))) {
@@ -28,7 +43,8 @@ template <int V, class E, bool WORDS = (sizeof(E) < 4 && V * sizeof(E) >= 4)> st
   }
   METHOD Vec<E, V> get() const { return v; }
 };
-template <int V, class E> struct Run<V, E, true> {
+template <int V, class E>
+struct Run<V, E, true> {
   static constexpr int size = sizeof(E), count = V * size / 4;
   u32 w[count + 1];  // the first ones of a word that starts earlier are its low bytes
   u32 past;
@@ -57,7 +73,8 @@ template <int V, class E> struct Run<V, E, true> {
     } else if (size == 2) {
       w[0] = *(const Word*)p, w[count] = *(const Word*)(words + count);
     } else {
-      w[0] = ends((const Word*)p, 0, 4 - past), w[count] = ends((const Word*)(words + count), 0, past);
+      w[0] = ends((const Word*)p, 0, 4 - past),
+      w[count] = ends((const Word*)(words + count), 0, past);
     }
   }
   METHOD Vec<E, V> get() const {
@@ -65,23 +82,36 @@ template <int V, class E> struct Run<V, E, true> {
 #pragma unroll
     for (int j = 0; j < V; j++) {
       const int k = j * size / 4;
-      bits_of(v.v[j]) = Word(__funnelshift_r(k ? w[k] : w[0] << 8 * past, w[k + 1], 8 * past) >> j * size % 4 * 8);
+      bits_of(v.v[j]) = Word(__funnelshift_r(k ? w[k] : w[0] << 8 * past, w[k + 1], 8 * past) >>
+                             j * size % 4 * 8);
     }
     return v;
   }
 };
-template <int V, class E> DEV Vec<E, V> load_run(const E* p) {
+template <int V, class E>
+DEV Vec<E, V> load_run(const E* p) {
   Run<V, E> r;
   r.read(p);
   return r.get();
 }
 // How many elements `p` is past a multiple of V.
-template <int V, class E> DEV int past(const E* p) { return int(u64(p) & (V * sizeof(E) - 1)) / int(sizeof(E)); }
-DEV void store_words(u32* y, const u32 (&w)[4]) { asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory"); }
-DEV void store_words(u32* y, const u32 (&w)[2]) { asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(y), "r"(w[0]), "r"(w[1]) : "memory"); }
+template <int V, class E>
+DEV int past(const E* p) {
+  return int(u64(p) & (V * sizeof(E) - 1)) / int(sizeof(E));
+}
+DEV void store_words(u32* y, const u32 (&w)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+               "r"(w[3])
+               : "memory");
+}
+DEV void store_words(u32* y, const u32 (&w)[2]) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(y), "r"(w[0]), "r"(w[1]) : "memory");
+}
 DEV void store_words(u32* y, const u32 (&w)[1]) { *y = w[0]; }
-// By one access, where elements that come from different places tempt the compiler to make several of it.
-template <int V, class E> DEV void store_whole(E* y, Vec<E, V> v) {
+// By one access, where elements that come from different places tempt the compiler to make several
+// of it.
+template <int V, class E>
+DEV void store_whole(E* y, Vec<E, V> v) {
   constexpr int per = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
   if constexpr (sizeof(E) > 4 || V % per) {
     store<V>(y, v);
@@ -91,13 +121,15 @@ template <int V, class E> DEV void store_whole(E* y, Vec<E, V> v) {
     for (int k = 0; k < V / per; k++) {
       w[k] = 0;
 #pragma unroll
-      for (int j = 0; j < per; j++) w[k] |= u32(bits_of(v.v[k * per + j])) << 8 * sizeof(E) * j % 32;
+      for (int j = 0; j < per; j++)
+        w[k] |= u32(bits_of(v.v[k * per + j])) << 8 * sizeof(E) * j % 32;
     }
     store_words((u32*)y, w);
   }
 }
 // Elements [lo, hi) of V: what lies outside belongs to others.
-template <int V, class E> DEV void store_part(E* y, const Vec<E, V>& v, int lo, int hi) {
+template <int V, class E>
+DEV void store_part(E* y, const Vec<E, V>& v, int lo, int hi) {
   if (lo <= 0 && hi >= V) {
     store_whole<V>(y, v);
   } else {

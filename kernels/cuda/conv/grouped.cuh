@@ -1,8 +1,10 @@
-// Convolutions in groups whose tiles also multiply pixels of other groups, by zeros in the filters. 0 * Inf is NaN: an Inf or NaN there would reach sums that it
-// has no part in. So sums that are not finite are taken again, from the pixels and the filters of their own group alone.
+// Convolutions in groups whose tiles also multiply pixels of other groups, by zeros in the filters.
+// 0 * Inf is NaN: an Inf or NaN there would reach sums that it has no part in. So sums that are not
+// finite are taken again, from the pixels and the filters of their own group alone.
 //
-// The generator defines OWN_GROUP (what makes one from the kernel's parameters) and OWN_TAPS, OWN_KW, OWN_SH, OWN_SW, OWN_DH, OWN_DW, OWN_PT, OWN_PL, OWN_IN, OWN_OUT
-// (input and output channels of a group).
+// The generator defines OWN_GROUP (what makes one from the kernel's parameters) and OWN_TAPS,
+// OWN_KW, OWN_SH, OWN_SW, OWN_DH, OWN_DW, OWN_PT, OWN_PL, OWN_IN, OWN_OUT (input and output
+// channels of a group).
 
 struct Own {
   const T *x, *w;  // pixels, and filters [output channel][tap][round_up(OWN_IN, 8)]
@@ -20,14 +22,17 @@ struct Own {
       const bool inside = h >= 0 && h < height && c >= 0 && c < width;
       const T* from = x + (inside ? index * image + h * row + c * pixel : 0) + n / OWN_OUT * OWN_IN;
 #pragma unroll 1
-      for (int k = 0; k < OWN_IN; k++) v = fmaf(inside ? to_float(from[k]) : 0.f, to_float(by[k]), v);
+      for (int k = 0; k < OWN_IN; k++)
+        v = fmaf(inside ? to_float(from[k]) : 0.f, to_float(by[k]), v);
     }
     return v;
   }
 };
 
-// Mends the sums v; `place(k, m, n)` says where the k-th belongs, false: nowhere. What a thread rarely does it does slowly, without a register of the usual way.
-template <int COUNT, class Place> DEV void mend(float (&v)[COUNT], const Own& own, const Place& place) {
+// Mends the sums v; `place(k, m, n)` says where the k-th belongs, false: nowhere. What a thread
+// rarely does it does slowly, without a register of the usual way.
+template <int COUNT, class Place>
+DEV void mend(float (&v)[COUNT], const Own& own, const Place& place) {
   float none = 0.f;
 #pragma unroll
   for (int k = 0; k < COUNT; k++) none = fmaf(v[k], 0.f, none);

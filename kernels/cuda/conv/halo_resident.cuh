@@ -1,23 +1,30 @@
 // Convolutions of stride 1 on Hopper whose weights fit into shared memory, in 16-bit types.
 //
-// A tile is TILE_H rows of an output image, WIDTH_IN pixels wide: the input's width with its padding. Pixel p of the tile and a filter tap meet at pixel
-// p + kh * DH * WIDTH_IN + kw * DW of the slab, the TILE_H + (KH - 1) * DH rows of the padded input that the tile sees. So one copy of the slab (64 channels a time)
-// serves every tap: a tap's left operand is the slab from another row on. Columns of the tile beyond the output's width are computed and not stored.
-// A block keeps the weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take tiles in turn.
+// A tile is TILE_H rows of an output image, WIDTH_IN pixels wide: the input's width with its
+// padding. Pixel p of the tile and a filter tap meet at pixel p + kh * DH * WIDTH_IN + kw * DW of
+// the slab, the TILE_H + (KH - 1) * DH rows of the padded input that the tile sees. So one copy of
+// the slab (64 channels a time) serves every tap: a tap's left operand is the slab from another row
+// on. Columns of the tile beyond the output's width are computed and not stored. A block keeps the
+// weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take
+// tiles in turn.
 //
-// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, EARLY (the weight is constant), WHOLE_TILES, WHOLE_CHUNKS (all tiles,
-// all chunks of 8 columns lie within N or their bundle), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), EACH
-// (of these that columns share) and MANY (such columns), MIXED (bundles.cuh comes along) and the epilogue (struct
-// Epilogue, Columns, columns_at, finish, WIDTH 2).
+// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, EARLY
+// (the weight is constant), WHOLE_TILES, WHOLE_CHUNKS (all tiles, all chunks of 8 columns lie
+// within N or their bundle), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels,
+// in a step), EACH (of these that columns share) and MANY (such columns), MIXED (bundles.cuh comes
+// along) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
 
-constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
-constexpr int BLOCKS = 2, PANEL = 64 * 128, B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies
+constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128,
+              SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
+constexpr int BLOCKS = 2, PANEL = 64 * 128,
+              B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies
 static_assert(TILE_H * WIDTH_IN <= 64 * BLOCKS && BN % 64 == 0, "tile");
 
 extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   extern __shared__ char shared[];
   const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * SLAB;
-  const u32 full = kept + TAPS * CHUNKS * B_BYTES, empty = full + 8 * STAGES, kept_full = empty + 8 * STAGES;
+  const u32 full = kept + TAPS * CHUNKS * B_BYTES, empty = full + 8 * STAGES,
+            kept_full = empty + 8 * STAGES;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
@@ -27,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   }
   __syncthreads();
 
-  const int tiles_n = column_tiles<BN>(N), column = blockIdx.x % tiles_n, first = blockIdx.x / tiles_n, step = gridDim.x / tiles_n;
+  const int tiles_n = column_tiles<BN>(N), column = blockIdx.x % tiles_n,
+            first = blockIdx.x / tiles_n, step = gridDim.x / tiles_n;
   const int per_image = (OH + TILE_H - 1) / TILE_H, tiles = IMAGES * per_image;
   const TileColumns own = tile_columns<BN>(column, N);
   const int n0 = own.first, end = own.end;
@@ -49,15 +57,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
           wait(empty + 8 * slot, phase ^ 1);
           expect_bytes(full + 8 * slot, SLAB_BYTES);
-          copy4(ring + slot * SLAB, &map_x, full + 8 * slot, own.channel + chunk * 64, -PL, t % per_image * TILE_H - PT, t / per_image);
+          copy4(ring + slot * SLAB, &map_x, full + 8 * slot, own.channel + chunk * 64, -PL,
+                t % per_image * TILE_H - PT, t / per_image);
           if (++slot == STAGES) slot = 0, phase ^= 1;
         }
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31, row_warp = (warp & 3) * 16;
+    const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31,
+              row_warp = (warp & 3) * 16;
     const u64 a0 = descriptor(ring), b0 = descriptor(kept);
-    float sum[BLOCKS][BN / 2] = {};  // columns that no channels belong to stay zero
+    float sum[BLOCKS][BN / 2] = {};    // columns that no channels belong to stay zero
     if (w == 1) arrive_group(2, 256);  // the first warpgroup goes first
     int slot = w * CHUNKS % STAGES;
     u32 phase = w * CHUNKS / STAGES & 1;
@@ -66,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     Columns columns[BN / 8];
 #pragma unroll
-    for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
+    for (int c = 0; c < BN / 8; c++)
+      columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
     for (int t = first + w * step; t < tiles; t += 2 * step) {
       const int image = t / per_image, h0 = t % per_image * TILE_H;
       sync_group(2 + w, 256);
@@ -78,13 +89,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         multiply_fence();
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++) {
-          const u64 a = a0 + (u64)(slot * (SLAB / 16) + (tap / KW * DH * WIDTH_IN + tap % KW * DW) * 8), b = b0 + (u64)((chunk * TAPS + tap) * (B_BYTES / 16));
+          const u64 a = a0 +
+                        (u64)(slot * (SLAB / 16) + (tap / KW * DH * WIDTH_IN + tap % KW * DW) * 8),
+                    b = b0 + (u64)((chunk * TAPS + tap) * (B_BYTES / 16));
 #pragma unroll
           for (int kk = 0; kk < PRODUCTS; kk++)
 #pragma unroll
             for (int i = 0; i < BLOCKS; i++) {
               const int at = kk / EACH * MANY;  // the first column of these channels
-              multiply(*(float(*)[MANY / 2])(sum[i] + at / 2), a + (i * (PANEL / 16) + kk * 2), b + (at * 8 + kk * 2), (chunk | tap | kk % EACH) != 0);
+              multiply(*(float (*)[MANY / 2])(sum[i] + at / 2), a + (i * (PANEL / 16) + kk * 2),
+                       b + (at * 8 + kk * 2), (chunk | tap | kk % EACH) != 0);
             }
         }
         multiply_commit();
@@ -114,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
 #pragma unroll
       for (int i = 0; i < BLOCKS; i++)
         mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {
-          const int p = i * 64 + row_warp + (lane >> 2) + k / 2 % 2 * 8, oh = h0 + p / WIDTH_IN, ow = p % WIDTH_IN;
+          const int p = i * 64 + row_warp + (lane >> 2) + k / 2 % 2 * 8, oh = h0 + p / WIDTH_IN,
+                    ow = p % WIDTH_IN;
           m = (image * OH + oh) * OW + ow, n = n0 + k / 4 * 8 + (lane & 3) * 2 + k % 2;
           return oh < min(OH, h0 + TILE_H) && ow < OW && n < end;
         });
@@ -123,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
       for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const int p = i * 64 + row_warp + (lane >> 2) + half * 8, oh = h0 + p / WIDTH_IN, ow = p % WIDTH_IN;
+          const int p = i * 64 + row_warp + (lane >> 2) + half * 8, oh = h0 + p / WIDTH_IN,
+                    ow = p % WIDTH_IN;
           const bool inside = oh < min(OH, h0 + TILE_H) && ow < OW;
           const int m = (image * OH + min(oh, OH - 1)) * OW + min(ow, OW - 1);
           T* const to = y + m * ldy + n0 + (lane & 3) * 8;

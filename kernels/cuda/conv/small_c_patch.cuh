@@ -1,59 +1,87 @@
-// Convolutions of few input channels (more than a network's first layer has, or with larger windows) in 16-bit types on Hopper: no product is wasted on channels
-// that there are not.
+// Convolutions of few input channels (more than a network's first layer has, or with larger
+// windows) in 16-bit types on Hopper: no product is wasted on channels that there are not.
 //
-// A warpgroup computes TILE_H x TILE_W output pixels times BN channels from a patch of the image in shared memory, which lies there as planes of 8 channels, for each
-// residue of the strides: 16 bytes for a pixel, rows PITCH pixels long, so that the pixels which a tap and 8 channels (a unit of k) meet follow each other, PITCH
-// for each output row. Units have any distance, in one wgmma two; results of the places behind TILE_W are not stored. Filters stay in shared memory while warpgroups
-// go from tile to tile, each for itself; the next patch is copied while one is multiplied. Of more channels, PASSES parts follow each other, their patches and filters
-// copied in the same way, and warpgroups of a block share the filters.
+// A warpgroup computes TILE_H x TILE_W output pixels times BN channels from a patch of the image in
+// shared memory, which lies there as planes of 8 channels, for each residue of the strides: 16
+// bytes for a pixel, rows PITCH pixels long, so that the pixels which a tap and 8 channels (a unit
+// of k) meet follow each other, PITCH for each output row. Units have any distance, in one wgmma
+// two; results of the places behind TILE_W are not stored. Filters stay in shared memory while
+// warpgroups go from tile to tile, each for itself; the next patch is copied while one is
+// multiplied. Of more channels, PASSES parts follow each other, their patches and filters copied in
+// the same way, and warpgroups of a block share the filters.
 //
-// The generator defines: T, IC, OC, C8 (chunks of 8 channels of a pass), PASSES, TAPS, SH, SW, TILE_H, TILE_W, PITCH, ROWS_IN, COLUMNS_IN (pixels of the image that a tile reads), PHASE (places of one residue), PLANE
-// (of all), SIZE (of a patch), UNITS, OFFSETS (of units, increasing, an even number), unit_of (of tap * C8 + chunk of 8 channels), BLOCKS (of 64 rows), GROUPS
-// (warpgroups), RESIDENT, BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
+// The generator defines: T, IC, OC, C8 (chunks of 8 channels of a pass), PASSES, TAPS, SH, SW,
+// TILE_H, TILE_W, PITCH, ROWS_IN, COLUMNS_IN (pixels of the image that a tile reads), PHASE (places
+// of one residue), PLANE (of all), SIZE (of a patch), UNITS, OFFSETS (of units, increasing, an even
+// number), unit_of (of tap * C8 + chunk of 8 channels), BLOCKS (of 64 rows), GROUPS (warpgroups),
+// RESIDENT, BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and
+// the epilogue (Columns, columns_at, finish, WIDTH 2).
 
-constexpr int ALL8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8, FILTERS = STEPS * 2 * BN * 16, RINGS = PASSES > 1 ? 2 : 1, THREADS = 128 * GROUPS, ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
+constexpr int ALL8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8,
+              FILTERS = STEPS * 2 * BN * 16, RINGS = PASSES > 1 ? 2 : 1, THREADS = 128 * GROUPS,
+              ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
 
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-DEV void copy16(u32 to, const void* from, int bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+template <int N>
+DEV void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+DEV void copy16(u32 to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
 DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEV void zero16(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory"); }
+DEV void zero16(u32 to) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   // The same in a warp, and known to be: descriptors are computed by the uniform unit.
-  const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0), thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
+  const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0),
+            thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
   const int n0 = blockIdx.y * BN;
-  const u32 weights = shared_address(shared), patches = weights + RINGS * FILTERS + group * (2 * SIZE * 16);
-  const int across = (OW + TILE_W - 1) / TILE_W, bands = (OH + TILE_H - 1) / TILE_H, tiles = N * bands * across;
+  const u32 weights = shared_address(shared),
+            patches = weights + RINGS * FILTERS + group * (2 * SIZE * 16);
+  const int across = (OW + TILE_W - 1) / TILE_W, bands = (OH + TILE_H - 1) / TILE_H,
+            tiles = N * bands * across;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (!EARLY) wait_for_producers();
   constexpr int ODD = UNITS % 2;
   const auto fetch_filters = [&](int pass, u32 to) {
 #pragma unroll 8
-    for (int i = threadIdx.x; i < STEPS * 2 * BN; i += THREADS) {  // neighbouring chunks of a filter are read together
-      const int j = i / 16 % STEPS * 2 + i % 2, oc = i / 16 / STEPS * 8 + i / 2 % 8, u = j < UNITS ? unit_of(j) : j, chunk = pass * C8 + j % C8;
+    for (int i = threadIdx.x; i < STEPS * 2 * BN;
+         i += THREADS) {  // neighbouring chunks of a filter are read together
+      const int j = i / 16 % STEPS * 2 + i % 2, oc = i / 16 / STEPS * 8 + i / 2 % 8,
+                u = j < UNITS ? unit_of(j) : j, chunk = pass * C8 + j % C8;
       const bool real = n0 + oc < OC && j < UNITS && chunk < ALL8;
-      copy16(to + (u * NT + oc / 8) * 128 + oc % 8 * 16, real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w, real ? 16 : 0);
+      copy16(to + (u * NT + oc / 8) * 128 + oc % 8 * 16,
+             real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w,
+             real ? 16 : 0);
     }
   };
   fetch_filters(0, weights);
   copy_commit();
   if (ODD)  // what the last unit's filters of zeros meet must be finite
-    for (int i = thread; i < 2 * ROWS; i += 128) zero16(patches + (i / ROWS * SIZE + SIZE - ROWS + i % ROWS) * 16);
+    for (int i = thread; i < 2 * ROWS; i += 128)
+      zero16(patches + (i / ROWS * SIZE + SIZE - ROWS + i % ROWS) * 16);
   wait_for_producers();
   const auto fetch = [&](int wanted, int pass, u32 to) {
     const int tile = PASSES > 1 ? min(wanted, tiles - 1) : wanted;
-    const int top = tile / across % bands * (TILE_H * SH) - PT, left = tile % across * (TILE_W * SW) - PL;
+    const int top = tile / across % bands * (TILE_H * SH) - PT,
+              left = tile % across * (TILE_W * SW) - PL;
     const T* const image = x + tile / across / bands * x_ns;
 #pragma unroll 4
     for (int i = thread; i < COPIES; i += 128) {
-      const int c = i % C8, at = i / C8, row = at / COLUMNS_IN, column = at % COLUMNS_IN, ih = top + row, iw = left + column;
+      const int c = i % C8, at = i / C8, row = at / COLUMNS_IN, column = at % COLUMNS_IN,
+                ih = top + row, iw = left + column;
       const bool inside = (u32)ih < (u32)IH && (u32)iw < (u32)IW;
-      const int place = c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
+      const int place =
+          c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
       const int left = IC - (pass * C8 + c) * 8;  // channels
       const bool real = inside && (PASSES == 1 || left > 0);
-      copy16(to + place * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x, real ? min(left, 8) * 2 : 0);
+      copy16(to + place * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
+             real ? min(left, 8) * 2 : 0);
     }
   };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
@@ -78,8 +106,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
     for (int pass = 0; pass < PASSES; pass++, buffer ^= 1) {
       copy_wait<0>();
       visible_to_copies();
-      if (PASSES > 1) __syncthreads();
-      else sync_group(1 + group, 128);  // this patch has come, and nobody reads the other one any more
+      if (PASSES > 1)
+        __syncthreads();
+      else
+        sync_group(1 + group, 128);  // this patch has come, and nobody reads the other one any more
       const bool last = pass == PASSES - 1;
       if (!last || turn + step - others < tiles) {
         fetch(last ? turn + step : turn, last ? 0 : pass + 1, patches + (buffer ^ 1) * (SIZE * 16));
@@ -87,26 +117,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
       }
       copy_commit();
       const u64 a = (u64)((patches + buffer * (SIZE * 16)) >> 4) | 8ull << 32;
-      const u64 b = (u64)((weights + (PASSES > 1 ? buffer * FILTERS : 0)) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
-      float own[BLOCKS][BN / 2];  // of this pass: tensor cores round towards zero what one long sum would add up
+      const u64 b = (u64)((weights + (PASSES > 1 ? buffer * FILTERS : 0)) >> 4) |
+                    (u64)(NT * 8) << 16 | 8ull << 32;
+      float own[BLOCKS][BN / 2];  // of this pass: tensor cores round towards zero what one long sum
+                                  // would add up
       multiply_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; s++)
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
-          multiply(own[i], a + (u64)(i * 64 + OFFSETS[2 * s]) + ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16), b + (u64)(s * (2 * NT * 8)), s != 0);
+          multiply(own[i],
+                   a + (u64)(i * 64 + OFFSETS[2 * s]) +
+                       ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16),
+                   b + (u64)(s * (2 * NT * 8)), s != 0);
       multiply_commit();
       multiply_wait<0>();
 #pragma unroll
-      for (int k = 0; k < BLOCKS * BN / 2; k++) sum[k / (BN / 2)][k % (BN / 2)] = own[k / (BN / 2)][k % (BN / 2)] + (pass ? sum[k / (BN / 2)][k % (BN / 2)] : 0.f);
+      for (int k = 0; k < BLOCKS * BN / 2; k++)
+        sum[k / (BN / 2)][k % (BN / 2)] =
+            own[k / (BN / 2)][k % (BN / 2)] + (pass ? sum[k / (BN / 2)][k % (BN / 2)] : 0.f);
     }
-    const int image = tile / across / bands, h0 = tile / across % bands * TILE_H, w0 = tile % across * TILE_W;
+    const int image = tile / across / bands, h0 = tile / across % bands * TILE_H,
+              w0 = tile % across * TILE_W;
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int p = i * 64 + warp * 16 + (lane >> 2) + half * 8, oh = h0 + p / PITCH, ow = w0 + p % PITCH, h = min(oh, OH - 1), v = min(ow, OW - 1);
-        const bool inside = p / PITCH < TILE_H && p % PITCH < TILE_W && oh < OH && ow < OW && (PASSES == 1 || turn < tiles);
+        const int p = i * 64 + warp * 16 + (lane >> 2) + half * 8, oh = h0 + p / PITCH,
+                  ow = w0 + p % PITCH, h = min(oh, OH - 1), v = min(ow, OW - 1);
+        const bool inside = p / PITCH < TILE_H && p % PITCH < TILE_W && oh < OH && ow < OW &&
+                            (PASSES == 1 || turn < tiles);
         const int m = (image * OH + h) * OW + v;
         const i64 full = image * r_ns + h * r_rs + v * r_cs;
         T* const to = y + image * y_ns + h * y_rs + v * y_cs + n0 + (lane & 3) * 8;

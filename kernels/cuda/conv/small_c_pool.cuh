@@ -1,40 +1,70 @@
-// Convolutions of few input channels in 16-bit types over images in any order of axes, with POOL each followed by max pooling of stride 2.
+// Convolutions of few input channels in 16-bit types over images in any order of axes, with POOL
+// each followed by max pooling of stride 2.
 //
-// A team of four warps marches down a strip of an image, in which each warp has 16 columns of the convolution: ACROSS warps side by side and DOWN groups of them
-// below each other, each with `lines` rows of results. Rows of the image lie in a ring in shared memory, channel by channel, so that two neighbouring taps of a
-// channel are one word: a thread reads its operand of the tensor cores from there, whatever the stride is. They are copied in pieces of COPY bytes, two steps
-// ahead, or (COPY 0) pass through registers one by one. Of a window's rows only NEW are new with every row of the convolution; the others stay in registers and
-// move up. A unit of the product's k is 4 words of a row of taps, two units a step. The TEAMS of a block share its weights and multiply in turn: else all
-// multiply at once and then none does.
+// A team of four warps marches down a strip of an image, in which each warp has 16 columns of the
+// convolution: ACROSS warps side by side and DOWN groups of them below each other, each with
+// `lines` rows of results. Rows of the image lie in a ring in shared memory, channel by channel, so
+// that two neighbouring taps of a channel are one word: a thread reads its operand of the tensor
+// cores from there, whatever the stride is. They are copied in pieces of COPY bytes, two steps
+// ahead, or (COPY 0) pass through registers one by one. Of a window's rows only NEW are new with
+// every row of the convolution; the others stay in registers and move up. A unit of the product's k
+// is 4 words of a row of taps, two units a step. The TEAMS of a block share its weights and
+// multiply in turn: else all multiply at once and then none does.
 //
-// With POOL the 16 columns of a warp are interleaved, even ones in the upper half of the fragment and odd ones in the lower: a thread has both neighbours of a
-// window, gets the third of three from the next pixel's threads, and keeps the largest of the rows above. Nothing but results of the pooling is written.
+// With POOL the 16 columns of a warp are interleaved, even ones in the upper half of the fragment
+// and odd ones in the lower: a thread has both neighbours of a window, gets the third of three from
+// the next pixel's threads, and keeps the largest of the rows above. Nothing but results of the
+// pooling is written.
 //
-// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, BN, ACROSS, TEAMS, POOL, with it PKH and PKW (2 or 3),
-// COPY, SLOTS of the ring, WORDS that a row of a channel has and PITCH from one to the next, AHEAD (columns copied before a strip's first), SHIFT (taps of weight
-// zero before a window's first, so that pairs of taps are whole words), PAIRS of taps in a row (a power of two), EARLY (the weight is constant), RELU (the
-// activation, which then follows the pooling), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
-// H x W are the results, OH x OW what the convolution has of them, PT and PL its padding, PPT and PPL that of the pooling.
+// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW,
+// SH, SW, BN, ACROSS, TEAMS, POOL, with it PKH and PKW (2 or 3), COPY, SLOTS of the ring, WORDS
+// that a row of a channel has and PITCH from one to the next, AHEAD (columns copied before a
+// strip's first), SHIFT (taps of weight zero before a window's first, so that pairs of taps are
+// whole words), PAIRS of taps in a row (a power of two), EARLY (the weight is constant), RELU (the
+// activation, which then follows the pooling), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and
+// the epilogue (Columns, columns_at, finish, WIDTH 2). H x W are the results, OH x OW what the
+// convolution has of them, PT and PL its padding, PPT and PPL that of the pooling.
 
 constexpr int ROW_UNITS = (IC * PAIRS + 3) / 4, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
-// Rows of the image come in groups of SH; a window sees GROUPS of them, of the first but its last rows.
+// Rows of the image come in groups of SH; a window sees GROUPS of them, of the first but its last
+// rows.
 constexpr int GROUPS = (KH + SH - 1) / SH, LEAD = GROUPS * SH - KH, NEW = SH < KH ? SH : KH;
-constexpr int DOWN = 4 / ACROSS, RESULTS = !POOL ? 16 : PKW == 3 ? 7 : 8, WIDE = POOL ? 2 * RESULTS : 16;  // results and columns from warp to warp
+constexpr int DOWN = 4 / ACROSS,
+              RESULTS = !POOL      ? 16
+                        : PKW == 3 ? 7
+                                   : 8,
+              WIDE = POOL ? 2 * RESULTS : 16;  // results and columns from warp to warp
 constexpr int ROW = IC * PITCH, SLOT = DOWN * SH * ROW, RING = SLOTS * SLOT;  // words
-constexpr bool IN_WORDS = SW % 2 == 0 && (AHEAD - SHIFT) % 2 == 0;  // pairs of taps are words of the ring
-// What a thread copies of each group of rows: pieces of COPY bytes of a channel, or the words of all channels of a pair of pixels.
-constexpr int PIECES = COPY ? IC * WORDS * 4 / COPY : WORDS, TASKS = DOWN * SH * PIECES, TURNS = (TASKS + 127) / 128;
+constexpr bool IN_WORDS =
+    SW % 2 == 0 && (AHEAD - SHIFT) % 2 == 0;  // pairs of taps are words of the ring
+// What a thread copies of each group of rows: pieces of COPY bytes of a channel, or the words of
+// all channels of a pair of pixels.
+constexpr int PIECES = COPY ? IC * WORDS * 4 / COPY : WORDS, TASKS = DOWN * SH * PIECES,
+              TURNS = (TASKS + 127) / 128;
 constexpr int THREADS = 128 * TEAMS;
 constexpr int NT = BN / 8, WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16);  // bytes
 
-// Where word `pair` of unit u of a channel's weights lies: for wgmma 8 channels x 1 unit in 128 bytes, all channels of a unit together.
-DEV constexpr int weight_at(int oc, int u, int pair) { return (WGMMA ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) + pair * 4; }
+// Where word `pair` of unit u of a channel's weights lies: for wgmma 8 channels x 1 unit in 128
+// bytes, all channels of a unit together.
+DEV constexpr int weight_at(int oc, int u, int pair) {
+  return (WGMMA ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) + pair * 4;
+}
 
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
-template <int BYTES> DEV void copy(u32 to, const T* from, bool there) {  // else zeros
-  if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0) : "memory");
+template <int LEFT>
+DEV void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+template <int BYTES>
+DEV void copy(u32 to, const T* from, bool there) {  // else zeros
+  if (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
+                 "r"(there ? BYTES : 0)
+                 : "memory");
 }
 #if WGMMA
 DEV void meet(int team) { sync_group(1 + team, 128); }
@@ -42,34 +72,46 @@ DEV void meet(int team) { sync_group(1 + team, 128); }
 DEV void meet(int) { __syncthreads(); }
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEV void ldmatrix(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
 }
 DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Columns columns[BN / 2];
-  const int team = TEAMS == 1 ? 0 : threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5, t = lane & 3, n0 = blockIdx.y * BN;
-  u32* const ring = (u32*)(shared + BN * WEIGHT_PITCH) + team * RING;  // [SLOTS][DOWN][SH][IC][PITCH]
+  const int team = TEAMS == 1 ? 0 : threadIdx.x >> 7, thread = threadIdx.x & 127,
+            lane = thread & 31, warp = thread >> 5, t = lane & 3, n0 = blockIdx.y * BN;
+  u32* const ring =
+      (u32*)(shared + BN * WEIGHT_PITCH) + team * RING;  // [SLOTS][DOWN][SH][IC][PITCH]
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");  // constant weights need not wait for the kernel before
+  if (!EARLY)
+    asm volatile("griddepcontrol.wait;" ::
+                     : "memory");  // constant weights need not wait for the kernel before
 #endif
-  // A thread packs a pair of taps of every row of the window, the first of them while the first rows of the image are on their way.
+  // A thread packs a pair of taps of every row of the window, the first of them while the first
+  // rows of the image are on their way.
   constexpr int CHANNELS = ROW_UNITS * 4 / PAIRS;  // those beyond IC are zero
   const int pair = threadIdx.x % PAIRS, first_tap = 2 * pair - SHIFT;
   uint4 taps[KH][2];
   const auto load_taps = [&](int oc) {
     const T* const filter = w + ((i64)(n0 + oc) * (KH * KW) + first_tap) * 8;
-    const bool first_there = n0 + oc < OC && (u32)first_tap < KW, second_there = n0 + oc < OC && first_tap + 1 < KW;
+    const bool first_there = n0 + oc < OC && (u32)first_tap < KW,
+               second_there = n0 + oc < OC && first_tap + 1 < KW;
 #pragma unroll
     for (int kh = 0; kh < KH; kh++) {
       taps[kh][0] = first_there ? *(const uint4*)(filter + kh * KW * 8) : make_uint4(0, 0, 0, 0);
-      taps[kh][1] = second_there ? *(const uint4*)(filter + (kh * KW + 1) * 8) : make_uint4(0, 0, 0, 0);
+      taps[kh][1] =
+          second_there ? *(const uint4*)(filter + (kh * KW + 1) * 8) : make_uint4(0, 0, 0, 0);
     }
   };
   const auto put_taps = [&](int oc) {
@@ -79,27 +121,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
 #pragma unroll
       for (int c = 0; c < CHANNELS; c++) {
         const uint4 &v = taps[kh][0], &u = taps[kh][1];
-        const u32 first = c / 2 == 0 ? v.x : c / 2 == 1 ? v.y : c / 2 == 2 ? v.z : v.w, second = c / 2 == 0 ? u.x : c / 2 == 1 ? u.y : c / 2 == 2 ? u.z : u.w;
-        const u32 both = c % 2 ? __byte_perm(first, second, 0x7632) : __byte_perm(first, second, 0x5410);
-        *(u32*)(place + weight_at(0, kh * ROW_UNITS + c * PAIRS / 4, c * PAIRS % 4)) = c < IC ? both : 0;
+        const u32 first = c / 2 == 0   ? v.x
+                          : c / 2 == 1 ? v.y
+                          : c / 2 == 2 ? v.z
+                                       : v.w,
+                  second = c / 2 == 0   ? u.x
+                           : c / 2 == 1 ? u.y
+                           : c / 2 == 2 ? u.z
+                                        : u.w;
+        const u32 both =
+            c % 2 ? __byte_perm(first, second, 0x7632) : __byte_perm(first, second, 0x5410);
+        *(u32*)(place + weight_at(0, kh * ROW_UNITS + c * PAIRS / 4, c * PAIRS % 4)) =
+            c < IC ? both : 0;
       }
   };
   if (threadIdx.x < BN * PAIRS) load_taps(threadIdx.x / PAIRS);
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  const int strips = (W + ACROSS * RESULTS - 1) / (ACROSS * RESULTS), bands = (H + TEAMS * DOWN * lines - 1) / (TEAMS * DOWN * lines);
-  const int strip = blockIdx.x % strips, band = blockIdx.x / strips % bands, image = blockIdx.x / (strips * bands);
-  const auto top_of = [&](int group) { const int line = ((band * TEAMS + team) * DOWN + group) * lines; return POOL ? 2 * line - PPT : line; };  // row of the convolution
-  const int left = POOL ? 2 * strip * ACROSS * RESULTS - PPL : strip * ACROSS * RESULTS, rows = POOL ? 2 * lines + PKH - 2 : lines;
+  const int strips = (W + ACROSS * RESULTS - 1) / (ACROSS * RESULTS),
+            bands = (H + TEAMS * DOWN * lines - 1) / (TEAMS * DOWN * lines);
+  const int strip = blockIdx.x % strips, band = blockIdx.x / strips % bands,
+            image = blockIdx.x / (strips * bands);
+  const auto top_of = [&](int group) {
+    const int line = ((band * TEAMS + team) * DOWN + group) * lines;
+    return POOL ? 2 * line - PPT : line;
+  };  // row of the convolution
+  const int left = POOL ? 2 * strip * ACROSS * RESULTS - PPL : strip * ACROSS * RESULTS,
+            rows = POOL ? 2 * lines + PKH - 2 : lines;
 
   // A thread copies always the same columns, SH rows further down each time.
   const T* from[TURNS];
   int row[TURNS], column[TURNS], to[TURNS];
 #pragma unroll
   for (int k = 0; k < TURNS; k++) {
-    const int task = k * 128 + thread, line = task / PIECES, piece = task % PIECES, c = COPY ? piece / (PIECES / IC) : 0, j = COPY ? piece % (PIECES / IC) * (COPY / 4) : piece;
-    row[k] = top_of(line / SH) * SH - PT + line % SH - LEAD, column[k] = left * SW - PL - AHEAD + 2 * j, to[k] = line * ROW + c * PITCH + j;
+    const int task = k * 128 + thread, line = task / PIECES, piece = task % PIECES,
+              c = COPY ? piece / (PIECES / IC) : 0,
+              j = COPY ? piece % (PIECES / IC) * (COPY / 4) : piece;
+    row[k] = top_of(line / SH) * SH - PT + line % SH - LEAD,
+    column[k] = left * SW - PL - AHEAD + 2 * j, to[k] = line * ROW + c * PITCH + j;
     from[k] = x + image * x_ns + row[k] * x_rs + c * x_c + column[k] * x_cs;
   }
 #if COPY
@@ -107,12 +167,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
       const bool inside = (u32)row[k] < (u32)IH && (u32)column[k] < (u32)IW;
-      if (TASKS % 128 == 0 || k * 128 + thread < TASKS) copy<COPY>(shared_address(at + to[k]), inside ? from[k] : x, inside);
+      if (TASKS % 128 == 0 || k * 128 + thread < TASKS)
+        copy<COPY>(shared_address(at + to[k]), inside ? from[k] : x, inside);
       row[k] += SH, from[k] += SH * x_rs;
     }
   };
 #else
-  struct Held { u16 v[TURNS][IC][2]; };
+  struct Held {
+    u16 v[TURNS][IC][2];
+  };
   const auto fetch = [&](Held& held) {
 #pragma unroll
     for (int k = 0; k < TURNS; k++) {
@@ -120,7 +183,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
-        for (int c = 0; c < IC; c++) held.v[k][c][h] = mine && (u32)(column[k] + h) < (u32)IW ? from[k][c * x_c + h * x_cs].bits : (u16)0;
+        for (int c = 0; c < IC; c++)
+          held.v[k][c][h] =
+              mine && (u32)(column[k] + h) < (u32)IW ? from[k][c * x_c + h * x_cs].bits : (u16)0;
       row[k] += SH, from[k] += SH * x_rs;
     }
   };
@@ -129,7 +194,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
     for (int k = 0; k < TURNS; k++)
       if (TASKS % 128 == 0 || k * 128 + thread < TASKS)
 #pragma unroll
-        for (int c = 0; c < IC; c++) at[to[k] + c * PITCH] = held.v[k][c][0] | (u32)held.v[k][c][1] << 16;
+        for (int c = 0; c < IC; c++)
+          at[to[k] + c * PITCH] = held.v[k][c][0] | (u32)held.v[k][c][1] << 16;
   };
 #endif
 
@@ -154,27 +220,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
     put_taps(oc);
   }
   if (UNITS % 2)
-    for (int i = threadIdx.x; i < BN * 4; i += THREADS) *(u32*)(shared + weight_at(i / 4, UNITS, i % 4)) = 0;
+    for (int i = threadIdx.x; i < BN * 4; i += THREADS)
+      *(u32*)(shared + weight_at(i / 4, UNITS, i % 4)) = 0;
 #if WGMMA
   visible_to_copies();
 #endif
 
-  // Operands: unit u of row kh for both halves of the fragment's pixels. What lies beyond the window is multiplied by zero weights, and must not be an infinity.
+  // Operands: unit u of row kh for both halves of the fragment's pixels. What lies beyond the
+  // window is multiplied by zero weights, and must not be an infinity.
   u32 a[2 * STEPS][2];
   if (UNITS % 2) a[UNITS][0] = a[UNITS][1] = 0;
-  const int pixel = (warp % ACROSS * WIDE + (POOL ? 2 : 1) * (lane >> 2)) * SW + AHEAD - SHIFT, other = pixel + (POOL ? 1 : 8) * SW;
-  const int mine = warp / ACROSS * SH * ROW + pixel / 2 + t / PAIRS * PITCH + t % PAIRS, next = other / 2 - pixel / 2;
+  const int pixel = (warp % ACROSS * WIDE + (POOL ? 2 : 1) * (lane >> 2)) * SW + AHEAD - SHIFT,
+            other = pixel + (POOL ? 1 : 8) * SW;
+  const int mine = warp / ACROSS * SH * ROW + pixel / 2 + t / PAIRS * PITCH + t % PAIRS,
+            next = other / 2 - pixel / 2;
   const int tap = t % PAIRS * 2 - SHIFT;
   const u32 kept = ((u32)tap < KW ? 0xffffu : 0u) | (tap + 1 < KW ? 0xffff0000u : 0u);
   const auto read_row = [&](int kh, const u32* group, int line) {
 #pragma unroll
     for (int u = 0; u < ROW_UNITS; u++) {
-      // Behind the last channel lies what others may be writing: the unit's first channel is read instead.
+      // Behind the last channel lies what others may be writing: the unit's first channel is read
+      // instead.
       const bool exists = (u * 4 + 4) / PAIRS <= IC || (u * 4 + t) / PAIRS < IC;
-      const u32* const p = group + line * ROW + u * 4 / PAIRS * PITCH - (exists ? 0 : t / PAIRS * PITCH);
+      const u32* const p =
+          group + line * ROW + u * 4 / PAIRS * PITCH - (exists ? 0 : t / PAIRS * PITCH);
       const u32 mask = exists ? kept : 0u;
       if (IN_WORDS) {
-        a[kh * ROW_UNITS + u][0] = p[0] & mask, a[kh * ROW_UNITS + u][1] = p[POOL ? SW / 2 : 4 * SW] & mask;
+        a[kh * ROW_UNITS + u][0] = p[0] & mask,
+                           a[kh * ROW_UNITS + u][1] = p[POOL ? SW / 2 : 4 * SW] & mask;
       } else {
         a[kh * ROW_UNITS + u][0] = __funnelshift_r(p[0], p[1], pixel % 2 * 16) & mask;
         a[kh * ROW_UNITS + u][1] = __funnelshift_r(p[next], p[next + 1], other % 2 * 16) & mask;
@@ -184,33 +257,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
 
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   if (threadIdx.x < BN / 2) columns[threadIdx.x] = columns_at(epilogue, n0 + threadIdx.x * 2, OC);
-  const int line0 = ((band * TEAMS + team) * DOWN + warp / ACROSS) * lines, top = top_of(warp / ACROSS), result0 = (strip * ACROSS + warp % ACROSS) * RESULTS;
+  const int line0 = ((band * TEAMS + team) * DOWN + warp / ACROSS) * lines,
+            top = top_of(warp / ACROSS), result0 = (strip * ACROSS + warp % ACROSS) * RESULTS;
 #if POOL
   T* const out = y + image * y_ns + (result0 + (lane >> 2)) * y_cs + n0 + t * 8;
   const bool written = result0 + (lane >> 2) < W && (lane >> 2) < RESULTS;
   const int even_column = left + warp % ACROSS * WIDE + 2 * (lane >> 2);
-  const bool even_inside = (u32)even_column < (u32)OW, odd_inside = (u32)(even_column + 1) < (u32)OW;
+  const bool even_inside = (u32)even_column < (u32)OW,
+             odd_inside = (u32)(even_column + 1) < (u32)OW;
   const u32 lowest = lowest_pair((T*)0);
   u32 even[NT], odd[NT];  // the largest of the rows of the window so far
 #pragma unroll
   for (int j = 0; j < NT; j++) even[j] = odd[j] = lowest;
 #else
-  // The four lanes of a pixel store chunks of 8 channels of it, of 16 channels those of both their pixels.
+  // The four lanes of a pixel store chunks of 8 channels of it, of 16 channels those of both their
+  // pixels.
   constexpr int SIDES = NT == 2 ? 1 : 2;
   T* out[SIDES];
   bool written[SIDES];
 #pragma unroll
   for (int side = 0; side < SIDES; side++) {
     const int at = result0 + (NT == 2 ? t / 2 : side) * 8 + (lane >> 2);
-    written[side] = at < W, out[side] = y + image * y_ns + line0 * y_rs + at * y_cs + n0 + t % NT * 8;
+    written[side] = at < W,
+    out[side] = y + image * y_ns + line0 * y_rs + at * y_cs + n0 + t % NT * 8;
   }
 #endif
 #if COPY
   copy_wait<2>();
 #endif
-  __syncthreads();  // what all groups but the last of a window hold, the weights and the columns have come
+  __syncthreads();  // what all groups but the last of a window hold, the weights and the columns
+                    // have come
 #pragma unroll
-  for (int kh = 0; kh < KH - NEW; kh++) read_row(kh + NEW, ring + mine + (kh + LEAD) / SH * SLOT, (kh + LEAD) % SH);
+  for (int kh = 0; kh < KH - NEW; kh++)
+    read_row(kh + NEW, ring + mine + (kh + LEAD) / SH * SLOT, (kh + LEAD) % SH);
 #if WGMMA
   if (TEAMS > 1 && team == TEAMS - 1) arrive_group(1 + TEAMS, 256);  // the first team begins
 #endif
@@ -230,25 +309,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
     meet(team);
 #endif
 #pragma unroll
-    for (int k = 0; k < (KH - NEW) * ROW_UNITS; k++) a[k][0] = a[k + NEW * ROW_UNITS][0], a[k][1] = a[k + NEW * ROW_UNITS][1];
+    for (int k = 0; k < (KH - NEW) * ROW_UNITS; k++)
+      a[k][0] = a[k + NEW * ROW_UNITS][0], a[k][1] = a[k + NEW * ROW_UNITS][1];
 #pragma unroll
-    for (int line = 0; line < NEW; line++) read_row(KH - NEW + line, ring + (mine + slot), SH - NEW + line);
+    for (int line = 0; line < NEW; line++)
+      read_row(KH - NEW + line, ring + (mine + slot), SH - NEW + line);
     slot = step_up(slot);
     float sum[NT][4];
 #if WGMMA
     const u64 filter = (u64)(shared_address(shared) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
-    if (TEAMS > 1) sync_group(1 + TEAMS + team, 256);  // teams multiply in turn, so that one does while others finish their rows
+    if (TEAMS > 1)
+      sync_group(1 + TEAMS + team,
+                 256);  // teams multiply in turn, so that one does while others finish their rows
     multiply_fence();
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) multiply(sum, {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, filter + s * (2 * NT * 8), s != 0);
+    for (int s = 0; s < STEPS; s++)
+      multiply(sum, {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]},
+               filter + s * (2 * NT * 8), s != 0);
     multiply_commit();
-    if (TEAMS > 1 && (team < TEAMS - 1 || r + 1 < rows)) arrive_group(1 + TEAMS + (team + 1) % TEAMS, 256);
+    if (TEAMS > 1 && (team < TEAMS - 1 || r + 1 < rows))
+      arrive_group(1 + TEAMS + (team + 1) % TEAMS, 256);
 #if !COPY
     if (more) put(held, ring + slot);
 #endif
     multiply_wait<0>();
 #else
-    const u32 filter = shared_address(shared) + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH + ((lane >> 3) & 1) * 16;
+    const u32 filter = shared_address(shared) + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH +
+                       ((lane >> 3) & 1) * 16;
 #pragma unroll
     for (int j = 0; j < NT; j++) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.f;
 #pragma unroll
@@ -258,7 +345,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
         u32 b[4];
         ldmatrix(b, filter + j * (8 * WEIGHT_PITCH) + s * 32);
         multiply(sum[j], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[0], b[1]);
-        multiply(sum[j + 1], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[2], b[3]);
+        multiply(sum[j + 1], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[2],
+                 b[3]);
       }
 #if !COPY
     if (more) put(held, ring + slot);
@@ -271,7 +359,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
       return pack2((T*)0, pair[0], pair[1]);
     };
 #if POOL
-    const bool exists = (u32)(top + r) < (u32)OH, ends = PKH == 3 ? r > 0 && r % 2 == 0 : r % 2 == 1;
+    const bool exists = (u32)(top + r) < (u32)OH,
+               ends = PKH == 3 ? r > 0 && r % 2 == 0 : r % 2 == 1;
     u32 e[NT], o[NT], pooled[NT];
     if (exists) {
 #pragma unroll
@@ -289,7 +378,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
       if (ends) {
         const u32 largest = even_inside ? even[j] : lowest;
         pooled[j] = pair_max((T*)0, largest, odd_inside ? odd[j] : lowest);
-        if (PKW == 3) pooled[j] = pair_max((T*)0, pooled[j], __shfl_down_sync(0xffffffffu, largest, 4));
+        if (PKW == 3)
+          pooled[j] = pair_max((T*)0, pooled[j], __shfl_down_sync(0xffffffffu, largest, 4));
         if (RELU) pooled[j] = pair_max((T*)0, pooled[j], 0);
         even[j] = PKH == 3 ? e[j] : lowest, odd[j] = PKH == 3 ? o[j] : lowest;
       }
@@ -316,7 +406,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           const int half = NT == 2 ? k / 2 : side, v = min(result0 + half * 8 + (lane >> 2), W - 1);
-          o[k] = finished(columns[(j + k) % NT * 4 + t], (j + k) % NT, half, (image * H + h) * W + v, image * r_ns + h * r_rs + v * r_cs);
+          o[k] = finished(columns[(j + k) % NT * 4 + t], (j + k) % NT, half,
+                          (image * H + h) * W + v, image * r_ns + h * r_rs + v * r_cs);
         }
         gather_chunks(o, lane);
         const int n = n0 + (j + t % NT) * 8;

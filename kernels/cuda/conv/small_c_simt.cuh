@@ -1,23 +1,35 @@
-// Convolutions of few input channels by FFMA: the image lies in any order of axes, filters and the pixels that a block reads are f32 in shared memory.
+// Convolutions of few input channels by FFMA: the image lies in any order of axes, filters and the
+// pixels that a block reads are f32 in shared memory.
 //
-// A block computes DOWN rows of GROUPS groups of P neighbouring output pixels, for BN channels; a thread one such group for 8 channels, 4 from each half of BN. Of a
-// row of the window it reads every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide the rows of all channels' windows.
+// A block computes DOWN rows of GROUPS groups of P neighbouring output pixels, for BN channels; a
+// thread one such group for 8 channels, 4 from each half of BN. Of a row of the window it reads
+// every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide
+// the rows of all channels' windows.
 //
-// Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW, P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are
-// constant), ASYNCHRONOUS (pixels of f32 do not go through registers), FILTER_PITCH (elements of a packed tap) and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
+// Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW,
+// P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are constant), ASYNCHRONOUS
+// (pixels of f32 do not go through registers), FILTER_PITCH (elements of a packed tap) and the
+// epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
 
-constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1, SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;
+constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1,
+              SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;
 constexpr int HELD = ((P - 1) * SW + (PIECE - 1) * DW + 4) / 4 * 4;  // pixels that a thread holds
-constexpr int FILTERS = BN + 4;  // floats from a tap to the next: neighbouring ones lie in other banks
-constexpr int PITCH = ((GROUPS - 1) * P * SW + (KW - 1) / PIECE * PIECE * DW + HELD + 3) / 4 * 4, CHANNEL_GROUPS = BN / 8;
+constexpr int FILTERS =
+    BN + 4;  // floats from a tap to the next: neighbouring ones lie in other banks
+constexpr int PITCH = ((GROUPS - 1) * P * SW + (KW - 1) / PIECE * PIECE * DW + HELD + 3) / 4 * 4,
+              CHANNEL_GROUPS = BN / 8;
 constexpr int BESIDE = GROUPS * DOWN * CHANNEL_GROUPS;  // threads of a part
-static_assert(THREADS == BESIDE * PARTS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0), "pixels of a thread are whole vectors");
+static_assert(THREADS == BESIDE * PARTS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0),
+              "pixels of a thread are whole vectors");
 static_assert(SPAN <= PITCH && IC <= 4, "rows hold what is read");
 
 #if ASYNCHRONOUS
 DEV void copy_or_zero(float* to, const float* from, bool real) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(real ? 4 : 0) : "memory");
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
+      "l"(from), "r"(real ? 4 : 0)
+      : "memory");
 #else
   *to = real ? *from : 0.f;
 #endif
@@ -27,15 +39,18 @@ DEV void copy_or_zero(float* to, const float* from, bool real) {
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAMETERS) {
   extern __shared__ __align__(16) float shared[];
   float *const filters = shared, *const patch = shared + IC * TAPS * FILTERS;
-  const int across = (OW + GROUPS * P - 1) / (GROUPS * P), bands = (OH + DOWN - 1) / DOWN, oc0 = blockIdx.y * BN;
-  const int ow0 = blockIdx.x % across * (GROUPS * P), oh0 = blockIdx.x / across % bands * DOWN, n = blockIdx.x / across / bands;
+  const int across = (OW + GROUPS * P - 1) / (GROUPS * P), bands = (OH + DOWN - 1) / DOWN,
+            oc0 = blockIdx.y * BN;
+  const int ow0 = blockIdx.x % across * (GROUPS * P), oh0 = blockIdx.x / across % bands * DOWN,
+            n = blockIdx.x / across / bands;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  // What lies outside is read at the edge and what is too much done twice, so that no load waits behind a branch. Output channels beyond the last are computed
-  // with the last one's filters.
-  constexpr int AHEAD = 8, ACROSS = (SPAN + 31) / 32, PIECES = IC * ROWS * ACROSS, WARPS = THREADS / 32;
+  // What lies outside is read at the edge and what is too much done twice, so that no load waits
+  // behind a branch. Output channels beyond the last are computed with the last one's filters.
+  constexpr int AHEAD = 8, ACROSS = (SPAN + 31) / 32, PIECES = IC * ROWS * ACROSS,
+                WARPS = THREADS / 32;
   const int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
 #pragma unroll 1
   for (int first = threadIdx.x; first < TAPS * BN; first += THREADS * AHEAD) {
@@ -43,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
 #pragma unroll
     for (int q = 0; q < AHEAD; q++) {
       const int i = min(first + q * THREADS, TAPS * BN - 1);
-      channels[q] = *(const Raw*)(w + ((i64)min(oc0 + i / TAPS, OC - 1) * TAPS + i % TAPS) * FILTER_PITCH);
+      channels[q] =
+          *(const Raw*)(w + ((i64)min(oc0 + i / TAPS, OC - 1) * TAPS + i % TAPS) * FILTER_PITCH);
     }
 #pragma unroll
     for (int q = 0; q < AHEAD; q++) {
@@ -80,34 +96,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 #else
-  // A warp has every WARPS-th piece of 32 pixels of a row: where the row lies is the same for all its threads.
+  // A warp has every WARPS-th piece of 32 pixels of a row: where the row lies is the same for all
+  // its threads.
 #pragma unroll 1
   for (int first = warp; first < PIECES; first += WARPS * AHEAD) {
     T v[AHEAD];
 #pragma unroll
     for (int q = 0; q < AHEAD; q++) {
-      const int i = min(first + q * WARPS, PIECES - 1), r = i / ACROSS, iw = left + i % ACROSS * 32 + lane;
-      v[q] = image[r / ROWS * x_c + min(max(top + r % ROWS, 0), IH - 1) * x_rs + min(max(iw, 0), IW - 1) * x_cs];
+      const int i = min(first + q * WARPS, PIECES - 1), r = i / ACROSS,
+                iw = left + i % ACROSS * 32 + lane;
+      v[q] = image[r / ROWS * x_c + min(max(top + r % ROWS, 0), IH - 1) * x_rs +
+                   min(max(iw, 0), IW - 1) * x_cs];
     }
 #pragma unroll
     for (int q = 0; q < AHEAD; q++) {
       const int i = min(first + q * WARPS, PIECES - 1), r = i / ACROSS, s = i % ACROSS * 32 + lane;
-      if (SPAN % 32 == 0 || s < SPAN) patch[r * PITCH + s] = (u32)(top + r % ROWS) < (u32)IH && (u32)(left + s) < (u32)IW ? to_float(v[q]) : 0.f;
+      if (SPAN % 32 == 0 || s < SPAN)
+        patch[r * PITCH + s] =
+            (u32)(top + r % ROWS) < (u32)IH && (u32)(left + s) < (u32)IW ? to_float(v[q]) : 0.f;
     }
   }
 #endif
   __syncthreads();
-  const int channel = threadIdx.x % CHANNEL_GROUPS * 4, group = threadIdx.x / CHANNEL_GROUPS % GROUPS, down = threadIdx.x / CHANNEL_GROUPS / GROUPS % DOWN;
+  const int channel = threadIdx.x % CHANNEL_GROUPS * 4,
+            group = threadIdx.x / CHANNEL_GROUPS % GROUPS,
+            down = threadIdx.x / CHANNEL_GROUPS / GROUPS % DOWN;
   const int part = threadIdx.x / BESIDE;
   float sum[P][2][4] = {};
 #pragma unroll 1
   for (int row = part; row < IC * KH; row += PARTS) {
-    const float *const from = patch + (row / KH * ROWS + down * SH + row % KH * DH) * PITCH + group * P * SW, *filter = filters + row * KW * FILTERS + channel;
+    const float *const from = patch + (row / KH * ROWS + down * SH + row % KH * DH) * PITCH +
+                              group * P * SW,
+                       *filter = filters + row * KW * FILTERS + channel;
 #pragma unroll 1
     for (int first = 0; first < KW; first += PIECE) {
       float held[HELD];
 #pragma unroll
-      for (int s = 0; s < HELD; s += 4) *(float4*)(held + s) = *(const float4*)(from + first * DW + s);
+      for (int s = 0; s < HELD; s += 4)
+        *(float4*)(held + s) = *(const float4*)(from + first * DW + s);
 #pragma unroll
       for (int k = 0; k < PIECE; k++) {
         if (KW % PIECE && first + k >= KW) break;
@@ -117,7 +143,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
 #pragma unroll
         for (int p = 0; p < P; p++)
 #pragma unroll
-          for (int j = 0; j < 8; j++) sum[p][j / 4][j % 4] = fmaf(held[p * SW + k * DW], f[j / 4][j % 4], sum[p][j / 4][j % 4]);
+          for (int j = 0; j < 8; j++)
+            sum[p][j / 4][j % 4] =
+                fmaf(held[p * SW + k * DW], f[j / 4][j % 4], sum[p][j / 4][j % 4]);
       }
     }
   }
@@ -126,13 +154,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
     float* const sums = shared + threadIdx.x % BESIDE;
     if (part > 0)
 #pragma unroll
-      for (int k = 0; k < P * 8; k++) sums[((part - 1) * P * 8 + k) * BESIDE] = sum[k / 8][k / 4 % 2][k % 4];
+      for (int k = 0; k < P * 8; k++)
+        sums[((part - 1) * P * 8 + k) * BESIDE] = sum[k / 8][k / 4 % 2][k % 4];
     __syncthreads();
     if (part > 0) return;
 #pragma unroll
     for (int k = 0; k < P * 8; k++)
 #pragma unroll
-      for (int q = 0; q < PARTS - 1; q++) sum[k / 8][k / 4 % 2][k % 4] += sums[(q * P * 8 + k) * BESIDE];
+      for (int q = 0; q < PARTS - 1; q++)
+        sum[k / 8][k / 4 % 2][k % 4] += sums[(q * P * 8 + k) * BESIDE];
   }
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const int oh = oh0 + down, oc = oc0 + channel;

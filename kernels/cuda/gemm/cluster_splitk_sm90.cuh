@@ -1,36 +1,53 @@
-// Products on Hopper with few tiles: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types, one tile per block and no waiting for the last wave.
+// Products on Hopper with few tiles: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types,
+// one tile per block and no waiting for the last wave.
 //
-// wgmma multiplies ROWS rows of its left operand (64 per warpgroup) by COLUMNS rows of its right one. SWAP: the weight is the left operand, so that few rows of y
-// cost no more than they must. SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the right operand (multicast),
-// SHARE_LEFT have neighbouring right rows and share the left one.
-// Sums go through shared memory as f32: each block of the cluster gets those of its rows, adds them up, always in the same order, and finishes them.
-// The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
-// TURNED: a transposed convolution. Of each phase of its output, blockIdx.y, the taps that meet it form a window that moves by one pixel; OH, OW, SH, SW, PT, PL
-// are those of the union of these windows.
-// SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
+// wgmma multiplies ROWS rows of its left operand (64 per warpgroup) by COLUMNS rows of its right
+// one. SWAP: the weight is the left operand, so that few rows of y cost no more than they must.
+// SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the
+// right operand (multicast), SHARE_LEFT have neighbouring right rows and share the left one. Sums
+// go through shared memory as f32: each block of the cluster gets those of its rows, adds them up,
+// always in the same order, and finishes them. The last warp copies (TMA) into a ring of STAGES.
+// SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64
+// channels). TURNED: a transposed convolution. Of each phase of its output, blockIdx.y, the taps
+// that meet it form a window that moves by one pixel; OH, OW, SH, SW, PT, PL are those of the union
+// of these windows. SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the
+// operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, SHARE_LEFT (of SOURCE 2), STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS
-// (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH (tile.cuh), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS,
-// BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k,
-// in the last step of matrices), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
-// Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, SHARE_LEFT (of SOURCE 2), STAGES,
+// RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS (of
+// SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH (tile.cuh),
+// WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16
+// channels, in a step), LAST (of 16 k, in the last step of matrices), MIXED (bundles.cuh comes
+// along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at,
+// touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE * SHARE_LEFT;
-constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128,
+              STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
-constexpr int PITCH = SWAP ? ROWS + 4 : (COLUMNS + 31) / 32 * 32 + 8;  // floats per row of the staged tile: its writes meet no bank twice
-// A block owns OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows apart: 64 columns of a row are those of 8 neighbouring threads.
-constexpr int OWN = (TILE_M + SPLIT - 1) / SPLIT, CHUNKS = TILE_N / 8, ROUND = WORKERS / CHUNKS, UNITS = (OWN + ROUND - 1) / ROUND;
-// When all is multiplied the ring holds the tile's sums, the other parts' sums of the rows of this block, and the norms of these.
-constexpr int SUMS_BYTES = TILE_M * PITCH * 4, PART_BYTES = OWN * PITCH * 4, NORMS_AT = SUMS_BYTES + (SPLIT - 1) * PART_BYTES, FINISH_BYTES = NORMS_AT + OWN * 16;
-constexpr int RING_BYTES = STAGES * STAGE_BYTES > FINISH_BYTES ? STAGES * STAGE_BYTES : FINISH_BYTES;
-constexpr bool SPARE = FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // all but the last stage has room for them
-// The residual is read while the tile is multiplied, where a thread has the registers for it beside its sums; else, AHEAD units before it is added.
+constexpr int PITCH =
+    SWAP ? ROWS + 4
+         : (COLUMNS + 31) / 32 * 32 +
+               8;  // floats per row of the staged tile: its writes meet no bank twice
+// A block owns OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows
+// apart: 64 columns of a row are those of 8 neighbouring threads.
+constexpr int OWN = (TILE_M + SPLIT - 1) / SPLIT, CHUNKS = TILE_N / 8, ROUND = WORKERS / CHUNKS,
+              UNITS = (OWN + ROUND - 1) / ROUND;
+// When all is multiplied the ring holds the tile's sums, the other parts' sums of the rows of this
+// block, and the norms of these.
+constexpr int SUMS_BYTES = TILE_M * PITCH * 4, PART_BYTES = OWN * PITCH * 4,
+              NORMS_AT = SUMS_BYTES + (SPLIT - 1) * PART_BYTES, FINISH_BYTES = NORMS_AT + OWN * 16;
+constexpr int RING_BYTES = STAGES * STAGE_BYTES > FINISH_BYTES ? STAGES* STAGE_BYTES : FINISH_BYTES;
+constexpr bool SPARE =
+    FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // all but the last stage has room for them
+// The residual is read while the tile is multiplied, where a thread has the registers for it beside
+// its sums; else, AHEAD units before it is added.
 constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS + 4) / 5;
 constexpr bool HELD = RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
 constexpr int AHEAD = HELD ? UNITS : (UNITS + PASSES - 1) / PASSES;
-// Whether the copying warp, too, waits for the blocks of the cluster before it begins: it must if they share what it copies. (Under racecheck no warp gets past
-// such a wait before all have come to it.)
+// Whether the copying warp, too, waits for the blocks of the cluster before it begins: it must if
+// they share what it copies. (Under racecheck no warp gets past such a wait before all have come to
+// it.)
 #ifdef RACECHECK
 constexpr bool MEETS = CLUSTER > 1;
 #else
@@ -38,17 +55,24 @@ constexpr bool MEETS = SHARE * SHARE_LEFT > 1;
 #endif
 static_assert(ROWS % 64 == 0 && COLUMNS % 8 == 0 && COLUMNS <= 256, "tile");
 #if SOURCE == 2
-constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2, RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2,
+              RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
 static_assert(RIGHT_ACROSS ? COLUMNS % 64 == 0 : COLUMNS % (8 * SHARE) == 0, "tile of a batch");
-// SIZE rows from `row` on at step s of k; the matrix of the batch is where its operand moves along (`moves`). Each of ALL blocks, those of the bits of `blocks`,
-// copies a part for all of them: some of the rows or, where these are neighbours, of the 64 k.
-template <bool ACROSS, int SIZE, int ALL> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int moves_0, int moves_1, int rank, u32 blocks) {
-  const int part = rank * ((ACROSS ? 64 : SIZE) / ALL), at_1 = blockIdx.y * moves_1, at_0 = blockIdx.z * moves_0;
+// SIZE rows from `row` on at step s of k; the matrix of the batch is where its operand moves along
+// (`moves`). Each of ALL blocks, those of the bits of `blocks`, copies a part for all of them: some
+// of the rows or, where these are neighbours, of the 64 k.
+template <bool ACROSS, int SIZE, int ALL>
+DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int moves_0,
+                       int moves_1, int rank, u32 blocks) {
+  const int part = rank * ((ACROSS ? 64 : SIZE) / ALL), at_1 = blockIdx.y * moves_1,
+            at_0 = blockIdx.z * moves_0;
 #pragma unroll
   for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
     const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 + part : row + part;
-    if (ALL > 1) copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
-    else copy4(to + r * 128, map, b, x, y, at_1, at_0);
+    if (ALL > 1)
+      copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
+    else
+      copy4(to + r * 128, map, b, x, y, at_1, at_0);
   }
 }
 #endif
@@ -58,10 +82,12 @@ constexpr int LEFT_STEP = 2, RIGHT_STEP = 2;
 static_assert(SHARE_LEFT == 1 && COLUMNS % (8 * SHARE) == 0, "tile");
 #endif
 // COUNT products of 16 k of a step.
-template <int COUNT> DEV void multiply_step(float (&sum)[COLUMNS / 2], u64 a, u64 b, int k) {
+template <int COUNT>
+DEV void multiply_step(float (&sum)[COLUMNS / 2], u64 a, u64 b, int k) {
   multiply_fence();
 #pragma unroll
-  for (int kk = 0; kk < COUNT; kk++) multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
+  for (int kk = 0; kk < COUNT; kk++)
+    multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
   multiply_commit();
 }
 
@@ -72,15 +98,22 @@ DEV u32 address_in(u32 address, u32 block) {
 }
 // Copies to the shared memory of a block of the cluster; the bytes count at a barrier there.
 DEV void copy_to(u32 to, u32 from, u32 bytes, u32 b) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(b) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(b)
+      : "memory");
 }
 DEV uint4 pack8(const float (&v)[8]) {
-  return make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
+  return make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]),
+                    pack2((T*)0, v[6], v[7]));
 }
 DEV void unpack8(uint4 w, float (&v)[8]) {
-  unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
+  unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]),
+      unpack2((T*)0, w.w, v[6], v[7]);
 }
-template <bool VECTOR> DEV uint4 load8(const T* p, int count) {
+template <bool VECTOR>
+DEV uint4 load8(const T* p, int count) {
   if (VECTOR && count >= 8) return *(const uint4*)p;
   float v[8];
   load_columns<false>(p, count, v);
@@ -95,10 +128,13 @@ DEV void store8(T* y, const float (&v)[8], int count) {
       if (k < count) from_float(y[k], v[k]);
   }
 }
-// Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are aligned, of Y_EACH where all rows begin and end at multiples of so many.
+// Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are
+// aligned, of Y_EACH where all rows begin and end at multiples of so many.
 DEV void store_row(T* y, const float* from, int end, int lane) {
   if (Y_EACH == 4) {
-    for (int c = 4 * lane; c < end; c += 128) *(uint2*)(y + c) = make_uint2(pack2((T*)0, from[c], from[c + 1]), pack2((T*)0, from[c + 2], from[c + 3]));
+    for (int c = 4 * lane; c < end; c += 128)
+      *(uint2*)(y + c) =
+          make_uint2(pack2((T*)0, from[c], from[c + 1]), pack2((T*)0, from[c + 2], from[c + 3]));
     return;
   }
   if (Y_EACH == 2) {
@@ -117,32 +153,42 @@ DEV void store_row(T* y, const float* from, int end, int lane) {
 
 extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_split(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip, full = ring + RING_BYTES, empty = full + 8 * STAGES;
-  const u32 ready = empty + 8 * STAGES, arrived = ready + 8;  // the ring of every part may take sums; those of the other parts are here
+  const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip,
+            full = ring + RING_BYTES, empty = full + 8 * STAGES;
+  const u32 ready = empty + 8 * STAGES,
+            arrived = ready +
+                      8;  // the ring of every part may take sums; those of the other parts are here
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0);
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0, part = rank / (SHARE * SHARE_LEFT), peer = rank % SHARE, beside = rank / SHARE % SHARE_LEFT;
-  const auto rank_of = [&](int part, int beside, int peer) { return (part * SHARE_LEFT + beside) * SHARE + peer; };
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0, part = rank / (SHARE * SHARE_LEFT),
+            peer = rank % SHARE, beside = rank / SHARE % SHARE_LEFT;
+  const auto rank_of = [&](int part, int beside, int peer) {
+    return (part * SHARE_LEFT + beside) * SHARE + peer;
+  };
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * (SHARE + SHARE_LEFT - 1));
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * (SHARE + SHARE_LEFT - 1));
     if (SPLIT > 1) barrier_init(ready, GROUPS * SPLIT), barrier_init(arrived, 1);
     barriers_ready();
-    if (SPLIT > 1) expect_bytes(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
+    if (SPLIT > 1)
+      expect_bytes(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
   }
   if (CLUSTER > 1) cluster_arrive();  // who uses barriers of other blocks waits for these
   __syncthreads();
 
   // Tiles of y's rows go fastest: a weight is read from memory once.
-  constexpr int DOWN = SWAP ? SHARE_LEFT : SHARE, ALONG = SWAP ? SHARE : SHARE_LEFT;  // tiles of a cluster
+  constexpr int DOWN = SWAP ? SHARE_LEFT : SHARE,
+                ALONG = SWAP ? SHARE : SHARE_LEFT;  // tiles of a cluster
   const int tile = blockIdx.x / CLUSTER, tiles_m = (M + TILE_M * DOWN - 1) / (TILE_M * DOWN);
   const int m0 = (tile % tiles_m * DOWN + (SWAP ? beside : peer)) * TILE_M;
-  const TileColumns columns_here = tile_columns<TILE_N>(tile / tiles_m * ALONG + (SWAP ? peer : beside), N);
+  const TileColumns columns_here =
+      tile_columns<TILE_N>(tile / tiles_m * ALONG + (SWAP ? peer : beside), N);
   const int n0 = columns_here.first, end = columns_here.end;
 #if TURNED
   const Phase turned(blockIdx.y);
   const int width = turned.across.taps, steps = turned.down.taps * width * chunks;
 #define TAP(s) turned.tap(s)
-#define BESIDE(s) (u16) turned.across.offset(s.kw), (u16) turned.down.offset(s.kh)
+#define BESIDE(s) (u16) turned.across.offset(s.kw), (u16)turned.down.offset(s.kh)
 #elif SOURCE == 1
   const int width = KW, steps = KH * KW * chunks;
 #define TAP(s) (s.kh * KW + s.kw)
@@ -150,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #else
   const int steps = (K + 63) / 64, chunks = 1, width = 1;
 #endif
-  // Where row m of the product lies: offsets of y and of the full operands of the epilogue; false for rows that do not exist.
+  // Where row m of the product lies: offsets of y and of the full operands of the epilogue; false
+  // for rows that do not exist.
   const auto place = [&](int m, i64& to, i64& full) {
 #if TURNED
     return turned.place(m, OH, OW, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns, OUT_H, OUT_W, to, full);
@@ -161,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   };
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-  const int first = SPLIT > 1 ? (STAGES - count % STAGES) % STAGES : 0;  // the stage of the first step: the last one's is the last
+  const int first = SPLIT > 1 ? (STAGES - count % STAGES) % STAGES
+                              : 0;  // the stage of the first step: the last one's is the last
   const int own_m = m0 + part * OWN, own_rows = min(min(OWN, TILE_M - part * OWN), M - own_m);
 
   if (warp == WORKERS / 32) {
@@ -177,22 +225,30 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #if SOURCE == 2
       u32 all_left = 0;
       for (int i = 0; i < SHARE_LEFT; i++) all_left |= 1u << rank_of(part, i, peer);
-      auto copy_left = [&](int slot, const TensorMap* map, int s, int row, int moves_0, int moves_1) {
-        copy_of_batch<LEFT_ACROSS, ROWS, SHARE_LEFT>(ring + slot * STAGE_BYTES, map, full + 8 * slot, s, row, moves_0, moves_1, beside, all_left);
+      auto copy_left = [&](int slot, const TensorMap* map, int s, int row, int moves_0,
+                           int moves_1) {
+        copy_of_batch<LEFT_ACROSS, ROWS, SHARE_LEFT>(ring + slot * STAGE_BYTES, map,
+                                                     full + 8 * slot, s, row, moves_0, moves_1,
+                                                     beside, all_left);
       };
-      auto copy_right = [&](int slot, const TensorMap* map, int s, int row, int moves_0, int moves_1) {
-        copy_of_batch<RIGHT_ACROSS, COLUMNS, SHARE>(ring + slot * STAGE_BYTES + LEFT_BYTES, map, full + 8 * slot, s, row, moves_0, moves_1, peer, sharers);
+      auto copy_right = [&](int slot, const TensorMap* map, int s, int row, int moves_0,
+                            int moves_1) {
+        copy_of_batch<RIGHT_ACROSS, COLUMNS, SHARE>(ring + slot * STAGE_BYTES + LEFT_BYTES, map,
+                                                    full + 8 * slot, s, row, moves_0, moves_1, peer,
+                                                    sharers);
       };
 #endif
       auto copy_weight = [&](int slot, const Step& s) {
-        const u32 to = ring + slot * STAGE_BYTES + (SWAP ? 0 : LEFT_BYTES + right * 128), b = full + 8 * slot;
+        const u32 to = ring + slot * STAGE_BYTES + (SWAP ? 0 : LEFT_BYTES + right * 128),
+                  b = full + 8 * slot;
 #if SOURCE == 1
         if (!SWAP && SHARE > 1)
           copy3_all(to, &map_w, b, s.chunk * 64, TAP(s), n0 + right, sharers);
         else
           copy3(to, &map_w, b, s.chunk * 64, TAP(s), n0);
 #elif SOURCE == 2
-        SWAP ? copy_left(slot, &map_w, s.k, n0, b_moves_0, b_moves_1) : copy_right(slot, &map_w, s.k, n0, b_moves_0, b_moves_1);
+        SWAP ? copy_left(slot, &map_w, s.k, n0, b_moves_0, b_moves_1)
+             : copy_right(slot, &map_w, s.k, n0, b_moves_0, b_moves_1);
 #else
         if (!SWAP && SHARE > 1)
           copy2_all(to, &map_w, b, s.k * 64, n0 + right, sharers);
@@ -201,14 +257,18 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #endif
       };
       auto copy_rows = [&](int slot, const Step& s) {
-        const u32 to = ring + slot * STAGE_BYTES + (SWAP ? LEFT_BYTES + right * 128 : 0), b = full + 8 * slot;
+        const u32 to = ring + slot * STAGE_BYTES + (SWAP ? LEFT_BYTES + right * 128 : 0),
+                  b = full + 8 * slot;
 #if SOURCE == 1
         if (SWAP && SHARE > 1)
-          copy_im2col_all(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, BESIDE(s), sharers);
+          copy_im2col_all(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h,
+                          window.image, BESIDE(s), sharers);
         else
-          copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, BESIDE(s));
+          copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h,
+                      window.image, BESIDE(s));
 #elif SOURCE == 2
-        SWAP ? copy_right(slot, &map_x, s.k, m0, a_moves_0, a_moves_1) : copy_left(slot, &map_x, s.k, m0, a_moves_0, a_moves_1);
+        SWAP ? copy_right(slot, &map_x, s.k, m0, a_moves_0, a_moves_1)
+             : copy_left(slot, &map_x, s.k, m0, a_moves_0, a_moves_1);
 #else
         if (SWAP && SHARE > 1)
           copy2_all(to, &map_x, b, s.k * 64, m0 + right, sharers);
@@ -247,11 +307,14 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     return;
   }
 
-  const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31, row_warp = group * 64 + (warp & 3) * 16;
+  const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31,
+            row_warp = group * 64 + (warp & 3) * 16;
   wait_for_producers();  // operands of the epilogue; and what y overwrites has been read
   const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8, n = n0 + column;
-  const int rows = row < ROUND && n < end ? own_rows : 0;  // of which this thread finishes each ROUND-th, beginning with `row`
-  const int left = WHOLE_CHUNKS ? 8 : end - n;            // columns from n on
+  const int rows = row < ROUND && n < end
+                       ? own_rows
+                       : 0;  // of which this thread finishes each ROUND-th, beginning with `row`
+  const int left = WHOLE_CHUNKS ? 8 : end - n;  // columns from n on
 #if RESIDUAL
   uint4 given[AHEAD];
   auto read_residual = [&](uint4& to, int r) {
@@ -274,7 +337,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   if (threadIdx.x < CHUNKS && n < end) touch_columns(epilogue, n);
   float sum[COLUMNS / 2];
 #if SOURCE == 2
-  const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES) + (RIGHT_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
+  const u64 a0 = descriptor(ring + group * 8192),
+            b0 = descriptor(ring + LEFT_BYTES) +
+                 (RIGHT_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
 #else
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
@@ -284,17 +349,24 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   for (int k = 0; k < count; k++) {
     wait(full + 8 * slot, phase);
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
-    if (LAST == PRODUCTS || begin + k < steps - 1) multiply_step<PRODUCTS>(sum, a, b, k);
-    else multiply_step<LAST>(sum, a, b, k);
-    if (last >= 0) {  // the step before is done: its stage is free in every block that shares it, and told to those that wait for it
+    if (LAST == PRODUCTS || begin + k < steps - 1)
+      multiply_step<PRODUCTS>(sum, a, b, k);
+    else
+      multiply_step<LAST>(sum, a, b, k);
+    if (last >= 0) {  // the step before is done: its stage is free in every block that shares it,
+                      // and told to those that wait for it
       multiply_wait<1>();
       if (thread < SHARE + SHARE_LEFT - 1 && k + STAGES <= count) {
         const int other = thread - SHARE, next = other + (other >= beside);
-        if (SHARE * SHARE_LEFT > 1) arrive_at(empty + 8 * last, thread < SHARE ? rank_of(part, beside, thread) : rank_of(part, next, peer));
-        else arrive(empty + 8 * last);
+        if (SHARE * SHARE_LEFT > 1)
+          arrive_at(empty + 8 * last,
+                    thread < SHARE ? rank_of(part, beside, thread) : rank_of(part, next, peer));
+        else
+          arrive(empty + 8 * last);
       }
     }
-    if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT) arrive_at(ready, rank_of(thread, beside, peer));
+    if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT)
+      arrive_at(ready, rank_of(thread, beside, peer));
     last = slot;
     if (++slot == STAGES) slot = 0;
     if (slot == first) phase ^= 1;
@@ -318,7 +390,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     for (int j = 0; j < COLUMNS / 8; j++) {
       if (SWAP) {
         float* p = staged + (j * 8 + c) * PITCH + r;
-        p[0] = sum[j * 4], p[PITCH] = sum[j * 4 + 1], p[8] = sum[j * 4 + 2], p[PITCH + 8] = sum[j * 4 + 3];
+        p[0] = sum[j * 4], p[PITCH] = sum[j * 4 + 1], p[8] = sum[j * 4 + 2],
+        p[PITCH + 8] = sum[j * 4 + 3];
       } else {
         float* p = staged + r * PITCH + j * 8 + c;
         *(float2*)p = make_float2(sum[j * 4], sum[j * 4 + 1]);
@@ -339,8 +412,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   sync_group(1, WORKERS);
   if (SPLIT > 1 && threadIdx.x > 0 && threadIdx.x < SPLIT) {
     // The part after this one has these sums last, behind those of the parts that follow itself.
-    const int owner = (part + threadIdx.x) % SPLIT, to = rank_of(owner, beside, peer), bytes = min(OWN, TILE_M - owner * OWN) * PITCH * 4;
-    if (bytes > 0) copy_to(address_in(ring + SUMS_BYTES + (SPLIT - 1 - threadIdx.x) * PART_BYTES, to), ring + owner * PART_BYTES, bytes, address_in(arrived, to));
+    const int owner = (part + threadIdx.x) % SPLIT, to = rank_of(owner, beside, peer),
+              bytes = min(OWN, TILE_M - owner * OWN) * PITCH * 4;
+    if (bytes > 0)
+      copy_to(address_in(ring + SUMS_BYTES + (SPLIT - 1 - threadIdx.x) * PART_BYTES, to),
+              ring + owner * PART_BYTES, bytes, address_in(arrived, to));
   }
   __syncwarp();
 #if RESIDUAL
@@ -369,13 +445,16 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       float4 a = *(const float4*)(mine + at + flip), b = *(const float4*)(mine + at + 4 - flip);
 #pragma unroll
       for (int p = 0; p < SPLIT - 1; p++) {
-        const float4 c = *(const float4*)(theirs + p * OWN * PITCH + at + flip), d = *(const float4*)(theirs + p * OWN * PITCH + at + 4 - flip);
-        a.x += c.x, a.y += c.y, a.z += c.z, a.w += c.w, b.x += d.x, b.y += d.y, b.z += d.z, b.w += d.w;
+        const float4 c = *(const float4*)(theirs + p * OWN * PITCH + at + flip),
+                     d = *(const float4*)(theirs + p * OWN * PITCH + at + 4 - flip);
+        a.x += c.x, a.y += c.y, a.z += c.z, a.w += c.w, b.x += d.x, b.y += d.y, b.z += d.z,
+            b.w += d.w;
       }
       *(float4*)v = flip ? b : a;
       *(float4*)(v + 4) = flip ? a : b;
 #if MIXED
-      mend(v, OWN_GROUP, [&](int k, int& to_m, int& to_n) { return to_m = m, (to_n = n + k) < end; });
+      mend(v, OWN_GROUP,
+           [&](int k, int& to_m, int& to_n) { return to_m = m, (to_n = n + k) < end; });
 #endif
 #if RESIDUAL
       float residual[8];
@@ -403,7 +482,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     i64 to, full;
 #pragma unroll 4
     for (int r = warp; r < own_rows; r += WORKERS / 32)
-      if (place(own_m + r, to, full)) store_row(y + to + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
+      if (place(own_m + r, to, full))
+        store_row(y + to + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
   }
   if (SPLIT > 1) cluster_wait();  // no block may leave while its sums are on their way
 }

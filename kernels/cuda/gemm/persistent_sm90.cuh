@@ -1,25 +1,36 @@
-// Products on Hopper: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types, persistent and warp-specialised.
+// Products on Hopper: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types, persistent and
+// warp-specialised.
 //
-// Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual; two warpgroups multiply (wgmma) and finish.
-// PING: each of the two takes whole tiles of BM x BN in turn, so that one finishes while the other multiplies; else they share a tile, half of its rows each.
-// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Each warpgroup has STAGING buffers of 64 x 64
-// for the residual, or for results. These leave as STORE says: 0 row by row from a buffer (rows of y begin anyhow), 1 from registers, 16 bytes a lane, 2 by TMA
-// from a buffer (fewer instructions, so less power; but the last of them leave later), 3 from a buffer, 16 bytes a lane and 128 of a row together.
-// KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
-// SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
-// SOURCE 2: matrices of a batch, one after another. A_ACROSS, B_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
-// A cluster's blocks that lie side by side along columns, ALONG_N of them, share the tiles of A. FLIPPED: M counts columns of y and N its rows.
+// Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual;
+// two warpgroups multiply (wgmma) and finish. PING: each of the two takes whole tiles of BM x BN in
+// turn, so that one finishes while the other multiplies; else they share a tile, half of its rows
+// each. A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B
+// (multicast). Each warpgroup has STAGING buffers of 64 x 64 for the residual, or for results.
+// These leave as STORE says: 0 row by row from a buffer (rows of y begin anyhow), 1 from registers,
+// 16 bytes a lane, 2 by TMA from a buffer (fewer instructions, so less power; but the last of them
+// leave later), 3 from a buffer, 16 bytes a lane and 128 of a row together. KEPT: a block works on
+// one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the
+// ring then holds A alone. SOURCE 1: rows of A are output pixels of a convolution, read by im2col
+// TMA; k runs over (kh, kw, 64 channels). SOURCE 2: matrices of a batch, one after another.
+// A_ACROSS, B_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by
+// 64 k. A cluster's blocks that lie side by side along columns, ALONG_N of them, share the tiles of
+// A. FLIPPED: M counts columns of y and N its rows.
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, ALONG_N, FLIPPED, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
-// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last
-// step of matrices), MIXED (bundles.cuh comes along), NORMED, MEASURED
-// (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column, column_at, columns_of; WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, ALONG_N, FLIPPED, PING, KEPT,
+// SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie at
+// multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS
+// (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last step of matrices),
+// MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
+// Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column, column_at,
+// columns_of; WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
-constexpr int PANEL = 64 * 128, PANELS = (BN + 63) / 64, A_BYTES = BM * 128, B_BYTES = B_ACROSS ? PANELS * PANEL : BN * 128;
+constexpr int PANEL = 64 * 128, PANELS = (BN + 63) / 64, A_BYTES = BM * 128,
+              B_BYTES = B_ACROSS ? PANELS * PANEL : BN * 128;
 constexpr int STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES);
 constexpr int ALONG_M = CLUSTER / ALONG_N;  // tiles of a cluster
-// Epilogue operands of a tile's columns: in registers beside its sums if they fit, or read with each panel; NORMED: in shared memory.
+// Epilogue operands of a tile's columns: in registers beside its sums if they fit, or read with
+// each panel; NORMED: in shared memory.
 constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
 #if NORMED
 constexpr int TABLE = 2 * BN * sizeof(Column);
@@ -29,23 +40,33 @@ constexpr int TABLE = 0;
 static_assert(BN % (SOURCE == 2 ? 8 : 64) == 0 && BLOCKS_M >= 1, "tile");
 #if SOURCE == 2
 static_assert(KEPT == 0 && STORE == 3 && STAGING == 1, "tile of a batch");
-// SIZE rows from `row` on at step s of k, of the matrix at those places of the batch's axes. ALL blocks share them, those of the bits of `blocks`: each copies
-// a part for all of them, some of the rows or, where these are neighbours, of the 64 k.
-template <bool ACROSS, int SIZE, int ALL> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int at_1, int at_0, int rank, u32 blocks) {
+// SIZE rows from `row` on at step s of k, of the matrix at those places of the batch's axes. ALL
+// blocks share them, those of the bits of `blocks`: each copies a part for all of them, some of the
+// rows or, where these are neighbours, of the 64 k.
+template <bool ACROSS, int SIZE, int ALL>
+DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int at_1, int at_0,
+                       int rank, u32 blocks) {
   static_assert(ACROSS || SIZE % (8 * ALL) == 0, "whole groups of 8 rows");
   const int part = ALL > 1 ? rank * ((ACROSS ? 64 : SIZE) / ALL) : 0;
 #pragma unroll
   for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
     const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 + part : row + part;
-    if (ALL > 1) copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
-    else copy4(to + r * 128, map, b, x, y, at_1, at_0);
+    if (ALL > 1)
+      copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
+    else
+      copy4(to + r * 128, map, b, x, y, at_1, at_0);
   }
 }
 DEV void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 DEV void load_words(u32 (&v)[4], u32 from) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(from)
+               : "memory");
 }
 #define IN_MATRIX(t) ((t) % (tiles_m * tiles_n))
 #else
@@ -53,33 +74,42 @@ DEV void load_words(u32 (&v)[4], u32 from) {
 #endif
 
 // COUNT products of 16 k of a step.
-template <int COUNT> DEV void multiply_step(float (&sum)[BLOCKS_M][BN / 2], u64 a, u64 b, int k) {
+template <int COUNT>
+DEV void multiply_step(float (&sum)[BLOCKS_M][BN / 2], u64 a, u64 b, int k) {
   multiply_fence();
-  constexpr int A_STEP = A_ACROSS ? 128 : 2, B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+  constexpr int A_STEP = A_ACROSS ? 128 : 2,
+                B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
 #pragma unroll
   for (int kk = 0; kk < COUNT; kk++)
 #pragma unroll
-    for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP, (k | kk) != 0);
+    for (int i = 0; i < BLOCKS_M; i++)
+      multiply(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP, (k | kk) != 0);
   multiply_commit();
 }
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
-struct Tile { int m, n; };
+struct Tile {
+  int m, n;
+};
 DEV Tile tile_at(int t, int rows, int columns) {
   constexpr int BAND = 8;
-  const int per_band = BAND * columns, band = t / per_band, height = min(rows - band * BAND, BAND), r = t - band * per_band;
+  const int per_band = BAND * columns, band = t / per_band, height = min(rows - band * BAND, BAND),
+            r = t - band * per_band;
   return {band * BAND + r % height, r / height};
 }
 
-// 64 neighbouring columns of a row that begins at any element, of which `count` exist: lane l has columns 2 l and 2 l + 1.
+// 64 neighbouring columns of a row that begins at any element, of which `count` exist: lane l has
+// columns 2 l and 2 l + 1.
 DEV void store_row(T* y, u32 word, int count, int lane) {
   const bool odd = (u64)y & 2;
   const u32 next = __shfl_down_sync(0xffffffffu, word, 1);
   if (odd && lane == 0 && count > 0) y->bits = (u16)word;
   const int c = 2 * lane + odd;
   if (odd) word = word >> 16 | next << 16;
-  if (c + 1 < count) *(u32*)(y + c) = word;
-  else if (c < count) y[c].bits = (u16)word;
+  if (c + 1 < count)
+    *(u32*)(y + c) = word;
+  else if (c < count)
+    y[c].bits = (u16)word;
 }
 
 #if NORMED
@@ -90,15 +120,20 @@ DEV void store_row(T* y, u32 word, int count, int lane) {
 
 extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * STAGE_BYTES, staging = kept + KEPT * B_BYTES;
-  const u32 table = staging + 2 * STAGING * PANEL, full = table + TABLE, empty = full + 8 * STAGES, residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
+  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * STAGE_BYTES,
+            staging = kept + KEPT * B_BYTES;
+  const u32 table = staging + 2 * STAGING * PANEL, full = table + TABLE, empty = full + 8 * STAGES,
+            residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
   const u32 kept_full = residual_empty + 16 * STAGING;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, down = rank / ALONG_N, beside = rank % ALONG_N;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, (PING ? 1 : 2) * (ALONG_M + ALONG_N - 1));
-    for (int i = 0; i < 2 * STAGING; i++) barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(full + 8 * i, 1),
+          barrier_init(empty + 8 * i, (PING ? 1 : 2) * (ALONG_M + ALONG_N - 1));
+    for (int i = 0; i < 2 * STAGING; i++)
+      barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
     for (int i = 0; i < KEPT; i++) barrier_init(kept_full + 8 * i, 1);
     barriers_ready();
   }
@@ -107,8 +142,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   else
     __syncthreads();
 
-  const int tiles_m = (M + BM * ALONG_M - 1) / (BM * ALONG_M), tiles_n = (column_tiles<BN>(N) + ALONG_N - 1) / ALONG_N, tiles = KEPT ? tiles_m : tiles_m * tiles_n * MATRICES;
-  const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER, step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
+  const int tiles_m = (M + BM * ALONG_M - 1) / (BM * ALONG_M),
+            tiles_n = (column_tiles<BN>(N) + ALONG_N - 1) / ALONG_N,
+            tiles = KEPT ? tiles_m : tiles_m * tiles_n * MATRICES;
+  const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER,
+            step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
 #define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(IN_MATRIX(t), tiles_m, tiles_n))
 #define ROW_OF(tile) (((tile).m * ALONG_M + (ALONG_M > 1 ? down : 0)) * BM)
 #define COLUMNS_OF(column) tile_columns<BN>((column) * ALONG_N + (ALONG_N > 1 ? beside : 0), N)
@@ -123,14 +161,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s, int matrix) {
 #if SOURCE == 1
         if (CLUSTER > 1)
-          copy3_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
+          copy3_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.chunk * 64, s.kh * KW + s.kw,
+                    n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
         else
           copy3(to, &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0);
 #elif SOURCE == 2
-        copy_of_batch<B_ACROSS, BN, ALONG_M>(to, &map_b, b, s.k, n0, matrix % B1 * b_moves_1, matrix / B1 * b_moves_0, down, ((1 << CLUSTER) - 1) / ((1 << ALONG_N) - 1) << beside);
+        copy_of_batch<B_ACROSS, BN, ALONG_M>(to, &map_b, b, s.k, n0, matrix % B1 * b_moves_1,
+                                             matrix / B1 * b_moves_0, down,
+                                             ((1 << CLUSTER) - 1) / ((1 << ALONG_N) - 1) << beside);
 #else
         if (CLUSTER > 1)
-          copy2_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k * 64, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
+          copy2_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k * 64,
+                    n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
         else
           copy2(to, &map_b, b, s.k * 64, n0);
 #endif
@@ -140,10 +182,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       const int ahead = KEPT ? KEPT : min(STAGES, steps);
       {
         Step s(0, chunks, KW);
-        const int n0 = COLUMNS_OF(KEPT ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n).first;
+        const int n0 =
+            COLUMNS_OF(KEPT ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n).first;
         for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
           expect_bytes((KEPT ? kept_full : full) + 8 * k, KEPT ? B_BYTES : STAGE_BYTES);
-          copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES, (KEPT ? kept_full : full) + 8 * k, n0, s, first / (tiles_m * tiles_n));
+          copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES,
+                       (KEPT ? kept_full : full) + 8 * k, n0, s, first / (tiles_m * tiles_n));
         }
       }
       wait_for_producers();
@@ -165,9 +209,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             if (!KEPT) copy_columns(to + A_BYTES, b, n0, s, t / (tiles_m * tiles_n));
           }
 #if SOURCE == 1
-          copy_im2col(to, &map_a, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+          copy_im2col(to, &map_a, b, columns_here.channel + s.chunk * 64, window.w, window.h,
+                      window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
 #elif SOURCE == 2
-          copy_of_batch<A_ACROSS, BM, ALONG_N>(to, &map_a, b, s.k, m0, t / (tiles_m * tiles_n) % B1 * a_moves_1, t / (tiles_m * tiles_n) / B1 * a_moves_0, beside, ((1 << ALONG_N) - 1) << down * ALONG_N);
+          copy_of_batch<A_ACROSS, BM, ALONG_N>(to, &map_a, b, s.k, m0,
+                                               t / (tiles_m * tiles_n) % B1 * a_moves_1,
+                                               t / (tiles_m * tiles_n) / B1 * a_moves_0, beside,
+                                               ((1 << ALONG_N) - 1) << down * ALONG_N);
 #else
           copy2(to, &map_a, b, s.k * 64, m0);
 #endif
@@ -183,7 +231,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #if RESIDUAL
     if (warp == 1 && elected()) {
       wait_for_producers();
-      // Both warpgroups go through their STAGING buffers in the same order: `taken` counts the panels of the first (low half) and the second.
+      // Both warpgroups go through their STAGING buffers in the same order: `taken` counts the
+      // panels of the first (low half) and the second.
       u32 taken[2] = {0, 0};
       int turn = 0;
       for (int t = first; t < tiles; t += step, turn ^= 1) {
@@ -197,7 +246,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             const int index = w * STAGING + taken[w] % STAGING;
             wait(residual_empty + 8 * index, taken[w] / STAGING % 2 ^ 1);
             expect_bytes(residual_full + 8 * index, PANEL);
-            copy2(staging + index * PANEL, &map_r, residual_full + 8 * index, n0 + panel % PANELS * 64, m0 + (PING ? 0 : w * BLOCKS_M * 64) + panel / PANELS * 64);
+            copy2(staging + index * PANEL, &map_r, residual_full + 8 * index,
+                  n0 + panel % PANELS * 64,
+                  m0 + (PING ? 0 : w * BLOCKS_M * 64) + panel / PANELS * 64);
             taken[w]++;
           }
         }
@@ -206,19 +257,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #endif
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31, row_warp = (warp & 3) * 16;
+    const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31,
+              row_warp = (warp & 3) * 16;
     float sum[BLOCKS_M][BN / 2];
-    const bool shares = thread < CLUSTER && (ALONG_M == 1 || ALONG_N == 1 || thread / ALONG_N == down || thread % ALONG_N == beside);  // copies with that block
+    const bool shares =
+        thread < CLUSTER && (ALONG_M == 1 || ALONG_N == 1 || thread / ALONG_N == down ||
+                             thread % ALONG_N == beside);  // copies with that block
     int slot = 0;
     u32 phase = 0;
     if (PING && w == 1) {
       arrive_group(2, 256);  // the first warpgroup goes first
       slot = steps % STAGES, phase = (steps / STAGES) & 1;
     }
-    const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
-    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES) + (B_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
+    const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING,
+              mine_empty = residual_empty + 8 * w * STAGING;
+    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)),
+              b0 = descriptor(KEPT ? kept : ring + A_BYTES) +
+                   (B_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-    if (const int n = COLUMNS_OF(TILE_AT(first).n).first + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
+    if (const int n = COLUMNS_OF(TILE_AT(first).n).first + thread * 8;
+        !NORMED && thread * 8 < BN && n < N)
+      touch_columns(epilogue, n);
 #if NORMED
     Column* const column_table = (Column*)(shared + (table - shared_address(shared))) + w * BN;
 #endif
@@ -230,7 +289,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       const Tile tile = TILE_AT(t);
       const int m0 = ROW_OF(tile) + (PING ? 0 : w * BLOCKS_M * 64);
       const TileColumns columns_here = COLUMNS_OF(tile.n);
-      const int n0 = columns_here.first, end = BN % 64 ? min(columns_here.end, columns_here.first + BN) : columns_here.end;
+      const int n0 = columns_here.first,
+                end = BN % 64 ? min(columns_here.end, columns_here.first + BN) : columns_here.end;
 #if SOURCE == 2
       const int matrix = t / (tiles_m * tiles_n);
       T* const to = y + matrix / B1 * y_0 + matrix % B1 * y_1;
@@ -240,7 +300,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       Columns columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
 #pragma unroll
-        for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
+        for (int c = 0; c < BN / 8; c++)
+          columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
 #if NORMED
       // Loaded now; made behind the products, where they fit into registers till then.
       NormInputs<4> inputs[2 * BLOCKS_M];
@@ -248,10 +309,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       constexpr bool LATE = sizeof(inputs) <= 128;
       Column own_columns[(BN + 127) / 128];
 #pragma unroll
-      for (int i = 0; i * 128 < BN; i++) own_columns[i] = column_at(epilogue, n0 + i * 128 + thread, i * 128 + thread < BN ? N : 0);
+      for (int i = 0; i * 128 < BN; i++)
+        own_columns[i] = column_at(epilogue, n0 + i * 128 + thread, i * 128 + thread < BN ? N : 0);
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS_M; i++) {
-        inputs[i].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1), lane);
+        inputs[i].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1),
+                       lane);
         if (!LATE) norms[i] = inputs[i].norms(epilogue, lane);
       }
 #endif
@@ -260,11 +323,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       for (int k = 0; k < steps; k++) {
         wait(full + 8 * slot, phase);
         if (KEPT && fresh) wait(kept_full + 8 * k, 0);
-        const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
-        if (LAST == PRODUCTS || k < steps - 1) multiply_step<PRODUCTS>(sum, a, b, k);
-        else multiply_step<LAST>(sum, a, b, k);
-        if (PING && k == steps - 1) arrive_group(2 + (w ^ 1), 256);  // before this step is done: the tensor cores find the other's products waiting
-        if (last >= 0) {  // the step before is done: its stage is free in every block that shares it
+        const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)),
+                  b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
+        if (LAST == PRODUCTS || k < steps - 1)
+          multiply_step<PRODUCTS>(sum, a, b, k);
+        else
+          multiply_step<LAST>(sum, a, b, k);
+        if (PING && k == steps - 1)
+          arrive_group(
+              2 + (w ^ 1),
+              256);  // before this step is done: the tensor cores find the other's products waiting
+        if (last >=
+            0) {  // the step before is done: its stage is free in every block that shares it
           multiply_wait<1>();
           if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
         }
@@ -275,7 +345,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       multiply_wait<0>();
       if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
 #if NORMED
-      if (!PING) sync_group(4 + w, 128);  // the tile before has been finished (PING: known since the other's turn)
+      if (!PING)
+        sync_group(4 + w,
+                   128);  // the tile before has been finished (PING: known since the other's turn)
 #pragma unroll
       for (int i = 0; i * 128 < BN; i++)
         if (i * 128 + thread < BN) column_table[i * 128 + thread] = own_columns[i];
@@ -293,7 +365,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       for (int i = 0; i < BLOCKS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
 #if MIXED
-        mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) { return (m = row + k / 2 % 2 * 8) < M && (n = n0 + k / 4 * 8 + (lane & 3) * 2 + k % 2) < end; });
+        mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {
+          return (m = row + k / 2 % 2 * 8) < M &&
+                 (n = n0 + k / 4 * 8 + (lane & 3) * 2 + k % 2) < end;
+        });
 #endif
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++) {
@@ -301,16 +376,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           if (RESIDUAL) wait(mine_full + 8 * buffer, buffer_phase);
 #if NORMED
 #pragma unroll
-          for (int c = 0; c < 8; c++) columns[c] = columns_of(column_table + panel * 64 + c * 8 + (lane & 3) * 2);
+          for (int c = 0; c < 8; c++)
+            columns[c] = columns_of(column_table + panel * 64 + c * 8 + (lane & 3) * 2);
 #else
           if (!AHEAD)
 #pragma unroll
-            for (int c = 0; c < 8; c++) columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
+            for (int c = 0; c < 8; c++)
+              columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
 #endif
           u32 out[2][2][4];  // rows of both halves, chunks of 8 columns by four
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const int m = min(row + half * 8, M - 1), r = row_warp + (lane >> 2) + half * 8;  // rows beyond the last are computed, read in bounds and not stored
+            const int
+                m = min(row + half * 8, M - 1),
+                r = row_warp + (lane >> 2) +
+                    half * 8;  // rows beyond the last are computed, read in bounds and not stored
 #pragma unroll
             for (int k = 0; k < 8; k++) {
               const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
@@ -321,10 +401,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
               float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
 #if RESIDUAL
               float given[2];
-              unpack2((T*)0, load_word(at + r * 128 + ((k ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
+              unpack2((T*)0, load_word(at + r * 128 + ((k ^ (r & 7)) << 4) + (lane & 3) * 4),
+                      given[0], given[1]);
               finish(epilogue, columns[AHEAD ? c : k], v, m, 0, n, end - n, given NORMS(i, half));
 #else
-              finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n, end - n NORMS(i, half));
+              finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n,
+                     end - n NORMS(i, half));
 #endif
               if (MEASURED) sum[i][c * 4 + half * 2] = v[0], sum[i][c * 4 + half * 2 + 1] = v[1];
               out[half][k / 4][k % 4] = pack2((T*)0, v[0], v[1]);
@@ -337,21 +419,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
             for (int k = 0; k < 16; k++) v[k] = sum[i][(panel * 8 + k / 2) * 4 + half * 2 + k % 2];
             const float2 statistics = panel_statistics(v, 0xffffffffu);
-            if ((lane & 3) == 0 && row + half * 8 < M && n0 + panel * 64 < N) epilogue.y_stats[(i64)(row + half * 8) * (N / 64) + n0 / 64 + panel] = statistics;
+            if ((lane & 3) == 0 && row + half * 8 < M && n0 + panel * 64 < N)
+              epilogue.y_stats[(i64)(row + half * 8) * (N / 64) + n0 / 64 + panel] = statistics;
           }
 #endif
 #if STORE == 3
-          // Rows of y, 128 bytes at a time. Where they are columns of the tile, all warps of the group have parts of them.
+          // Rows of y, 128 bytes at a time. Where they are columns of the tile, all warps of the
+          // group have parts of them.
           const auto meet = [&] {
-            if (FLIPPED) sync_group(4 + w, 128);
-            else __syncwarp();
+            if (FLIPPED)
+              sync_group(4 + w, 128);
+            else
+              __syncwarp();
           };
           meet();
 #pragma unroll
           for (int k = 0; k < 8; k += 2) {
-            const u32 chunk = FLIPPED ? row_warp / 8 + (lane >> 3 & 1) : k + (lane >> 4), r = FLIPPED ? (k + (lane >> 4)) * 8 + (lane & 7) : row_warp + (lane & 15);
+            const u32 chunk = FLIPPED ? row_warp / 8 + (lane >> 3 & 1) : k + (lane >> 4),
+                      r = FLIPPED ? (k + (lane >> 4)) * 8 + (lane & 7) : row_warp + (lane & 15);
             const u32 to_row = at + r * 128 + ((chunk ^ (lane & 7)) << 4);
-            (FLIPPED ? store_transposed : store_matrices)(to_row, out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1], out[1][k / 4][k % 4 + 1]);
+            (FLIPPED ? store_transposed : store_matrices)(
+                to_row, out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
+                out[1][k / 4][k % 4 + 1]);
           }
           meet();
 #pragma unroll
@@ -359,8 +448,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             const int r = row_warp + k + (lane >> 3), chunk = (lane & 7) * 8;
             u32 words[4];
             load_words(words, at + r * 128 + (((lane ^ r) & 7) << 4));
-            const int n = n0 + panel * 64 + (FLIPPED ? r : chunk), m = m0 + i * 64 + (FLIPPED ? chunk : r);
-            if (n < end && m < M) store8(to + (FLIPPED ? n * ldy + m : m * ldy + n), words, FLIPPED ? M - m : end - n);
+            const int n = n0 + panel * 64 + (FLIPPED ? r : chunk),
+                      m = m0 + i * 64 + (FLIPPED ? chunk : r);
+            if (n < end && m < M)
+              store8(to + (FLIPPED ? n * ldy + m : m * ldy + n), words, FLIPPED ? M - m : end - n);
           }
 #elif STORE == 1
 #pragma unroll
@@ -379,12 +470,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           __syncwarp();
 #pragma unroll
           for (int k = 0; k < 8; k += 2)
-            store_matrices(rows + (lane & 15) * 128 + (((k + (lane >> 4)) ^ (lane & 7)) << 4), out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1], out[1][k / 4][k % 4 + 1]);
+            store_matrices(rows + (lane & 15) * 128 + (((k + (lane >> 4)) ^ (lane & 7)) << 4),
+                           out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
+                           out[1][k / 4][k % 4 + 1]);
 #if STORE == 2
           visible_to_copies();
           __syncwarp();
           if (lane == 0) {
-            if (n0 + panel * 64 < end) store2(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
+            if (n0 + panel * 64 < end)
+              store2(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
             stores_commit();
           }
 #else
@@ -393,10 +487,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           for (int r = 0; r < 16; r += 8) {
             u32 words[8];
 #pragma unroll
-            for (int k = 0; k < 8; k++) words[k] = load_word(rows + (r + k) * 128 + (((lane >> 2) ^ k) << 4) + (lane & 3) * 4);
+            for (int k = 0; k < 8; k++)
+              words[k] =
+                  load_word(rows + (r + k) * 128 + (((lane >> 2) ^ k) << 4) + (lane & 3) * 4);
 #pragma unroll
             for (int k = 0; k < 8; k++)
-              if (const int m = m0 + i * 64 + row_warp + r + k; m < M) store_row(to + m * ldy + n0 + panel * 64, words[k], min(64, end - n0 - panel * 64), lane);
+              if (const int m = m0 + i * 64 + row_warp + r + k; m < M)
+                store_row(to + m * ldy + n0 + panel * 64, words[k], min(64, end - n0 - panel * 64),
+                          lane);
           }
           __syncwarp();
 #endif

@@ -1,26 +1,42 @@
-// Products of f32 by FFMA, of operands in any layout whose rows begin anywhere, in tiles of many shapes. Elements go one by one (by fours where lines along rows lie at
-// multiples of 16 bytes) to shared memory, where neighbouring rows of either operand lie together at each k: through registers, which are read while the step before is
-// multiplied, or by asynchronous copies, more of which can be under way, but each of which takes shared memory four times as long.
+// Products of f32 by FFMA, of operands in any layout whose rows begin anywhere, in tiles of many
+// shapes. Elements go one by one (by fours where lines along rows lie at multiples of 16 bytes) to
+// shared memory, where neighbouring rows of either operand lie together at each k: through
+// registers, which are read while the step before is multiplied, or by asynchronous copies, more of
+// which can be under way, but each of which takes shared memory four times as long.
 //
-// A lane has LANE_M rows by LANE_N columns and reads those of the next k while it multiplies those of one; a warp has 4 by 8 lanes, or 8 by 4 (TALL). Warps that share rows and columns
-// (WARPS_K) take fours of k in turn; their sums meet in shared memory.
+// A lane has LANE_M rows by LANE_N columns and reads those of the next k while it multiplies those
+// of one; a warp has 4 by 8 lanes, or 8 by 4 (TALL). Warps that share rows and columns (WARPS_K)
+// take fours of k in turn; their sums meet in shared memory.
 //
-// The generator defines: LANE_M, LANE_N, WARPS_M, WARPS_N, WARPS_K, STAGES (steps in shared memory), HELD (these are 2, and copies go through registers), BK (k of a step), BESIDE (blocks of a
-// multiprocessor), A_ALONG, B_ALONG (contiguous along k), A_GATHER, B_GATHER (contiguous neither along k nor along rows), A_BYTES, B_BYTES (that lines along rows lie at
-// multiples of: 16, else 4), SPLIT (blocks of a cluster that divide k), STRAIGHT (lanes write their sums, four columns at a time), TALL, TO_BATCH and the epilogue (struct Epilogue, finish).
+// The generator defines: LANE_M, LANE_N, WARPS_M, WARPS_N, WARPS_K, STAGES (steps in shared
+// memory), HELD (these are 2, and copies go through registers), BK (k of a step), BESIDE (blocks of
+// a multiprocessor), A_ALONG, B_ALONG (contiguous along k), A_GATHER, B_GATHER (contiguous neither
+// along k nor along rows), A_BYTES, B_BYTES (that lines along rows lie at multiples of: 16, else
+// 4), SPLIT (blocks of a cluster that divide k), STRAIGHT (lanes write their sums, four columns at
+// a time), TALL, TO_BATCH and the epilogue (struct Epilogue, finish).
 
-constexpr int LANES_M = TALL ? 8 : 4, LANES_N = 32 / LANES_M;  // lanes of a warp along rows and columns
-constexpr int BM = LANES_M * LANE_M * WARPS_M, BN = LANES_N * LANE_N * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
+constexpr int LANES_M = TALL ? 8 : 4,
+              LANES_N = 32 / LANES_M;  // lanes of a warp along rows and columns
+constexpr int BM = LANES_M * LANE_M * WARPS_M, BN = LANES_N * LANE_N * WARPS_N,
+              THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 
-constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }  // the next one
+constexpr int power_of_two(int n) {
+  return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2);
+}  // the next one
 
-// Copies of ROWS rows of one operand by BK of k through registers, by E elements: a thread has every TURN-th row, there one four or every eighth k (ALONG), or every TURN-th
-// line, there every ACROSS-th piece. All that it counts on from step to step is where it reads next and where it writes: the compiler would work out every address anew.
-template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
+// Copies of ROWS rows of one operand by BK of k through registers, by E elements: a thread has
+// every TURN-th row, there one four or every eighth k (ALONG), or every TURN-th line, there every
+// ACROSS-th piece. All that it counts on from step to step is where it reads next and where it
+// writes: the compiler would work out every address anew.
+template <int ROWS, bool ALONG, bool GATHER, int BYTES>
+struct Lines {
   static constexpr int PITCH = ROWS + 4, SIZE = BK * PITCH, E = BYTES == 16 ? 4 : 1;
-  static constexpr bool FOURS = ALONG && E == 4;  // a warp has 2 fours of 16 rows: these lie in different banks
-  static constexpr int ACROSS = power_of_two(ROWS / E < 32 ? ROWS / E : 32), WIDE = ALONG ? FOURS ? 1 : BK / 8 : (ROWS + ACROSS * E - 1) / (ACROSS * E);
-  static constexpr int TURN = ALONG ? FOURS ? THREADS * 4 / BK : THREADS / 8 : THREADS / ACROSS, ALL = ALONG ? ROWS : BK, TURNS = (ALL + TURN - 1) / TURN;
+  static constexpr bool FOURS =
+      ALONG && E == 4;  // a warp has 2 fours of 16 rows: these lie in different banks
+  static constexpr int ACROSS = power_of_two(ROWS / E < 32 ? ROWS / E : 32),
+                       WIDE = ALONG ? FOURS ? 1 : BK / 8 : (ROWS + ACROSS * E - 1) / (ACROSS * E);
+  static constexpr int TURN = ALONG ? FOURS ? THREADS * 4 / BK : THREADS / 8 : THREADS / ACROSS,
+                       ALL = ALONG ? ROWS : BK, TURNS = (ALL + TURN - 1) / TURN;
   static_assert(!FOURS || THREADS / 32 % (BK / 8) == 0, "warps that have one four");
   const float* next;
   i64 hop, step, beside;  // between turns, steps, and rows of a line (GATHER)
@@ -29,20 +45,26 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
   float held[TURNS * WIDE * E];
   METHOD void begin(const float* base, i64 row_step, i64 k_step, int rows, int k0) {
     const int t = threadIdx.x, fours = BK / 8;
-    own = FOURS ? t % 16 + t / 32 / fours * 16 : t / (ALONG ? 8 : ACROSS), place = FOURS ? (t / 16 % 2 + t / 32 % fours * 2) * 4 : t % (ALONG ? 8 : ACROSS) * E;
+    own = FOURS ? t % 16 + t / 32 / fours * 16 : t / (ALONG ? 8 : ACROSS),
+    place = FOURS ? (t / 16 % 2 + t / 32 % fours * 2) * 4 : t % (ALONG ? 8 : ACROSS) * E;
     room = min(rows, ROWS) - (ALONG ? own : place), beside = row_step;
-    next = ALONG ? base + own * row_step + k0 + place : base + (k0 + own) * k_step + (GATHER ? place * row_step : place);
+    next = ALONG ? base + own * row_step + k0 + place
+                 : base + (k0 + own) * k_step + (GATHER ? place * row_step : place);
     hop = TURN * (ALONG ? row_step : k_step), step = ALONG ? BK : BK * k_step;
     mine = (ALONG ? place * PITCH + own : own * PITCH + place) * 4;
     asm volatile("" : "+l"(next), "+r"(mine), "+r"(own), "+r"(place), "+r"(room));
   }
-  // Whether piece w of turn i is there, of a step that has `count` k. A missing k is zero; missing rows are not copied: nothing reads their results.
-  // WHOLE: no k of the step is missing, which takes far fewer instructions.
-  template <bool WHOLE> METHOD bool there(int i, int w, int count) const {
+  // Whether piece w of turn i is there, of a step that has `count` k. A missing k is zero; missing
+  // rows are not copied: nothing reads their results. WHOLE: no k of the step is missing, which
+  // takes far fewer instructions.
+  template <bool WHOLE>
+  METHOD bool there(int i, int w, int count) const {
     if (ALONG) return i * TURN < room && (WHOLE || place + 8 * w < count);
-    return w * ACROSS * E < room && (BK % TURN == 0 || own + i * TURN < BK) && (WHOLE || own + i * TURN < count);
+    return w * ACROSS * E < room && (BK % TURN == 0 || own + i * TURN < BK) &&
+           (WHOLE || own + i * TURN < count);
   }
-  template <bool WHOLE> METHOD void read(int count) {
+  template <bool WHOLE>
+  METHOD void read(int count) {
     const float* from = next;
     next += step;
 #pragma unroll
@@ -50,7 +72,9 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
 #pragma unroll
       for (int w = 0; w < WIDE; w++) {
         float* const to = held + (i * WIDE + w) * E;
-        const float* const at = from + (ALONG ? 8 * w : GATHER ? w * ACROSS * beside : w * ACROSS * E);
+        const float* const at = from + (ALONG    ? 8 * w
+                                        : GATHER ? w * ACROSS * beside
+                                                 : w * ACROSS * E);
         if (there<WHOLE>(i, w, FOURS ? count - 3 : count)) {
           if (E == 4)
             *(float4*)to = *(const float4*)at;
@@ -58,7 +82,8 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
             *to = *at;
         } else if (!WHOLE) {
 #pragma unroll
-          for (int e = 0; e < E; e++) to[e] = FOURS && i * TURN < room && place + e < count ? at[e] : 0.f;
+          for (int e = 0; e < E; e++)
+            to[e] = FOURS && i * TURN < room && place + e < count ? at[e] : 0.f;
         }
       }
   }
@@ -68,7 +93,9 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
     for (int i = 0; i < TURNS; i++)
 #pragma unroll
       for (int w = 0; w < WIDE; w++) {
-        if ((ALL % TURN != 0 && own + i * TURN >= ALL) || (!ALONG && ROWS % (ACROSS * E) != 0 && place + w * ACROSS * E >= ROWS)) continue;
+        if ((ALL % TURN != 0 && own + i * TURN >= ALL) ||
+            (!ALONG && ROWS % (ACROSS * E) != 0 && place + w * ACROSS * E >= ROWS))
+          continue;
         const float* const v = held + (i * WIDE + w) * E;
         if (FOURS)
 #pragma unroll
@@ -76,19 +103,28 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
         else if (ALONG)
           store(to + (8 * w * PITCH + i * TURN) * 4, *v);
         else if (E == 4)
-          asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + (i * TURN * PITCH + w * ACROSS * E) * 4), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+          asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                           to + (i * TURN * PITCH + w * ACROSS * E) * 4),
+                       "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+                       : "memory");
         else
           store(to + (i * TURN * PITCH + w * ACROSS) * 4, *v);
       }
   }
-  DEV void store(u32 to, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory"); }
+  DEV void store(u32 to, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+  }
 };
 
 // The same by asynchronous copies.
-template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct AsyncLines {
+template <int ROWS, bool ALONG, bool GATHER, int BYTES>
+struct AsyncLines {
   static constexpr int PITCH = ROWS + 4, SIZE = BK * PITCH;
-  static constexpr int TURN = THREADS / 8, DOWN = (ROWS + TURN - 1) / TURN;              // ALONG: eight lanes have one row
-  static constexpr int E = BYTES == 16 ? 4 : 1, ACROSS = ROWS / E, COPIES = ACROSS * BK;  // fours of a line's rows in turn, else a warp has whole lines
+  static constexpr int TURN = THREADS / 8,
+                       DOWN = (ROWS + TURN - 1) / TURN;  // ALONG: eight lanes have one row
+  static constexpr int E = BYTES == 16 ? 4 : 1, ACROSS = ROWS / E,
+                       COPIES = ACROSS *
+                                BK;  // fours of a line's rows in turn, else a warp has whole lines
   static constexpr int WARPS = THREADS / 32, LINES = (BK + WARPS - 1) / WARPS;
   const float* base;
   i64 row_step, k_step;
@@ -103,7 +139,8 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct AsyncLines {
       for (int i = 0; i < DOWN; i++, from += hop) {
         if (own + i * TURN < min(rows, ROWS)) {
 #pragma unroll
-          for (int e = 0; e < BK / 8; e++) one(mine + (8 * e * PITCH + i * TURN) * 4, from + 8 * e, k0 + at + 8 * e < k);
+          for (int e = 0; e < BK / 8; e++)
+            one(mine + (8 * e * PITCH + i * TURN) * 4, from + 8 * e, k0 + at + 8 * e < k);
         }
       }
     } else if (E == 4) {
@@ -112,7 +149,10 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct AsyncLines {
         const int t = threadIdx.x + i * THREADS, line = t / ACROSS, r = t % ACROSS * 4;
         if ((COPIES % THREADS && t >= COPIES) || r >= rows) continue;
         const int bytes = k0 + line < k ? 16 : 0;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to + line * PITCH + r)), "l"(base + (k0 + line) * k_step + r), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                         (u32)__cvta_generic_to_shared(to + line * PITCH + r)),
+                     "l"(base + (k0 + line) * k_step + r), "r"(bytes)
+                     : "memory");
       }
     } else {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -123,31 +163,45 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct AsyncLines {
         if (BK % WARPS && warp + i * WARPS >= BK) break;
 #pragma unroll
         for (int r = 0; r < ROWS; r += 32)
-          if (r + lane < min(rows, ROWS)) one(mine + (i * WARPS * PITCH + r) * 4, from + (GATHER ? r * row_step : r), k0 + warp + i * WARPS < k);
+          if (r + lane < min(rows, ROWS))
+            one(mine + (i * WARPS * PITCH + r) * 4, from + (GATHER ? r * row_step : r),
+                k0 + warp + i * WARPS < k);
       }
     }
   }
   DEV void one(u32 to, const float* from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 4 : 0)
+                 : "memory");
   }
 };
 
 // COUNT elements of a line, fours that lie STEP apart; volatile, so that reads ahead stay ahead.
-template <int COUNT, int STEP> DEV void read_line(float (&to)[COUNT], u32 from) {
+template <int COUNT, int STEP>
+DEV void read_line(float (&to)[COUNT], u32 from) {
 #pragma unroll
   for (int i = 0; i < COUNT; i += 4)
-    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(to[i]), "=f"(to[i + 1]), "=f"(to[i + 2]), "=f"(to[i + 3]) : "r"(from + i * STEP) : "memory");
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[i]), "=f"(to[i + 1]), "=f"(to[i + 2]), "=f"(to[i + 3])
+                 : "r"(from + i * STEP)
+                 : "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   float* const memory = (float*)shared;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
-  const int tiles_m = (M + BM - 1) / BM, tile_n = N > BN ? tile / tiles_m : 0, m0 = (tile - tile_n * tiles_m) * BM, n0 = tile_n * BN, group = warp / (WARPS_M * WARPS_N);
-  const int steps = (K + BK - 1) / BK, begin = steps * part / SPLIT * BK, end = min(steps * (part + 1) / SPLIT * BK, K);
-  // Neighbouring lanes have two of what four lanes lie along: of 16 lanes, which one access of shared memory serves, eight read different places of the other.
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+            part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
+  const int tiles_m = (M + BM - 1) / BM, tile_n = N > BN ? tile / tiles_m : 0,
+            m0 = (tile - tile_n * tiles_m) * BM, n0 = tile_n * BN,
+            group = warp / (WARPS_M * WARPS_N);
+  const int steps = (K + BK - 1) / BK, begin = steps * part / SPLIT * BK,
+            end = min(steps * (part + 1) / SPLIT * BK, K);
+  // Neighbouring lanes have two of what four lanes lie along: of 16 lanes, which one access of
+  // shared memory serves, eight read different places of the other.
   const int of_four = lane % 2 + lane / 16 * 2, of_eight = lane / 2 % 8;
-  const int wm = warp % WARPS_M * (LANES_M * LANE_M) + (TALL ? of_eight : of_four) * 4, wn = warp / WARPS_M % WARPS_N * (LANES_N * LANE_N) + (TALL ? of_four : of_eight) * 4;
+  const int wm = warp % WARPS_M * (LANES_M * LANE_M) + (TALL ? of_eight : of_four) * 4,
+            wn = warp / WARPS_M % WARPS_N * (LANES_N * LANE_N) + (TALL ? of_four : of_eight) * 4;
   TO_BATCH;
 #if HELD
   typedef Lines<BM, A_ALONG, A_GATHER, A_BYTES> Left;
@@ -164,7 +218,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
 #endif
   constexpr int STAGE = Left::SIZE + Right::SIZE;
   const u32 first_stage = (u32)__cvta_generic_to_shared(memory);
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");  // in this order: else blocks of several kernels wait beside these, which then lie unevenly
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::
+                   : "memory");  // in this order: else blocks of several kernels wait beside these,
+                                 // which then lie unevenly
   float sum[LANE_M][LANE_N] = {};
   // The step from k0 on, which lies at `stage`.
   const auto multiply = [&](u32 stage, int k0) {
@@ -186,7 +242,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
 #pragma unroll
         for (int i = 0; i < LANE_M; i++)
 #pragma unroll
-          for (int j = 0; j < LANE_N; j++) sum[i][e % 2 ? LANE_N - 1 - j : j] = fmaf(x[e % 2][i], z[e % 2][e % 2 ? LANE_N - 1 - j : j], sum[i][e % 2 ? LANE_N - 1 - j : j]);
+          for (int j = 0; j < LANE_N; j++)
+            sum[i][e % 2 ? LANE_N - 1 - j : j] =
+                fmaf(x[e % 2][i], z[e % 2][e % 2 ? LANE_N - 1 - j : j],
+                     sum[i][e % 2 ? LANE_N - 1 - j : j]);
       }
       from_a += 16 * WARPS_K * Left::PITCH, from_b += 16 * WARPS_K * Right::PITCH;
     }
@@ -269,7 +328,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
   for (int i = 0; i < LANE_M; i++)
 #pragma unroll
     for (int j = 0; j < LANE_N; j += 4)
-      *(float4*)(memory + (group * BM + wm + i / 4 * (4 * LANES_M) + i % 4) * ROW + wn + j * LANES_N) = make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
+      *(float4*)(memory + (group * BM + wm + i / 4 * (4 * LANES_M) + i % 4) * ROW + wn +
+                 j * LANES_N) = make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
 #if SPLIT > 1
   if (WARPS_K > 1) {  // what the groups have becomes one
     __syncthreads();
@@ -291,7 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
     float v[1] = {memory[r * ROW + c]};
 #if SPLIT > 1
 #pragma unroll
-    for (int peer = 1; peer < SPLIT; peer++) v[0] += from_peer(memory + r * ROW + c, (part + peer) % SPLIT);
+    for (int peer = 1; peer < SPLIT; peer++)
+      v[0] += from_peer(memory + r * ROW + c, (part + peer) % SPLIT);
 #else
 #pragma unroll
     for (int g = 1; g < WARPS_K; g++) v[0] += memory[(g * BM + r) * ROW + c];
@@ -300,7 +361,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
     return v[0];
   };
   if (columns >= 24) {
-    constexpr int WARPS = THREADS / 32, APART = WARPS * SPLIT, WIDE = (BN + 31) / 32, ROWS = WIDE < 4 ? 4 / WIDE : 1;  // of a turn
+    constexpr int WARPS = THREADS / 32, APART = WARPS * SPLIT, WIDE = (BN + 31) / 32,
+                  ROWS = WIDE < 4 ? 4 / WIDE : 1;  // of a turn
 #pragma unroll 1
     for (int r = part * WARPS + warp; r < rows; r += ROWS * APART) {
       float v[ROWS][WIDE];
@@ -308,15 +370,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
       for (int i = 0; i < ROWS; i++)
 #pragma unroll
         for (int c = 0; c < WIDE; c++)
-          if (r + i * APART < rows && c * 32 + lane < columns) v[i][c] = result(r + i * APART, c * 32 + lane);
+          if (r + i * APART < rows && c * 32 + lane < columns)
+            v[i][c] = result(r + i * APART, c * 32 + lane);
 #pragma unroll
       for (int i = 0; i < ROWS; i++)
 #pragma unroll
         for (int c = 0; c < WIDE; c++)
-          if (r + i * APART < rows && c * 32 + lane < columns) corner[(r + i * APART) * ldy + c * 32 + lane] = v[i][c];
+          if (r + i * APART < rows && c * 32 + lane < columns)
+            corner[(r + i * APART) * ldy + c * 32 + lane] = v[i][c];
     }
   } else {
-    for (int t = part * THREADS + threadIdx.x; t < rows * columns; t += THREADS * SPLIT) corner[t / columns * ldy + t % columns] = result(t / columns, t % columns);
+    for (int t = part * THREADS + threadIdx.x; t < rows * columns; t += THREADS * SPLIT)
+      corner[t / columns * ldy + t % columns] = result(t / columns, t % columns);
   }
 #if SPLIT > 1
   cluster_sync();  // no block may leave while its sums are read

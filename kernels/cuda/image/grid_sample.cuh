@@ -1,33 +1,54 @@
 // Channels-last images sampled where a grid says. Follows image.cuh.
 //
-// MODE: 0 nearest, 1 linear, 2 cubic. PAD, what lies outside the image: 0 zeros, 1 its edge, 2 its reflection. CORNERS: -1 and 1 are the centres of the outermost
-// pixels, else their outer edges. Everything in the order of ONNX Runtime's CPU provider.
+// MODE: 0 nearest, 1 linear, 2 cubic. PAD, what lies outside the image: 0 zeros, 1 its edge, 2 its
+// reflection. CORNERS: -1 and 1 are the centres of the outermost pixels, else their outer edges.
+// Everything in the order of ONNX Runtime's CPU provider.
 
-struct Sample { int N, C, IH, IW, OH, OW; };
+struct Sample {
+  int N, C, IH, IW, OH, OW;
+};
 
-template <bool CORNERS> DEV float position(float g, int n) { return CORNERS ? (g + 1.f) / 2.f * float(n - 1) : ((g + 1.f) * float(n) - 1.f) / 2.f; }
-template <bool CORNERS> DEV float reflected(float v, int n) {
-  const float low = CORNERS ? 0.f : -0.5f, high = CORNERS ? float(n - 1) : float(n) - 0.5f, range = high - low;
+template <bool CORNERS>
+DEV float position(float g, int n) {
+  return CORNERS ? (g + 1.f) / 2.f * float(n - 1) : ((g + 1.f) * float(n) - 1.f) / 2.f;
+}
+template <bool CORNERS>
+DEV float reflected(float v, int n) {
+  const float low = CORNERS ? 0.f : -0.5f, high = CORNERS ? float(n - 1) : float(n) - 0.5f,
+              range = high - low;
   if (v >= low && v <= high) return v;
-  const float past = v < low ? low - v : v - high, turns = floorf(past / range), rest = past - turns * range;
+  const float past = v < low ? low - v : v - high, turns = floorf(past / range),
+              rest = past - turns * range;
   const bool even = turns - 2.f * floorf(turns / 2.f) == 0.f;
   return (v < low) == even ? low + rest : high - rest;
 }
-template <int PAD, bool CORNERS> DEV float brought_in(float v, int n) {
+template <int PAD, bool CORNERS>
+DEV float brought_in(float v, int n) {
   return PAD == 1 ? fminf(fmaxf(v, 0.f), float(n - 1)) : PAD == 2 ? reflected<CORNERS>(v, n) : v;
 }
-// The pixel that stands for `k`, and whether there is one. Far beyond an image of zeros a float is no int.
-struct Pixel { int at; bool some; };
-template <int PAD, bool CORNERS> DEV Pixel pixel(float k, int n) {
+// The pixel that stands for `k`, and whether there is one. Far beyond an image of zeros a float is
+// no int.
+struct Pixel {
+  int at;
+  bool some;
+};
+template <int PAD, bool CORNERS>
+DEV Pixel pixel(float k, int n) {
   const float r = PAD == 2 ? reflected<CORNERS>(k, n) : k;
   return {min(max(int(r), 0), n - 1), PAD != 0 || (k >= 0.f && k <= float(n - 1))};
 }
 // Neighbours along an axis and their weights.
-template <int MODE> struct Near { Pixel at[MODE == 0 ? 1 : 2 * MODE]; float weight[MODE == 0 ? 1 : 2 * MODE]; };
-template <int MODE, int PAD, bool CORNERS> DEV Near<MODE> near(float g, int n) {
+template <int MODE>
+struct Near {
+  Pixel at[MODE == 0 ? 1 : 2 * MODE];
+  float weight[MODE == 0 ? 1 : 2 * MODE];
+};
+template <int MODE, int PAD, bool CORNERS>
+DEV Near<MODE> near(float g, int n) {
   float v = position<CORNERS>(g, n);
   if (MODE == 0) v = rintf(v);
-  if (MODE != 2 || PAD != 1) v = brought_in<PAD, CORNERS>(v, n);  // cubic: its neighbours are, alone
+  if (MODE != 2 || PAD != 1)
+    v = brought_in<PAD, CORNERS>(v, n);  // cubic: its neighbours are, alone
   const float low = MODE == 0 ? v : floorf(v) - float(MODE - 1), t = v - floorf(v);
   Near<MODE> r;
   r.weight[0] = 1.f;
@@ -38,20 +59,25 @@ template <int MODE, int PAD, bool CORNERS> DEV Near<MODE> near(float g, int n) {
     r.weight[0] = ((a * (t + 1.f) - 5.f * a) * (t + 1.f) + 8.f * a) * (t + 1.f) - 4.f * a;
     r.weight[MODE / 2] = ((a + 2.f) * t - (a + 3.f)) * t * t + 1.f;
     r.weight[MODE] = ((a + 2.f) * u - (a + 3.f)) * u * u + 1.f;
-    r.weight[MODE + MODE / 2] = ((a * (u + 1.f) - 5.f * a) * (u + 1.f) + 8.f * a) * (u + 1.f) - 4.f * a;
+    r.weight[MODE + MODE / 2] =
+        ((a * (u + 1.f) - 5.f * a) * (u + 1.f) + 8.f * a) * (u + 1.f) - 4.f * a;
   }
 #pragma unroll
-  for (int k = 0; k < int(sizeof(r.at) / sizeof(Pixel)); k++) r.at[k] = pixel<PAD, CORNERS>(low + float(k), n);
+  for (int k = 0; k < int(sizeof(r.at) / sizeof(Pixel)); k++)
+    r.at[k] = pixel<PAD, CORNERS>(low + float(k), n);
   return r;
 }
-template <int MODE, int PAD, bool CORNERS, int V, class G> DEV void sample_pixels(const T* x, const G* grid, T* y, const Sample& g, Pitch from, Pitch to) {
+template <int MODE, int PAD, bool CORNERS, int V, class G>
+DEV void sample_pixels(const T* x, const G* grid, T* y, const Sample& g, Pitch from, Pitch to) {
   constexpr int M = MODE == 0 ? 1 : 2 * MODE;
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
-  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const G* const place = grid + 2 * ((i64(n) * g.OH + oh) * g.OW + ow);
-    const Near<MODE> across = near<MODE, PAD, CORNERS>(to_float(place[0]), g.IW), down = near<MODE, PAD, CORNERS>(to_float(place[1]), g.IH);
+    const Near<MODE> across = near<MODE, PAD, CORNERS>(to_float(place[0]), g.IW),
+                     down = near<MODE, PAD, CORNERS>(to_float(place[1]), g.IH);
     float sum[V] = {};
 #pragma unroll
     for (int i = 0; i < M; i++) {
@@ -59,7 +85,8 @@ template <int MODE, int PAD, bool CORNERS, int V, class G> DEV void sample_pixel
 #pragma unroll
       for (int j = 0; j < M; j++)
         if (down.at[i].some && across.at[j].some) {
-          const Vec<T, V> v = load<V>(x + n * from.ns + down.at[i].at * from.rs + i64(across.at[j].at) * from.cs + c);
+          const Vec<T, V> v = load<V>(x + n * from.ns + down.at[i].at * from.rs +
+                                      i64(across.at[j].at) * from.cs + c);
 #pragma unroll
           for (int k = 0; k < V; k++) row[k] += to_float(v.v[k]) * across.weight[j];
         }
@@ -72,8 +99,11 @@ template <int MODE, int PAD, bool CORNERS, int V, class G> DEV void sample_pixel
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-template <int MODE, int PAD, bool CORNERS, class G> DEV void sample(const T* x, const G* grid, T* y, const Sample& g, Pitch from, Pitch to) {
+template <int MODE, int PAD, bool CORNERS, class G>
+DEV void sample(const T* x, const G* grid, T* y, const Sample& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
-  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) sample_pixels<MODE, PAD, CORNERS, V>(x, grid, y, g, from, to);
-  else sample_pixels<MODE, PAD, CORNERS, 1>(x, grid, y, g, from, to);
+  if (wide_pitch(x, from, V) && wide_pitch(y, to, V))
+    sample_pixels<MODE, PAD, CORNERS, V>(x, grid, y, g, from, to);
+  else
+    sample_pixels<MODE, PAD, CORNERS, 1>(x, grid, y, g, from, to);
 }

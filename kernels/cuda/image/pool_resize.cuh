@@ -1,37 +1,62 @@
-// Pooling and resizing of channels-last images: a thread per pixel and V channels. Pad channels up to the next multiple of V, or of 8, are read and written too.
-struct Pitch { int cs; i64 rs, ns; };
-DEV bool wide_pitch(const void* p, Pitch q, int v) { return aligned(p, v * int(sizeof(T))) && ((q.cs | q.rs | q.ns) & (v - 1)) == 0; }
+// Pooling and resizing of channels-last images: a thread per pixel and V channels. Pad channels up
+// to the next multiple of V, or of 8, are read and written too.
+struct Pitch {
+  int cs;
+  i64 rs, ns;
+};
+DEV bool wide_pitch(const void* p, Pitch q, int v) {
+  return aligned(p, v * int(sizeof(T))) && ((q.cs | q.rs | q.ns) & (v - 1)) == 0;
+}
 
-struct Pool { int N, C, IH, IW, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, PB, PR; };
+struct Pool {
+  int N, C, IH, IW, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, PB, PR;
+};
 
-// Window taps start + k * dilation, k < taps, that lie in [low, high): the first such k and how many.
-struct Taps { int first, count; };
+// Window taps start + k * dilation, k < taps, that lie in [low, high): the first such k and how
+// many.
+struct Taps {
+  int first, count;
+};
 DEV Taps clip_taps(int start, int taps, int dilation, int low, int high) {
-  const int first = start >= low ? 0 : (low - start + dilation - 1) / dilation, end = start >= high ? 0 : (high - start + dilation - 1) / dilation;
+  const int first = start >= low ? 0 : (low - start + dilation - 1) / dilation,
+            end = start >= high ? 0 : (high - start + dilation - 1) / dilation;
   return {first, max(min(end, taps) - first, 0)};
 }
 
-// Vectors of a pixel that are written. Pitches are multiples of 8 channels, all of which are: memory takes whole sectors of 32 bytes faster than parts.
-template <int V> DEV u32 vectors_of(int channels, int pitch) { return V > 1 && pitch % 8 == 0 ? (channels + 7) / 8 * (8 / V) : (channels + V - 1) / V; }
+// Vectors of a pixel that are written. Pitches are multiples of 8 channels, all of which are:
+// memory takes whole sectors of 32 bytes faster than parts.
+template <int V>
+DEV u32 vectors_of(int channels, int pitch) {
+  return V > 1 && pitch % 8 == 0 ? (channels + 7) / 8 * (8 / V) : (channels + V - 1) / V;
+}
 
-// Where unit u of V neighbouring channels lies, of `total` in images of OH x OW pixels; 31 bits divide faster.
-struct Place { int n, oh, ow, c; };
-template <int V> DEV Place place_of(u64 u, u64 total, u32 vectors, int OH, int OW) {
+// Where unit u of V neighbouring channels lies, of `total` in images of OH x OW pixels; 31 bits
+// divide faster.
+struct Place {
+  int n, oh, ow, c;
+};
+template <int V>
+DEV Place place_of(u64 u, u64 total, u32 vectors, int OH, int OW) {
   const bool large = total >> 31;
-  const u64 pixels = large ? u / vectors : u64(u32(u) / vectors), rows = large ? pixels / OW : u64(u32(pixels) / u32(OW));
+  const u64 pixels = large ? u / vectors : u64(u32(u) / vectors),
+            rows = large ? pixels / OW : u64(u32(pixels) / u32(OW));
   const int n = large ? int(rows / OH) : int(u32(rows) / u32(OH));
   return {n, int(rows - u64(n) * OH), int(pixels - rows * OW), int(u - pixels * vectors) * V};
 }
 
-// mode 0 max, 1 average of what lies in the image, 2 average over the window clipped to the padded image.
-template <int MODE, int V> DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+// mode 0 max, 1 average of what lies in the image, 2 average over the window clipped to the padded
+// image.
+template <int MODE, int V>
+DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
-  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
     const Taps th = clip_taps(top, g.KH, g.DH, 0, g.IH), tw = clip_taps(left, g.KW, g.DW, 0, g.IW);
-    const T* p = x + n * from.ns + i64(top + th.first * g.DH) * from.rs + i64(left + tw.first * g.DW) * from.cs + c;
+    const T* p = x + n * from.ns + i64(top + th.first * g.DH) * from.rs +
+                 i64(left + tw.first * g.DW) * from.cs + c;
     float a[V];
 #pragma unroll
     for (int j = 0; j < V; j++) a[j] = MODE == 0 ? -INF : 0.f;
@@ -40,11 +65,14 @@ template <int MODE, int V> DEV void pool_pixels(const T* x, T* y, const Pool& g,
       for (int kw = 0; kw < tw.count; kw++) {
         const Vec<T, V> v = load<V>(p + i64(kh * g.DH) * from.rs + i64(kw * g.DW) * from.cs);
 #pragma unroll
-        for (int j = 0; j < V; j++) a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
+        for (int j = 0; j < V; j++)
+          a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
       }
     if (MODE != 0) {
       int count = th.count * tw.count;
-      if (MODE == 2) count = clip_taps(top, g.KH, g.DH, -g.PT, g.IH + g.PB).count * clip_taps(left, g.KW, g.DW, -g.PL, g.IW + g.PR).count;
+      if (MODE == 2)
+        count = clip_taps(top, g.KH, g.DH, -g.PT, g.IH + g.PB).count *
+                clip_taps(left, g.KW, g.DW, -g.PL, g.IW + g.PR).count;
       const float scale = count ? 1.f / float(count) : 0.f;
 #pragma unroll
       for (int j = 0; j < V; j++) a[j] *= scale;
@@ -56,7 +84,8 @@ template <int MODE, int V> DEV void pool_pixels(const T* x, T* y, const Pool& g,
   }
 }
 // What V channels of the window's taps become: a maximum (of pairs in 16-bit types), or a sum.
-template <int MODE, int V, int SIZE> struct Pooled {
+template <int MODE, int V, int SIZE>
+struct Pooled {
   float a[V];
   __device__ Pooled() {
 #pragma unroll
@@ -64,7 +93,8 @@ template <int MODE, int V, int SIZE> struct Pooled {
   }
   __device__ __forceinline__ void add(const Vec<T, V>& v) {
 #pragma unroll
-    for (int j = 0; j < V; j++) a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
+    for (int j = 0; j < V; j++)
+      a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
   }
   __device__ __forceinline__ void meet(int apart) {
 #pragma unroll
@@ -82,7 +112,8 @@ template <int MODE, int V, int SIZE> struct Pooled {
 };
 DEV u32 lowest_pair(float*) { return 0; }  // not used
 DEV u32 pair_max(float*, u32 a, u32) { return a; }
-template <> struct Pooled<0, 8, 2> {
+template <>
+struct Pooled<0, 8, 2> {
   u32 a[4];
   __device__ Pooled() {
 #pragma unroll
@@ -94,29 +125,36 @@ template <> struct Pooled<0, 8, 2> {
   }
   __device__ __forceinline__ void meet(int apart) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) a[j] = pair_max((T*)0, a[j], __shfl_xor_sync(FULL_WARP, a[j], apart));
+    for (int j = 0; j < 4; j++)
+      a[j] = pair_max((T*)0, a[j], __shfl_xor_sync(FULL_WARP, a[j], apart));
   }
   __device__ __forceinline__ Vec<T, 8> result(float) const { return *(const Vec<T, 8>*)a; }
 };
 
-// Windows of a size known when the kernel is compiled: all taps, or those of a row where they are many, are on their way at once.
-template <int MODE, int V, int KH, int KW> DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+// Windows of a size known when the kernel is compiled: all taps, or those of a row where they are
+// many, are on their way at once.
+template <int MODE, int V, int KH, int KW>
+DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int ROWS = KH * KW <= 16 ? KH : 1;
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
-  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
     const T* p = x + n * from.ns + i64(top) * from.rs + i64(left) * from.cs + c;
     Pooled<MODE, V, int(sizeof(T))> pooled;
     for (int row = 0; row < KH; row += ROWS) {
       Vec<T, V> v[ROWS][KW];
-      const auto inside = [&](int kh, int kw) { return u32(top + (row + kh) * g.DH) < u32(g.IH) && u32(left + kw * g.DW) < u32(g.IW); };
+      const auto inside = [&](int kh, int kw) {
+        return u32(top + (row + kh) * g.DH) < u32(g.IH) && u32(left + kw * g.DW) < u32(g.IW);
+      };
 #pragma unroll
       for (int kh = 0; kh < ROWS; kh++)
 #pragma unroll
         for (int kw = 0; kw < KW; kw++)
-          if (inside(kh, kw)) v[kh][kw] = load<V>(p + i64((row + kh) * g.DH) * from.rs + i64(kw * g.DW) * from.cs);
+          if (inside(kh, kw))
+            v[kh][kw] = load<V>(p + i64((row + kh) * g.DH) * from.rs + i64(kw * g.DW) * from.cs);
 #pragma unroll
       for (int kh = 0; kh < ROWS; kh++)
 #pragma unroll
@@ -125,20 +163,24 @@ template <int MODE, int V, int KH, int KW> DEV void pool_windows(const T* x, T* 
     }
     float scale = 1.f;
     if (MODE != 0) {
-      const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0, high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
-      const int count = clip_taps(top, KH, g.DH, low_h, high_h).count * clip_taps(left, KW, g.DW, low_w, high_w).count;
+      const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0,
+                high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
+      const int count = clip_taps(top, KH, g.DH, low_h, high_h).count *
+                        clip_taps(left, KW, g.DW, low_w, high_w).count;
       scale = count ? 1.f / float(count) : 0.f;
     }
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, pooled.result(scale));
   }
 }
 // A few outputs: LANES neighbouring threads divide the taps of each.
-template <int MODE, int V, int KH, int KW, int LANES> DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+template <int MODE, int V, int KH, int KW, int LANES>
+DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int ROUNDS = (KH * KW + LANES - 1) / LANES, AHEAD = ROUNDS < 8 ? ROUNDS : 8;
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors, apart = u64(gridDim.x) * (blockDim.x / LANES);
   const int lane = threadIdx.x % LANES;
-  for (u64 first = u64(blockIdx.x) * (blockDim.x / LANES); first < total; first += apart) {  // all of a block take each turn
+  for (u64 first = u64(blockIdx.x) * (blockDim.x / LANES); first < total;
+       first += apart) {  // all of a block take each turn
     const u64 u = min(first + threadIdx.x / LANES, total - 1);
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
@@ -151,7 +193,8 @@ template <int MODE, int V, int KH, int KW, int LANES> DEV void pool_lanes(const 
 #pragma unroll
       for (int q = 0; q < AHEAD; q++) {
         const int at = (k + q) * LANES + lane, kh = at / KW, kw = at % KW;
-        inside[q] = kh < KH && u32(top + kh * g.DH) < u32(g.IH) && u32(left + kw * g.DW) < u32(g.IW);
+        inside[q] =
+            kh < KH && u32(top + kh * g.DH) < u32(g.IH) && u32(left + kw * g.DW) < u32(g.IW);
         if (inside[q]) v[q] = load<V>(p + kh * g.DH * from.rs + kw * g.DW * from.cs);
       }
 #pragma unroll
@@ -161,30 +204,45 @@ template <int MODE, int V, int KH, int KW, int LANES> DEV void pool_lanes(const 
 #pragma unroll
     for (int other = LANES / 2; other; other /= 2) pooled.meet(other);
     if (lane || first + threadIdx.x / LANES >= total) continue;
-    const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0, high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
-    const int count = clip_taps(top, KH, g.DH, low_h, high_h).count * clip_taps(left, KW, g.DW, low_w, high_w).count;
-    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, pooled.result(count ? 1.f / float(count) : 0.f));
+    const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0,
+              high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
+    const int count = clip_taps(top, KH, g.DH, low_h, high_h).count *
+                      clip_taps(left, KW, g.DW, low_w, high_w).count;
+    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c,
+             pooled.result(count ? 1.f / float(count) : 0.f));
   }
 }
 // KH, KW: 0 where the window is large. LANES: threads of an output.
-template <int MODE, int KH, int KW, int LANES> DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+template <int MODE, int KH, int KW, int LANES>
+DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
-  if (!wide_pitch(x, from, V) || !wide_pitch(y, to, V)) pool_pixels<MODE, 1>(x, y, g, from, to);
-  else if constexpr (LANES > 1) pool_lanes<MODE, V, KH, KW, LANES>(x, y, g, from, to);
-  else if constexpr (KH > 0) pool_windows<MODE, V, KH, KW>(x, y, g, from, to);
-  else pool_pixels<MODE, V>(x, y, g, from, to);
+  if (!wide_pitch(x, from, V) || !wide_pitch(y, to, V))
+    pool_pixels<MODE, 1>(x, y, g, from, to);
+  else if constexpr (LANES > 1)
+    pool_lanes<MODE, V, KH, KW, LANES>(x, y, g, from, to);
+  else if constexpr (KH > 0)
+    pool_windows<MODE, V, KH, KW>(x, y, g, from, to);
+  else
+    pool_pixels<MODE, V>(x, y, g, from, to);
 }
 
-// LANES threads across vectors of V channels, the others down the pixels; partial sums meet in a warp, then in shared memory. blockIdx.x: image x channel block
-// (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c]. The BESIDE
-// blocks of a cluster have a slice each and join these themselves.
-template <bool MAX, int V, int LANES, int BESIDE> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+// LANES threads across vectors of V channels, the others down the pixels; partial sums meet in a
+// warp, then in shared memory. blockIdx.x: image x channel block
+// (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with
+// more, f32 sums (or maxima) go to partial[slice, n, c]. The BESIDE blocks of a cluster have a
+// slice each and join these themselves.
+template <bool MAX, int V, int LANES, int BESIDE>
+DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
+                    i64 y_ns, int across) {
   constexpr int AHEAD = 8, DOWN = 256 / LANES;  // pixels on their way at once
   __shared__ float shared[8][LANES * V];
   __shared__ float whole[LANES * V];
-  const int lane = threadIdx.x % LANES, block = blockIdx.x / BESIDE, n = block / across, pixels = H * W;
-  const int slices = BESIDE > 1 ? BESIDE : gridDim.y, slice = BESIDE > 1 ? blockIdx.x % BESIDE : blockIdx.y;
-  const int begin = int(i64(pixels) * slice / slices), end = int(i64(pixels) * (slice + 1) / slices);
+  const int lane = threadIdx.x % LANES, block = blockIdx.x / BESIDE, n = block / across,
+            pixels = H * W;
+  const int slices = BESIDE > 1 ? BESIDE : gridDim.y,
+            slice = BESIDE > 1 ? blockIdx.x % BESIDE : blockIdx.y;
+  const int begin = int(i64(pixels) * slice / slices),
+            end = int(i64(pixels) * (slice + 1) / slices);
   for (int first = block % across * LANES * V; first < C; first += across * LANES * V) {
     const int c = first + lane * V;
     float a[V];
@@ -204,7 +262,8 @@ template <bool MAX, int V, int LANES, int BESIDE> DEV void pool_slice(const T* x
         for (int q = 0; q < AHEAD; q++)
           if (k + q * DOWN < end)
 #pragma unroll
-            for (int j = 0; j < V; j++) a[j] = MAX ? keep_max(a[j], to_float(v[q].v[j])) : a[j] + to_float(v[q].v[j]);
+            for (int j = 0; j < V; j++)
+              a[j] = MAX ? keep_max(a[j], to_float(v[q].v[j])) : a[j] + to_float(v[q].v[j]);
       }
     }
 #pragma unroll
@@ -223,9 +282,12 @@ template <bool MAX, int V, int LANES, int BESIDE> DEV void pool_slice(const T* x
       float s = shared[0][k];
 #pragma unroll
       for (int w = 1; w < 8; w++) s = MAX ? keep_max(s, shared[w][k]) : s + shared[w][k];
-      if (BESIDE > 1) whole[k] = s;
-      else if (slices == 1) from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
-      else partial[(i64(slice) * N + n) * C + first + k] = s;
+      if (BESIDE > 1)
+        whole[k] = s;
+      else if (slices == 1)
+        from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
+      else
+        partial[(i64(slice) * N + n) * C + first + k] = s;
     }
     if (BESIDE > 1) {
       __syncthreads();
@@ -245,32 +307,48 @@ template <bool MAX, int V, int LANES, int BESIDE> DEV void pool_slice(const T* x
     }
   }
 }
-template <bool MAX, bool WIDE, int LANES, int BESIDE> DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+template <bool MAX, bool WIDE, int LANES, int BESIDE>
+DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
+                    i64 y_ns, int across) {
   constexpr int V = 16 / sizeof(T);
-  if (WIDE && wide_pitch(x, from, V)) pool_slice<MAX, V, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
-  else pool_slice<MAX, 1, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
+  if (WIDE && wide_pitch(x, from, V))
+    pool_slice<MAX, V, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
+  else
+    pool_slice<MAX, 1, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
 }
-template <bool MAX> DEV void pool_join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
+template <bool MAX>
+DEV void pool_join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= N * C) return;
   float s = partial[at];
-  for (int k = 1; k < slices; k++) s = MAX ? keep_max(s, partial[i64(k) * N * C + at]) : s + partial[i64(k) * N * C + at];
+  for (int k = 1; k < slices; k++)
+    s = MAX ? keep_max(s, partial[i64(k) * N * C + at]) : s + partial[i64(k) * N * C + at];
   from_float(y[at / C * y_ns + at % C], MAX ? s : s / float(pixels));
 }
 
-struct Resize { int N, C, IH, IW, OH, OW; float scale_h, scale_w; };
-struct Tap { int low, high; float weight; };
+struct Resize {
+  int N, C, IH, IW, OH, OW;
+  float scale_h, scale_w;
+};
+struct Tap {
+  int low, high;
+  float weight;
+};
 
-// Where an output position lies in the input. coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel.
-template <int COORD> DEV float origin(int at, int in, int out, float scale) {
+// Where an output position lies in the input. coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3
+// pytorch_half_pixel.
+template <int COORD>
+DEV float origin(int at, int in, int out, float scale) {
   if (scale == 1.f) return float(at);
   if (COORD == 1) return float(at) / scale;
   if (COORD == 2) return out == 1 ? 0.f : float(at) * float(in - 1) / float(out - 1);
   if (COORD == 3 && out <= 1) return 0.f;
   return (float(at) + 0.5f) / scale - 0.5f;
 }
-// rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil, 4 ceil where the scale is below 1, else floor.
-template <bool LINEAR, int COORD, int ROUNDING> DEV Tap tap(int at, int in, int out, float scale) {
+// rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil, 4 ceil where the scale is below 1, else
+// floor.
+template <bool LINEAR, int COORD, int ROUNDING>
+DEV Tap tap(int at, int in, int out, float scale) {
   float s = origin<COORD>(at, in, out, scale);
   if (!LINEAR) {
     const float below = floorf(s);
@@ -286,31 +364,43 @@ template <bool LINEAR, int COORD, int ROUNDING> DEV Tap tap(int at, int in, int 
   return {low, min(low + 1, in - 1), s - float(low)};
 }
 
-template <bool LINEAR, int COORD, int ROUNDING, int V> DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
+template <bool LINEAR, int COORD, int ROUNDING, int V>
+DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
-  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
-    const Tap row = tap<LINEAR, COORD, ROUNDING>(oh, g.IH, g.OH, g.scale_h), column = tap<LINEAR, COORD, ROUNDING>(ow, g.IW, g.OW, g.scale_w);
-    const T *top = x + n * from.ns + row.low * from.rs + c, *bottom = x + n * from.ns + row.high * from.rs + c;
+    const Tap row = tap<LINEAR, COORD, ROUNDING>(oh, g.IH, g.OH, g.scale_h),
+              column = tap<LINEAR, COORD, ROUNDING>(ow, g.IW, g.OW, g.scale_w);
+    const T *top = x + n * from.ns + row.low * from.rs + c,
+            *bottom = x + n * from.ns + row.high * from.rs + c;
     const i64 low = i64(column.low) * from.cs, high = i64(column.high) * from.cs;
     wait_with(top, bottom, low, high);
     Vec<T, V> out = load<V>(top + low);
     if (LINEAR) {
-      const Vec<T, V> b = load<V>(top + high), d = load<V>(bottom + low), e = load<V>(bottom + high);
+      const Vec<T, V> b = load<V>(top + high), d = load<V>(bottom + low),
+                      e = load<V>(bottom + high);
 #pragma unroll
       for (int j = 0; j < V; j++) {
-        const float up = to_float(out.v[j]) * (1.f - column.weight) + to_float(b.v[j]) * column.weight;
-        const float down = to_float(d.v[j]) * (1.f - column.weight) + to_float(e.v[j]) * column.weight;
+        const float up =
+            to_float(out.v[j]) * (1.f - column.weight) + to_float(b.v[j]) * column.weight;
+        const float down =
+            to_float(d.v[j]) * (1.f - column.weight) + to_float(e.v[j]) * column.weight;
         from_float(out.v[j], up * (1.f - row.weight) + down * row.weight);
       }
     }
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-// Four neighbours along an axis, those beyond the image replaced by its edge, and their weights in Keys' cubic of coefficient `a`.
-struct Four { int at[4]; float weight[4]; };
-template <int COORD> DEV Four four(int at, int in, int out, float scale, float a) {
+// Four neighbours along an axis, those beyond the image replaced by its edge, and their weights in
+// Keys' cubic of coefficient `a`.
+struct Four {
+  int at[4];
+  float weight[4];
+};
+template <int COORD>
+DEV Four four(int at, int in, int out, float scale, float a) {
   const float s = origin<COORD>(at, in, out, scale), low = floorf(s), t = s - low, u = 1.f - t;
   Four f;
 #pragma unroll
@@ -321,18 +411,22 @@ template <int COORD> DEV Four four(int at, int in, int out, float scale, float a
   f.weight[3] = ((a * (u + 1.f) - 5.f * a) * (u + 1.f) + 8.f * a) * (u + 1.f) - 4.f * a;
   return f;
 }
-template <int COORD, int V> DEV void resize_cubic_pixels(const T* x, T* y, const Resize& g, float a, Pitch from, Pitch to) {
+template <int COORD, int V>
+DEV void resize_cubic_pixels(const T* x, T* y, const Resize& g, float a, Pitch from, Pitch to) {
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
-  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
-    const Four down = four<COORD>(oh, g.IH, g.OH, g.scale_h, a), across = four<COORD>(ow, g.IW, g.OW, g.scale_w, a);
+    const Four down = four<COORD>(oh, g.IH, g.OH, g.scale_h, a),
+               across = four<COORD>(ow, g.IW, g.OW, g.scale_w, a);
     wait_with(down.at[0], across.at[0], x + n * from.ns + c);
     Vec<T, V> v[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) v[i][j] = load<V>(x + n * from.ns + down.at[i] * from.rs + i64(across.at[j]) * from.cs + c);
+      for (int j = 0; j < 4; j++)
+        v[i][j] = load<V>(x + n * from.ns + down.at[i] * from.rs + i64(across.at[j]) * from.cs + c);
     float sum[V] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -349,23 +443,33 @@ template <int COORD, int V> DEV void resize_cubic_pixels(const T* x, T* y, const
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-template <int COORD> DEV void resize_cubic(const T* x, T* y, const Resize& g, float a, Pitch from, Pitch to) {
+template <int COORD>
+DEV void resize_cubic(const T* x, T* y, const Resize& g, float a, Pitch from, Pitch to) {
   constexpr int V = 8 / sizeof(T);
-  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) resize_cubic_pixels<COORD, V>(x, y, g, a, from, to);
-  else resize_cubic_pixels<COORD, 1>(x, y, g, a, from, to);
+  if (wide_pitch(x, from, V) && wide_pitch(y, to, V))
+    resize_cubic_pixels<COORD, V>(x, y, g, a, from, to);
+  else
+    resize_cubic_pixels<COORD, 1>(x, y, g, a, from, to);
 }
-template <bool LINEAR, int COORD, int ROUNDING> DEV void resize(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
+template <bool LINEAR, int COORD, int ROUNDING>
+DEV void resize(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
-  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) resize_pixels<LINEAR, COORD, ROUNDING, V>(x, y, g, from, to);
-  else resize_pixels<LINEAR, COORD, ROUNDING, 1>(x, y, g, from, to);
+  if (wide_pitch(x, from, V) && wide_pitch(y, to, V))
+    resize_pixels<LINEAR, COORD, ROUNDING, V>(x, y, g, from, to);
+  else
+    resize_pixels<LINEAR, COORD, ROUNDING, 1>(x, y, g, from, to);
 }
 
-// Each channel divided by (bias + alpha / SIZE * the sum of squares of the SIZE channels around it) to the power of beta.
-template <int SIZE> DEV void respond(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta, float bias, Pitch from, Pitch to) {
+// Each channel divided by (bias + alpha / SIZE * the sum of squares of the SIZE channels around it)
+// to the power of beta.
+template <int SIZE>
+DEV void respond(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta, float bias,
+                 Pitch from, Pitch to) {
   constexpr int V = 8, before = (SIZE - 1) / 2;
   const u32 vectors = (C + V - 1) / V;
   const u64 total = u64(N) * H * W * vectors;
-  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += u64(gridDim.x) * blockDim.x) {
     const auto [n, h, w, c] = place_of<V>(u, total, vectors, H, W);
     const T* const pixel = x + n * from.ns + h * from.rs + i64(w) * from.cs;
     T* const result = y + n * to.ns + h * to.rs + i64(w) * to.cs;
@@ -380,7 +484,8 @@ template <int SIZE> DEV void respond(const T* x, T* y, int N, int C, int H, int 
       float sum = 0.f;
 #pragma unroll
       for (int k = 0; k < SIZE; k++) sum += v[j + k] * v[j + k];
-      if (c + j < C) from_float(result[c + j], v[j + before] * powf(bias + alpha / float(SIZE) * sum, -beta));
+      if (c + j < C)
+        from_float(result[c + j], v[j + before] * powf(bias + alpha / float(SIZE) * sum, -beta));
     }
   }
 }

@@ -1,56 +1,96 @@
-// Squeeze-excite of channels-last images in one launch: y = x * f2(w2 f1(w1 mean(x) + b1) + b2) per image.
+// Squeeze-excite of channels-last images in one launch: y = x * f2(w2 f1(w1 mean(x) + b1) + b2) per
+// image.
 //
-// A cluster has IMAGES images: its blocks share them by channels (ACROSS slices of SLICE vectors of V channels) and by pixels (DOWN ranges).
-// Sums over pixels meet among the blocks of a slice, then what the slices add to the hidden layer meets among the slices, through the blocks'
-// shared memory. Each block keeps HELD pixels of its part of an image in shared memory for the product; the others are read again.
+// A cluster has IMAGES images: its blocks share them by channels (ACROSS slices of SLICE vectors of
+// V channels) and by pixels (DOWN ranges). Sums over pixels meet among the blocks of a slice, then
+// what the slices add to the hidden layer meets among the slices, through the blocks' shared
+// memory. Each block keeps HELD pixels of its part of an image in shared memory for the product;
+// the others are read again.
 //
-// The generator defines T, C, R (hidden channels), PITCH (of both packed weights), THREADS, ACROSS, DOWN, IMAGES, SLICE, HELD, X_FLAT and Y_FLAT (rows of
-// pixels follow each other), EARLY (weights and biases are constants, read while the kernel before this one still runs), first_act and second_act.
+// The generator defines T, C, R (hidden channels), PITCH (of both packed weights), THREADS, ACROSS,
+// DOWN, IMAGES, SLICE, HELD, X_FLAT and Y_FLAT (rows of pixels follow each other), EARLY (weights
+// and biases are constants, read while the kernel before this one still runs), first_act and
+// second_act.
 constexpr int V = 16 / sizeof(T), WIDTH = SLICE * V, BLOCKS = ACROSS * DOWN;
 constexpr int floor_2(int n) { return n < 2 ? 1 : 2 * floor_2(n / 2); }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a < b ? b : a; }
-constexpr int ROWS = THREADS / SLICE;  // pixels, and rows of the second weight, that the block has before it at once, a vector a thread
+constexpr int ROWS = THREADS / SLICE;  // pixels, and rows of the second weight, that the block has
+                                       // before it at once, a vector a thread
 // Sums of pixels: a thread has half a vector (HALF channels) of every GROUPS-th pixel.
-constexpr int HALF = V / 2, HALVES = SLICE * 2, TURNS = (HALVES + THREADS - 1) / THREADS, GROUPS = TURNS > 1 ? 1 : THREADS / HALVES;
-constexpr int PIECES = IMAGES * HELD * SLICE * 16 < 48 * 1024 ? 1 : 4;  // a part is summed piece by piece as it arrives
-// Weights: a thread has a vector of every ROWS-th row. VECTORS: how many it reads of either, AHEAD: and how many at once.
-constexpr int VECTORS = (R + ROWS - 1) / ROWS, AHEAD = VECTORS < 8 ? VECTORS : 8, FILLED = smaller(ROWS, R), PADDED = SLICE | 1;
-constexpr int SCRATCH = larger(larger(GROUPS, FILLED) * WIDTH, R * PADDED) * IMAGES;
+constexpr int HALF = V / 2, HALVES = SLICE * 2, TURNS = (HALVES + THREADS - 1) / THREADS,
+              GROUPS = TURNS > 1 ? 1 : THREADS / HALVES;
+constexpr int PIECES = IMAGES * HELD * SLICE * 16 < 48 * 1024
+                           ? 1
+                           : 4;  // a part is summed piece by piece as it arrives
+// Weights: a thread has a vector of every ROWS-th row. VECTORS: how many it reads of either, AHEAD:
+// and how many at once.
+constexpr int VECTORS = (R + ROWS - 1) / ROWS, AHEAD = VECTORS < 8 ? VECTORS : 8,
+              FILLED = smaller(ROWS, R), PADDED = SLICE | 1;
+constexpr int SCRATCH = larger(larger(GROUPS, FILLED) * WIDTH, R* PADDED) * IMAGES;
 
-struct Plane { int W; int cs; i64 rs, ns; };
-template <bool FLAT> DEV i64 pixel_at(const Plane& p, int k) { return FLAT ? i64(k) * p.cs : i64(k / p.W) * p.rs + i64(k % p.W) * p.cs; }
-DEV void copy_vector(void* to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory"); }
+struct Plane {
+  int W;
+  int cs;
+  i64 rs, ns;
+};
+template <bool FLAT>
+DEV i64 pixel_at(const Plane& p, int k) {
+  return FLAT ? i64(k) * p.cs : i64(k / p.W) * p.rs + i64(k % p.W) * p.cs;
+}
+DEV void copy_vector(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
 DEV void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // At most N of the groups of copies are still under way.
-template <int N> DEV void copies_arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-// Stores `v` in another block of the cluster at the place of `mine` in this one, and counts its bytes at that block's barrier.
+template <int N>
+DEV void copies_arrived() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+// Stores `v` in another block of the cluster at the place of `mine` in this one, and counts its
+// bytes at that block's barrier.
 DEV void push(const float* mine, float v, u32 barrier, int block) {
-  asm volatile("{.reg .b32 to, b; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 b, %2, %3;"
-               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %1, [b];}" ::"r"(shared_address(mine)), "f"(v), "r"(barrier), "r"(block) : "memory");
+  asm volatile(
+      "{.reg .b32 to, b; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 b, %2, %3;"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %1, [b];}" ::"r"(
+          shared_address(mine)),
+      "f"(v), "r"(barrier), "r"(block)
+      : "memory");
 }
 // What the blocks of the cluster pushed is here.
 DEV void pushes_arrived(u32 barrier) {
   u32 done = 0;
   while (!done)
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p;}" : "=r"(done) : "r"(barrier) : "memory");
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
+        "selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(barrier)
+        : "memory");
 }
 // v *= by
-template <class A> DEV void scale(Vec<A, V>& v, const float (&by)[V]) {
+template <class A>
+DEV void scale(Vec<A, V>& v, const float (&by)[V]) {
 #pragma unroll
   for (int c = 0; c < V; c += 2)
     if constexpr (sizeof(A) == 2) {
-      u32 *const word = (u32*)&v + c / 2;
+      u32* const word = (u32*)&v + c / 2;
       float a, b;
       unpack2((A*)nullptr, *word, a, b);
       *word = pack2((A*)nullptr, a * by[c], b * by[c + 1]);
-    } else v.v[c] *= by[c], v.v[c + 1] *= by[c + 1];
+    } else
+      v.v[c] *= by[c], v.v[c + 1] *= by[c + 1];
 }
 
-// The sums of scratch[r * STEP + c * BY] over r < COUNT for c < COLUMNS: each of the share(COUNT, COLUMNS) neighbouring threads that have a column
-// calls take(c, sum, which of them it is).
-constexpr int share(int count, int columns) { return smaller(smaller(floor_2(count), 32), floor_2(larger(1, THREADS / columns))); }
-template <int COUNT, int STEP, int COLUMNS, int BY, class Take> DEV void join(const float* scratch, Take take) {
+// The sums of scratch[r * STEP + c * BY] over r < COUNT for c < COLUMNS: each of the share(COUNT,
+// COLUMNS) neighbouring threads that have a column calls take(c, sum, which of them it is).
+constexpr int share(int count, int columns) {
+  return smaller(smaller(floor_2(count), 32), floor_2(larger(1, THREADS / columns)));
+}
+template <int COUNT, int STEP, int COLUMNS, int BY, class Take>
+DEV void join(const float* scratch, Take take) {
   constexpr int SHARE = share(COUNT, COLUMNS);
   for (int e = threadIdx.x; e < (COLUMNS * SHARE + 31) / 32 * 32; e += THREADS) {
     const int c = e / SHARE, part = e % SHARE;
@@ -65,44 +105,57 @@ template <int COUNT, int STEP, int COLUMNS, int BY, class Take> DEV void join(co
   }
 }
 
-DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int N, int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
+DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int N,
+                int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
   extern __shared__ uint4 kept[];  // [IMAGES][HELD][SLICE]
-  // means: [IMAGES][WIDTH], at last the gates; bias: [WIDTH]; hidden: [IMAGES][R]; sums: [DOWN][IMAGES][WIDTH] and arrived: [ACROSS][IMAGES][R] come from the blocks
-  u64 *const barriers = (u64*)(kept + IMAGES * HELD * SLICE);
-  float *const scratch = (float*)(barriers + 2), *const means = scratch + SCRATCH, *const bias = means + IMAGES * WIDTH;
-  float *const sums = bias + WIDTH, *const arrived = sums + (DOWN > 1 ? DOWN * IMAGES * WIDTH : 0), *const hidden = arrived + (ACROSS > 1 ? ACROSS * IMAGES * R : 0);
+  // means: [IMAGES][WIDTH], at last the gates; bias: [WIDTH]; hidden: [IMAGES][R]; sums:
+  // [DOWN][IMAGES][WIDTH] and arrived: [ACROSS][IMAGES][R] come from the blocks
+  u64* const barriers = (u64*)(kept + IMAGES * HELD * SLICE);
+  float *const scratch = (float*)(barriers + 2), *const means = scratch + SCRATCH,
+               *const bias = means + IMAGES * WIDTH;
+  float *const sums = bias + WIDTH, *const arrived = sums + (DOWN > 1 ? DOWN * IMAGES * WIDTH : 0),
+               *const hidden = arrived + (ACROSS > 1 ? ACROSS * IMAGES * R : 0);
   const u32 sums_here = shared_address(barriers), parts_here = shared_address(barriers + 1);
   if (BLOCKS > 1) {
     if (threadIdx.x == 0) {
       barrier_init(sums_here, 1), barrier_init(parts_here, 1);
-      expect_bytes(sums_here, DOWN * IMAGES * WIDTH * 4), expect_bytes(parts_here, ACROSS * IMAGES * R * 4);
+      expect_bytes(sums_here, DOWN * IMAGES * WIDTH * 4),
+          expect_bytes(parts_here, ACROSS * IMAGES * R * 4);
     }
     barriers_ready();
     cluster_arrive_relaxed();
   }
-  const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS, image = blockIdx.x / BLOCKS * IMAGES, first = across * WIDTH;
-  const int column = threadIdx.x % SLICE, row = threadIdx.x / SLICE, pixels = H * from.W, channel = first + column * V;
-  const int begin = int(i64(pixels) * down / DOWN), mine = int(i64(pixels) * (down + 1) / DOWN) - begin;
+  const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS,
+            image = blockIdx.x / BLOCKS * IMAGES, first = across * WIDTH;
+  const int column = threadIdx.x % SLICE, row = threadIdx.x / SLICE, pixels = H * from.W,
+            channel = first + column * V;
+  const int begin = int(i64(pixels) * down / DOWN),
+            mine = int(i64(pixels) * (down + 1) / DOWN) - begin;
   const bool active = row < ROWS && channel < C;
   x += image * from.ns + channel, y += image * to.ns + channel;
 
   Vec<T, V> first_rows[AHEAD] = {}, second_rows[AHEAD] = {};
-  auto read = [&](const T* w, int n, Vec<T, V>(&to)[AHEAD]) {  // this thread's vectors n, n + 1, ... of a weight
+  auto read = [&](const T* w, int n,
+                  Vec<T, V>(&to)[AHEAD]) {  // this thread's vectors n, n + 1, ... of a weight
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
-      if (active && row + (n + k) * ROWS < R) to[k] = load<V>(w + (row + (n + k) * ROWS) * PITCH + channel);
+      if (active && row + (n + k) * ROWS < R)
+        to[k] = load<V>(w + (row + (n + k) * ROWS) * PITCH + channel);
   };
   auto read_weights = [&] {
     read(w1, 0, first_rows), read(w2, 0, second_rows);
-    for (int c = threadIdx.x; c < WIDTH; c += THREADS) bias[c] = b2 && first + c < C ? b2[first + c] : 0.f;
+    for (int c = threadIdx.x; c < WIDTH; c += THREADS)
+      bias[c] = b2 && first + c < C ? b2[first + c] : 0.f;
     for (int e = threadIdx.x; e < IMAGES * R; e += THREADS) hidden[e] = b1 ? b1[e % R] : 0.f;
   };
   if (EARLY) read_weights();
   after_previous();
 
-  const int half = TURNS > 1 ? threadIdx.x : threadIdx.x % HALVES, group = TURNS > 1 ? 0 : threadIdx.x / HALVES;
+  const int half = TURNS > 1 ? threadIdx.x : threadIdx.x % HALVES,
+            group = TURNS > 1 ? 0 : threadIdx.x / HALVES;
   Vec<float, HALF> sum[IMAGES][TURNS] = {};
-  for (int end = mine - larger(mine - 1, 0) / HELD * HELD;; end += HELD) {  // the last HELD pixels stay
+  for (int end = mine - larger(mine - 1, 0) / HELD * HELD;;
+       end += HELD) {  // the last HELD pixels stay
     const int start = larger(end - HELD, 0), count = end - start;
 #pragma unroll
     for (int q = 0; q < PIECES; q++) {
@@ -111,7 +164,8 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
         if (active && image + i < N)
 #pragma unroll 4
           for (int k = count * q / PIECES + row; k < count * (q + 1) / PIECES; k += ROWS)
-            copy_vector(kept + (i * HELD + k) * SLICE + column, x + i * from.ns + pixel_at<X_FLAT>(from, begin + start + k));
+            copy_vector(kept + (i * HELD + k) * SLICE + column,
+                        x + i * from.ns + pixel_at<X_FLAT>(from, begin + start + k));
       copies_issued();
     }
     if (!EARLY && end <= HELD) read_weights();
@@ -120,8 +174,10 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
       for (int i = 0; i < IMAGES; i++)
 #pragma unroll
         for (int t = 0; t < TURNS; t++) {
-          const Vec<T, HALF> *const halves = (const Vec<T, HALF>*)kept + i * HELD * HALVES + half + t * THREADS;
-          const int last = group < GROUPS && half + t * THREADS < HALVES ? count * (q + 1) / PIECES : 0;
+          const Vec<T, HALF>* const halves =
+              (const Vec<T, HALF>*)kept + i * HELD * HALVES + half + t * THREADS;
+          const int last =
+              group < GROUPS && half + t * THREADS < HALVES ? count * (q + 1) / PIECES : 0;
           int k = count * q / PIECES + group;
           auto add = [&](int k) {
             const Vec<T, HALF> v = halves[k * HALVES];
@@ -151,16 +207,21 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   for (int i = 0; i < IMAGES; i++)
 #pragma unroll
     for (int t = 0; t < TURNS; t++)
-      if (group < GROUPS && half + t * THREADS < HALVES) store<HALF>(scratch + (group * IMAGES + i) * WIDTH + (half + t * THREADS) * HALF, sum[i][t]);
+      if (group < GROUPS && half + t * THREADS < HALVES)
+        store<HALF>(scratch + (group * IMAGES + i) * WIDTH + (half + t * THREADS) * HALF,
+                    sum[i][t]);
   __syncthreads();
   const float size = float(pixels);
-  auto mean = [&](int c, float s) { means[c] = first + c % WIDTH < C ? s / size : 0.f; };  // pad channels hold anything
+  auto mean = [&](int c, float s) {
+    means[c] = first + c % WIDTH < C ? s / size : 0.f;
+  };                               // pad channels hold anything
   if (BLOCKS > 1) cluster_wait();  // every block has set up its barriers
   join<GROUPS, IMAGES * WIDTH, IMAGES * WIDTH, 1>(scratch, [&](int c, float s, int part) {
     if constexpr (DOWN == 1) {
       if (part == 0) mean(c, s);
     } else
-      for (int d = part; d < DOWN; d += share(GROUPS, IMAGES * WIDTH)) push(sums + down * IMAGES * WIDTH + c, s, sums_here, d * ACROSS + across);
+      for (int d = part; d < DOWN; d += share(GROUPS, IMAGES * WIDTH))
+        push(sums + down * IMAGES * WIDTH + c, s, sums_here, d * ACROSS + across);
   });
   if constexpr (DOWN > 1) {
     pushes_arrived(sums_here);
@@ -193,14 +254,17 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
       }
       if (row < ROWS && j < R)
 #pragma unroll
-        for (int i = 0; i < IMAGES; i++) scratch[(i * R + j) * PADDED + column] = active ? add[i] : 0.f;
+        for (int i = 0; i < IMAGES; i++)
+          scratch[(i * R + j) * PADDED + column] = active ? add[i] : 0.f;
     }
   }
   __syncthreads();
   join<SLICE, 1, IMAGES * R, PADDED>(scratch, [&](int e, float s, int part) {
     if constexpr (ACROSS > 1)
-      for (int q = part; q < ACROSS; q += share(SLICE, IMAGES * R)) push(arrived + across * IMAGES * R + e, s, parts_here, down * ACROSS + q);
-    else if (part == 0) hidden[e] = first_act(s + hidden[e], p0, p1);
+      for (int q = part; q < ACROSS; q += share(SLICE, IMAGES * R))
+        push(arrived + across * IMAGES * R + e, s, parts_here, down * ACROSS + q);
+    else if (part == 0)
+      hidden[e] = first_act(s + hidden[e], p0, p1);
   });
   if constexpr (ACROSS > 1) {
     pushes_arrived(parts_here);
@@ -227,14 +291,17 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
 #pragma unroll
         for (int i = 0; i < IMAGES; i++)
 #pragma unroll
-          for (int c = 0; c < V; c++) gate[i][c] += to_float(second_rows[k].v[c]) * hidden[i * R + j];
+          for (int c = 0; c < V; c++)
+            gate[i][c] += to_float(second_rows[k].v[c]) * hidden[i * R + j];
     }
   }
   if (row < FILLED)
 #pragma unroll
     for (int i = 0; i < IMAGES; i++)
 #pragma unroll
-      for (int c = 0; c < V; c += 4) store<4>(scratch + (row * IMAGES + i) * WIDTH + column * V + c, Vec<float, 4>{gate[i][c], gate[i][c + 1], gate[i][c + 2], gate[i][c + 3]});
+      for (int c = 0; c < V; c += 4)
+        store<4>(scratch + (row * IMAGES + i) * WIDTH + column * V + c,
+                 Vec<float, 4>{gate[i][c], gate[i][c + 1], gate[i][c + 2], gate[i][c + 3]});
   __syncthreads();
   join<FILLED, IMAGES * WIDTH, IMAGES * WIDTH, 1>(scratch, [&](int c, float s, int part) {
     if (part == 0) means[c] = second_act(s + bias[c % WIDTH], q0, q1);
@@ -244,8 +311,8 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
 #pragma unroll
     for (int i = 0; i < IMAGES; i++) {
       if (image + i >= N) break;
-      const T *const image_x = x + i * from.ns;
-      T *const image_y = y + i * to.ns;
+      const T* const image_x = x + i * from.ns;
+      T* const image_y = y + i * to.ns;
       const int start = larger(mine - HELD, 0);
       auto multiply = [&](int k, Vec<T, V> v) {
         scale<T>(v, gate[i]);
@@ -257,8 +324,12 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
       for (int k = start + row; k < mine; k += 4 * ROWS)
 #pragma unroll
         for (int u = 0; u < 4; u++)
-          if (k + u * ROWS < mine) multiply(k + u * ROWS, *(const Vec<T, V>*)(kept + (i * HELD + k + u * ROWS - start) * SLICE + column));
+          if (k + u * ROWS < mine)
+            multiply(
+                k + u * ROWS,
+                *(const Vec<T, V>*)(kept + (i * HELD + k + u * ROWS - start) * SLICE + column));
 #pragma unroll 4
-      for (int k = row; k < start; k += ROWS) multiply(k, load<V>(image_x + pixel_at<X_FLAT>(from, begin + k)));
+      for (int k = row; k < start; k += ROWS)
+        multiply(k, load<V>(image_x + pixel_at<X_FLAT>(from, begin + k)));
     }
 }

@@ -1,11 +1,14 @@
 // Strided copies, fills, and changes of layout. Follows runs.cuh and turned.cuh.
 //
-// The generator defines LONG, from how many elements on a row is long, SMALL, up to how many a copy is worth no 16-byte pieces, SINGLE, how many single
-// elements a thread takes, and LANE_WORDS, how many of a long row.
-// Kernels call `next_may_start` first and `wait_for_previous` last: copies and changes of layout wait once places are found.
+// The generator defines LONG, from how many elements on a row is long, SMALL, up to how many a copy
+// is worth no 16-byte pieces, SINGLE, how many single elements a thread takes, and LANE_WORDS, how
+// many of a long row. Kernels call `next_may_start` first and `wait_for_previous` last: copies and
+// changes of layout wait once places are found.
 
 // Word u of the iteration space: y[sum i_d * ys_d] = x[sum i_d * xs_d], the last dim fastest.
-template <class Word, int R, class I> DEV void copy_words(const Word* x, Word* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
+template <class Word, int R, class I>
+DEV void copy_words(const Word* x, Word* y, const int (&n)[R], const i64 (&xs)[R],
+                    const i64 (&ys)[R]) {
   I total = 1;
 #pragma unroll
   for (int d = 0; d < R; d++) total *= I(n[d]);
@@ -23,8 +26,11 @@ template <class Word, int R, class I> DEV void copy_words(const Word* x, Word* y
   }
 }
 
-// `all` words of W bytes, of which every row holds whole ones side by side; `per` is of rows of words. U of a thread are under way together. RUN: y is one run.
-template <int U, int W, bool RUN = false, class E, int R> DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, const u32 (&pers)[R], u32 per, const i64 (&xs)[R], const i64 (&ys)[R]) {
+// `all` words of W bytes, of which every row holds whole ones side by side; `per` is of rows of
+// words. U of a thread are under way together. RUN: y is one run.
+template <int U, int W, bool RUN = false, class E, int R>
+DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, const u32 (&pers)[R],
+                   u32 per, const i64 (&xs)[R], const i64 (&ys)[R]) {
   constexpr int count = W / sizeof(E);
   typedef Vec<E, count> Word;
   const u32 step = gridDim.x * blockDim.x;
@@ -40,7 +46,9 @@ template <int U, int W, bool RUN = false, class E, int R> DEV void copy_wide(con
 #pragma unroll
       for (int d = R - 1; d >= 0; d--) {
         const bool last = d == R - 1;
-        const u32 size = last ? inner : u32(n[d]), q = d ? quotient(rest, size, last ? per : pers[d]) : 0, c = (rest - q * size) * (last ? count : 1);
+        const u32 size = last ? inner : u32(n[d]),
+                  q = d ? quotient(rest, size, last ? per : pers[d]) : 0,
+                  c = (rest - q * size) * (last ? count : 1);
         from[k] += i64(c) * xs[d];
         if (!RUN) to[k] += i64(c) * ys[d];
         rest = q;
@@ -53,7 +61,8 @@ template <int U, int W, bool RUN = false, class E, int R> DEV void copy_wide(con
       if (k == 0 || u + k * step < all) v[k] = load<count>(x + from[k]);
 #pragma unroll
     for (int k = 0; k < U; k++)
-      if (k == 0 || u + k * step < all) store<count>(y + (RUN ? i64(u + k * step) * count : to[k]), v[k]);
+      if (k == 0 || u + k * step < all)
+        store<count>(y + (RUN ? i64(u + k * step) * count : to[k]), v[k]);
   }
   if (R == 1 && count > 1) {  // what is left of a plain run
     const int done = int(all) * count, k = done + threadIdx.x;
@@ -63,10 +72,15 @@ template <int U, int W, bool RUN = false, class E, int R> DEV void copy_wide(con
 }
 
 // Threads of whole blocks for the 16-byte pieces of so many elements, wherever they start.
-template <int V> DEV u32 ahead(u32 total) { return ((total + V - 1) / V + 256) / 256 * 256; }
+template <int V>
+DEV u32 ahead(u32 total) {
+  return ((total + V - 1) / V + 256) / 256 * 256;
+}
 
 // Where row `rest` of all but the last of R dims begins, in x and in y.
-template <int R> DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R], i64& from, i64& to) {
+template <int R>
+DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R],
+                      const i64 (&ys)[R], i64& from, i64& to) {
   from = to = 0;
 #pragma unroll
   for (int d = R - 2; d >= 0; d--) {
@@ -77,11 +91,14 @@ template <int R> DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&
 }
 
 // y is one run: a thread makes 16 aligned bytes of it at a time, whatever they come from.
-template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R]) {
+template <class E, int R>
+DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
+                   const i64 (&xs)[R]) {
   constexpr int V = 16 / sizeof(E);
   const int before = past<V>(y);
   const i64 step = xs[R - 1];
-  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before; u += gridDim.x * blockDim.x) {
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before;
+       u += gridDim.x * blockDim.x) {
     const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
     u32 rest = u * V + lo - before;
     i64 from = 0;
@@ -117,20 +134,25 @@ template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const 
   }
 }
 
-// n elements side by side. What lies before and after 16 aligned bytes of y is moved by as many threads.
-template <class E> DEV void copy_run(const E* x, E* y, u32 n) {
+// n elements side by side. What lies before and after 16 aligned bytes of y is moved by as many
+// threads.
+template <class E>
+DEV void copy_run(const E* x, E* y, u32 n) {
   constexpr int V = 16 / sizeof(E);
-  const u32 head = min(u32(-past<V>(y) & (V - 1)), n), pieces = (n - head) / V, first = blockIdx.x * blockDim.x + threadIdx.x;
+  const u32 head = min(u32(-past<V>(y) & (V - 1)), n), pieces = (n - head) / V,
+            first = blockIdx.x * blockDim.x + threadIdx.x;
   wait_with(first, pieces);
   if (first < 2 * V) {
     const u32 k = first < V ? first : head + pieces * V + first - V;
     if (first < V ? k < head : k < n) y[k] = x[k];
   }
-  for (u32 u = first; u < pieces; u += gridDim.x * blockDim.x) store_whole<V>(y + head + u * V, load_run<V>(x + head + u * V));
+  for (u32 u = first; u < pieces; u += gridDim.x * blockDim.x)
+    store_whole<V>(y + head + u * V, load_run<V>(x + head + u * V));
 }
 
 // The k-th 16 aligned bytes of a row of n elements, each `step` after the last in x.
-template <class E> DEV void copy_piece(const E* x, i64 step, E* y, int n, int k) {
+template <class E>
+DEV void copy_piece(const E* x, i64 step, E* y, int n, int k) {
   constexpr int V = 16 / sizeof(E);
   const int first = k * V - past<V>(y), lo = -first, hi = n - first;
   if (hi <= 0) return;
@@ -145,23 +167,36 @@ template <class E> DEV void copy_piece(const E* x, i64 step, E* y, int n, int k)
 }
 
 // How many of them a row has at most; `even`: every row starts at one.
-template <class E> DEV u32 pieces_of(int n, bool even) { return u32(n + 16 / sizeof(E) - 1) / u32(16 / sizeof(E)) + !even; }
+template <class E>
+DEV u32 pieces_of(int n, bool even) {
+  return u32(n + 16 / sizeof(E) - 1) / u32(16 / sizeof(E)) + !even;
+}
 
-// The same for long rows that are runs of x: 16 bytes of two rows are made by as many threads as they have elements, behind the others.
-template <class E, int R> DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
+// The same for long rows that are runs of x: 16 bytes of two rows are made by as many threads as
+// they have elements, behind the others.
+template <class E, int R>
+DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
+                     const i64 (&xs)[R], const i64 (&ys)[R]) {
   constexpr int V = 16 / sizeof(E);
-  const u32 pieces = ahead<V>(total), u = blockIdx.x * blockDim.x + threadIdx.x, before = past<V>(y), width = n[R - 1], edge = before + (u - pieces) / V * width;
-  const u32 e = u < pieces ? u * V - before : edge / V * V + u % V - before, row = quotient(e, width, pers[R - 1]), c = e - row * width;
-  if (u < pieces ? u * V < before || e + V > total || c + V > width : edge % V == 0 || e >= total) return;
+  const u32 pieces = ahead<V>(total), u = blockIdx.x * blockDim.x + threadIdx.x,
+            before = past<V>(y), width = n[R - 1], edge = before + (u - pieces) / V * width;
+  const u32 e = u < pieces ? u * V - before : edge / V * V + u % V - before,
+            row = quotient(e, width, pers[R - 1]), c = e - row * width;
+  if (u < pieces ? u * V < before || e + V > total || c + V > width : edge % V == 0 || e >= total)
+    return;
   i64 from, to;
   place_of_row(row, n, pers, xs, ys, from, to);
   wait_with(from);
-  if (u < pieces) store_whole<V>(y + e, load_run<V>(x + from + c));
-  else y[e] = x[from + c];
+  if (u < pieces)
+    store_whole<V>(y + e, load_run<V>(x + from + c));
+  else
+    y[e] = x[from + c];
 }
 
 // Rows of y that are runs.
-template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
+template <class E, int R>
+DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
+                   const i64 (&xs)[R], const i64 (&ys)[R]) {
   u64 low = u64(y);
 #pragma unroll
   for (int d = 0; d < R - 1; d++) low |= u64(ys[d]) * sizeof(E);
@@ -178,12 +213,18 @@ template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const 
   }
 }
 
-// Long rows of which only y may be a run: a warp takes 32 * LANE_WORDS elements, neighbouring lanes neighbouring ones, so that few lines are asked for at a time.
-template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
-  const u32 parts = (n[R - 1] + 32 * LANE_WORDS - 1) / (32 * LANE_WORDS), all = total / n[R - 1] * parts;
-  for (u32 u = (blockIdx.x * blockDim.x + threadIdx.x) / 32; u < all; u += gridDim.x * blockDim.x / 32) {
+// Long rows of which only y may be a run: a warp takes 32 * LANE_WORDS elements, neighbouring lanes
+// neighbouring ones, so that few lines are asked for at a time.
+template <class E, int R>
+DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
+                    const i64 (&xs)[R], const i64 (&ys)[R]) {
+  const u32 parts = (n[R - 1] + 32 * LANE_WORDS - 1) / (32 * LANE_WORDS),
+            all = total / n[R - 1] * parts;
+  for (u32 u = (blockIdx.x * blockDim.x + threadIdx.x) / 32; u < all;
+       u += gridDim.x * blockDim.x / 32) {
     const u32 rest = u / parts;
-    const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31), left = n[R - 1] - first;
+    const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31),
+              left = n[R - 1] - first;
     i64 from, to;
     Places places;
     place_of_row(rest, n, pers, xs, ys, from, to);
@@ -200,14 +241,18 @@ template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const
   }
 }
 
-template <int R> DEV u32 product_of(const int (&n)[R]) {
+template <int R>
+DEV u32 product_of(const int (&n)[R]) {
   u32 total = 1;
 #pragma unroll
   for (int d = 0; d < R; d++) total *= n[d];
   return total;
 }
-// pers, per_wide, per_word: what `quotient` takes beside n, the last dim in 16 bytes and in 4. FEW: whether there are at most SMALL elements, -1: unknown.
-template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R], const u32 (&pers)[R], u32 per_wide, u32 per_word) {
+// pers, per_wide, per_word: what `quotient` takes beside n, the last dim in 16 bytes and in 4. FEW:
+// whether there are at most SMALL elements, -1: unknown.
+template <class E, int R, int FEW>
+DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R],
+                      const u32 (&pers)[R], u32 per_wide, u32 per_word) {
   constexpr int size = sizeof(E), V = 16 / size, F = size < 4 ? 4 / size : 1;
   u64 low = u64(x) | u64(y), total = 1;
   bool run = true;
@@ -221,40 +266,69 @@ template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const
   if (R > 1) low |= u64(last) * size;
   if (xs[R - 1] != 1 || ys[R - 1] != 1) low = 1;
   const u32 all = u32(total);
-  if (total >> 31) copy_words<E, R, u64>(x, y, n, xs, ys);
-  else if ((low & 15) == 0) copy_wide<R == 1 ? 4 : 2, 16>(x, y, all / V, n, last / V, pers, per_wide, xs, ys);
-  else if (R == 1 && run && xs[0] == 1) copy_run(x, y, all);
-  else if (FEW && F > 1 && (low & 3) == 0 && all <= SMALL) copy_wide<SINGLE, (size < 4 ? 4 : size)>(x, y, all / F, n, last / F, pers, per_word, xs, ys);
-  else if (FEW == 1 || (FEW && all <= SMALL)) copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
-  else if (last >= LONG && (ys[R - 1] != 1 || u64(xs[R - 1]) > 1)) copy_lanes<E, R>(x, y, all, n, pers, xs, ys);
-  else if (ys[R - 1] == 1 && (size == 8 || u64(xs[R - 1]) > 1)) copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
-  else if (run) copy_flat<E, R>(x, y, all, n, pers, xs);
-  else if (ys[R - 1] == 1) copy_rows<E, R>(x, y, all, n, pers, xs, ys);
-  else copy_words<E, R, u32>(x, y, n, xs, ys);
+  if (total >> 31)
+    copy_words<E, R, u64>(x, y, n, xs, ys);
+  else if ((low & 15) == 0)
+    copy_wide<R == 1 ? 4 : 2, 16>(x, y, all / V, n, last / V, pers, per_wide, xs, ys);
+  else if (R == 1 && run && xs[0] == 1)
+    copy_run(x, y, all);
+  else if (FEW && F > 1 && (low & 3) == 0 && all <= SMALL)
+    copy_wide<SINGLE, (size < 4 ? 4 : size)>(x, y, all / F, n, last / F, pers, per_word, xs, ys);
+  else if (FEW == 1 || (FEW && all <= SMALL))
+    copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
+  else if (last >= LONG && (ys[R - 1] != 1 || u64(xs[R - 1]) > 1))
+    copy_lanes<E, R>(x, y, all, n, pers, xs, ys);
+  else if (ys[R - 1] == 1 && (size == 8 || u64(xs[R - 1]) > 1))
+    copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
+  else if (run)
+    copy_flat<E, R>(x, y, all, n, pers, xs);
+  else if (ys[R - 1] == 1)
+    copy_rows<E, R>(x, y, all, n, pers, xs, ys);
+  else
+    copy_words<E, R, u32>(x, y, n, xs, ys);
 }
 
-// One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block` counts the blocks of this copy; single: a thread takes
-// an element, else 16 bytes. `units` (of which `per` is) are those of a row.
-template <class E> struct Part { const E* x; E* y; u32 block; int n0, n1, n2, single; u32 units, per_n1, per; i64 x0, x1, x2, y0, y1; };
-template <class E> DEV void copy_part(const Part<E>& p) {
+// One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block`
+// counts the blocks of this copy; single: a thread takes an element, else 16 bytes. `units` (of
+// which `per` is) are those of a row.
+template <class E>
+struct Part {
+  const E* x;
+  E* y;
+  u32 block;
+  int n0, n1, n2, single;
+  u32 units, per_n1, per;
+  i64 x0, x1, x2, y0, y1;
+};
+template <class E>
+DEV void copy_part(const Part<E>& p) {
   const u64 unit = u64(p.block) * blockDim.x + threadIdx.x;
   const u64 row = unit >> 31 ? unit / p.units : quotient(u32(unit), p.units, p.per);
   if (row >= u64(p.n0) * p.n1) return;
-  const u32 outer = u32(row >> 31 ? row / p.n1 : quotient(u32(row), p.n1, p.per_n1)), c = u32(row - u64(outer) * p.n1);
+  const u32 outer = u32(row >> 31 ? row / p.n1 : quotient(u32(row), p.n1, p.per_n1)),
+            c = u32(row - u64(outer) * p.n1);
   const int k = int(unit - row * p.units);
   const E* x = p.x + outer * p.x0 + c * p.x1;
   E* y = p.y + outer * p.y0 + c * p.y1;
   if (p.single) x += k * p.x2, y += k;
   wait_with(x, y);
-  if (p.single) *y = *x;
-  else copy_piece(x, p.x2, y, p.n2, k);
+  if (p.single)
+    *y = *x;
+  else
+    copy_piece(x, p.x2, y, p.n2, k);
 }
 
 typedef Vec<u32, 4> Words;
 // Rows of y that hold one row of each of P tensors side by side; y is one run.
-template <class E, int P> struct Beside { const E* x[P]; i64 pitch[P]; int end[P]; };  // where columns of a tensor end in y
+template <class E, int P>
+struct Beside {
+  const E* x[P];
+  i64 pitch[P];
+  int end[P];
+};  // where columns of a tensor end in y
 // Where element c of y's row comes from, and where the columns of that tensor end.
-template <class E, int P> DEV const E* source_of(const Beside<E, P>& p, u32 row, int c, int& end) {
+template <class E, int P>
+DEV const E* source_of(const Beside<E, P>& p, u32 row, int c, int& end) {
   const E* x = p.x[0];
   i64 pitch = p.pitch[0];
   end = p.end[0];
@@ -263,8 +337,10 @@ template <class E, int P> DEV const E* source_of(const Beside<E, P>& p, u32 row,
     if (c >= p.end[k - 1]) x = p.x[k] - p.end[k - 1], pitch = p.pitch[k], end = p.end[k];
   return x + row * pitch + c;
 }
-// A thread has U elements, which are under way together; neighbouring threads have neighbouring ones.
-template <int U, class E, int P> DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
+// A thread has U elements, which are under way together; neighbouring threads have neighbouring
+// ones.
+template <int U, class E, int P>
+DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
   const u32 first = blockIdx.x * (blockDim.x * U) + threadIdx.x, width = p.end[P - 1];
   const E* from[U];
   Places places;
@@ -282,9 +358,11 @@ template <int U, class E, int P> DEV void copy_beside(const Beside<E, P>& p, E* 
   for (int k = 0; k < U; k++)
     if (first + k * blockDim.x < total) y[first + k * blockDim.x] = v[k];
 }
-// Long rows of short elements: a thread makes 16 aligned bytes of y where they come from one row of one tensor. Those where one ends and another begins
-// are made by as many threads as they have elements, behind the others.
-template <class E, int P> DEV void copy_beside_pieces(const Beside<E, P>& p, E* y, u32 total, u32 per) {
+// Long rows of short elements: a thread makes 16 aligned bytes of y where they come from one row of
+// one tensor. Those where one ends and another begins are made by as many threads as they have
+// elements, behind the others.
+template <class E, int P>
+DEV void copy_beside_pieces(const Beside<E, P>& p, E* y, u32 total, u32 per) {
   constexpr int V = 16 / sizeof(E);
   const u32 pieces = ahead<V>(total);
   const u32 u = blockIdx.x * blockDim.x + threadIdx.x, before = past<V>(y), width = p.end[P - 1];
@@ -313,7 +391,8 @@ template <class E, int P> DEV void copy_beside_pieces(const Beside<E, P>& p, E* 
 }
 
 // `count` elements of E whose bits are the low bytes of `value`.
-template <class E> DEV void fill(E* y, i64 count, i64 value) {
+template <class E>
+DEV void fill(E* y, i64 count, i64 value) {
   const i64 first = i64(blockIdx.x) * blockDim.x + threadIdx.x, step = i64(gridDim.x) * blockDim.x;
   constexpr int per = 16 / sizeof(E);
   i64 done = 0;
@@ -327,27 +406,38 @@ template <class E> DEV void fill(E* y, i64 count, i64 value) {
   for (i64 k = done + first; k < count; k += step) y[k] = E(value);
 }
 
-// --- channels-last ----------------------------------------------------------------------------------------------------------
-struct Image { int C, H, W, cs; i64 rs, ns; };  // pitches of the channels-last side
+// --- channels-last
+// ----------------------------------------------------------------------------------------------------------
+struct Image {
+  int C, H, W, cs;
+  i64 rs, ns;
+};  // pitches of the channels-last side
 DEV i64 pixel(const Image& g, int p) { return i64(p / g.W) * g.rs + i64(p % g.W) * g.cs; }
 
 // Blocks are image x channel tile x pixel tile.
-template <bool TO_NHWC, class E> DEV void change_layout(const E* x, E* y, Image g) {
+template <bool TO_NHWC, class E>
+DEV void change_layout(const E* x, E* y, Image g) {
   const u32 plane = g.H * g.W, tiles = (plane + 63) / 64, bands = (g.C + 63) / 64;
   const int p0 = blockIdx.x % tiles * 64, c0 = blockIdx.x / tiles % bands * 64;
   const i64 image = blockIdx.x / tiles / bands;
   const int pixels = min(int(plane) - p0, 64), channels = min(g.C - c0, 64);
   if (TO_NHWC) {
     x += (image * g.C + c0) * plane + p0, y += image * g.ns + c0;
-    turn_tile<E, 64>(channels, pixels, [&](int r) { return x + i64(r) * plane; }, [&](int c) { return y + pixel(g, p0 + c); });
+    turn_tile<E, 64>(
+        channels, pixels, [&](int r) { return x + i64(r) * plane; },
+        [&](int c) { return y + pixel(g, p0 + c); });
   } else {
     x += image * g.ns + c0, y += (image * g.C + c0) * plane + p0;
-    turn_tile<E, 64>(pixels, channels, [&](int r) { return x + pixel(g, p0 + r); }, [&](int c) { return y + i64(c) * plane; });
+    turn_tile<E, 64>(
+        pixels, channels, [&](int r) { return x + pixel(g, p0 + r); },
+        [&](int c) { return y + i64(c) * plane; });
   }
 }
 
-// Few channels: a thread per pixel. Pad channels up to whole vectors become zero when they are written.
-template <bool TO_NHWC, int C, class E> DEV void change_narrow(const E* x, E* y, Image g, int images) {
+// Few channels: a thread per pixel. Pad channels up to whole vectors become zero when they are
+// written.
+template <bool TO_NHWC, int C, class E>
+DEV void change_narrow(const E* x, E* y, Image g, int images) {
   constexpr int V = 16 / sizeof(E), padded = (C + V - 1) / V * V;
   const int plane = g.H * g.W;
   const E* const nhwc = TO_NHWC ? y : x;
@@ -382,16 +472,22 @@ template <bool TO_NHWC, int C, class E> DEV void change_narrow(const E* x, E* y,
   };
   const u64 all = u64(images) * plane, step = u64(gridDim.x) * blockDim.x;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < all; u += step)
-    if (all >> 31) turn(u);
-    else turn(u32(u));
+    if (all >> 31)
+      turn(u);
+    else
+      turn(u32(u));
 }
 
 // Zeroes [-PT, H+PB) x [-PL, W+PR) of every image outside its H x W pixels; `cs` elements a pixel.
-template <class E> DEV void zero_border(E* y, int images, int H, int W, int PT, int PL, int PB, int PR, int cs, i64 rs, i64 ns) {
+template <class E>
+DEV void zero_border(E* y, int images, int H, int W, int PT, int PL, int PB, int PR, int cs, i64 rs,
+                     i64 ns) {
   const int height = H + PT + PB, width = W + PL + PR;
   const i64 total = i64(images) * height * width * cs;
-  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += i64(gridDim.x) * blockDim.x) {
+  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += i64(gridDim.x) * blockDim.x) {
     const int c = int(u % cs), w = int(u / cs % width) - PL, h = int(u / cs / width % height) - PT;
-    if (w < 0 || w >= W || h < 0 || h >= H) y[u / cs / width / height * ns + h * rs + i64(w) * cs + c] = E(0);
+    if (w < 0 || w >= W || h < 0 || h >= H)
+      y[u / cs / width / height * ns + h * rs + i64(w) * cs + c] = E(0);
   }
 }

@@ -3,8 +3,11 @@
 // The generator defines SMALL, up to how many elements 16-byte pieces of them are not worth it.
 // Kernels call `next_may_start` first and `wait_for_previous` last.
 
-// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U words of a thread are under way together.
-template <int U, class I, class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, int words, u32 per, int count, u32 per_count, u32* fault) {
+// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U
+// words of a thread are under way together.
+template <int U, class I, class Word, class Index>
+DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, int words, u32 per,
+                     int count, u32 per_count, u32* fault) {
   const I step = I(gridDim.x) * blockDim.x;
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
     I o[U], j[U], c[U];
@@ -13,7 +16,8 @@ template <int U, class I, class Word, class Index> DEV void gather_rows(const Wo
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= total) continue;
       const I r = quotient(u + k * step, I(words), per);
-      c[k] = u + k * step - r * I(words), o[k] = quotient(r, I(count), per_count), j[k] = r - o[k] * I(count);
+      c[k] = u + k * step - r * I(words), o[k] = quotient(r, I(count), per_count),
+      j[k] = r - o[k] * I(count);
       places.have(c[k]), places.have(o[k]), places.have(j[k]);
     }
     places.wait();
@@ -35,11 +39,15 @@ template <int U, class I, class Word, class Index> DEV void gather_rows(const Wo
       if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
   }
 }
-// Rows of at least as many elements as 16 bytes have: a thread makes 16 aligned bytes of y, which come from one row or two.
-template <class E, class Index> DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per, int count, u32 per_count, u32* fault) {
+// Rows of at least as many elements as 16 bytes have: a thread makes 16 aligned bytes of y, which
+// come from one row or two.
+template <class E, class Index>
+DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per,
+                     int count, u32 per_count, u32* fault) {
   constexpr int V = 16 / sizeof(E);
   const int before = past<V>(y);
-  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before; u += gridDim.x * blockDim.x) {
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before;
+       u += gridDim.x * blockDim.x) {
     const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
     const u32 start = u * V + lo - before, first = quotient(start, inner, per);
     const int c = int(start - first * inner) - lo;  // of element 0, before the row where lo > 0
@@ -65,24 +73,35 @@ template <class E, class Index> DEV void gather_flat(const E* x, const Index* id
     store_part<V>(y + i64(u) * V - before, v, lo, hi);
   }
 }
-// Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than elements: fewer registers than with a choice, and so a whole
-// wave of blocks at once.
-template <int W, class E, class Index> DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+// Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than
+// elements: fewer registers than with a choice, and so a whole wave of blocks at once.
+template <int W, class E, class Index>
+DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
+                      u32 per, u32 per_count, u32* fault) {
   typedef Vec<u32, W / 4> Word;
   const u64 rows = u64(outer) * count;
   const int words = inner / int(W / sizeof(E));
-  if (rows * inner >> 31 || (u64(x) | u64(y) | u64(inner) * sizeof(E)) & (W - 1)) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
-  else gather_rows<1>((const Word*)x, idx, (Word*)y, u32(rows) * words, n, words, per, count, per_count, fault);
+  if (rows * inner >> 31 || (u64(x) | u64(y) | u64(inner) * sizeof(E)) & (W - 1))
+    gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
+  else
+    gather_rows<1>((const Word*)x, idx, (Word*)y, u32(rows) * words, n, words, per, count,
+                   per_count, fault);
 }
-// Rows known to be whole aligned words of W bytes: LANES lanes next to each other have U words each of a row at a time (PARTS times; 0: as often as it takes). An
-// index is asked for once for all of them, and those words are under way together.
-// ROUND: blocks next to each other have the same piece of one row after the other, so that what rows share is read once.
-template <int W, int U, int LANES, int PARTS, bool ROUND, class E, class Index> DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per_count, u32* fault) {
-  typedef Vec<typename Unsigned<W < 4 ? W : 4>::type, (W + 3) / 4> Word;
+// Rows known to be whole aligned words of W bytes: LANES lanes next to each other have U words each
+// of a row at a time (PARTS times; 0: as often as it takes). An index is asked for once for all of
+// them, and those words are under way together. ROUND: blocks next to each other have the same
+// piece of one row after the other, so that what rows share is read once.
+template <int W, int U, int LANES, int PARTS, bool ROUND, class E, class Index>
+DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
+                      u32 per_count, u32* fault) {
+  typedef Vec < typename Unsigned<W<4 ? W : 4>::type, (W + 3) / 4> Word;
   constexpr int across = U * LANES;
-  const u32 words = inner / int(W / sizeof(E)), parts = PARTS ? PARTS : (words + across - 1) / across, lane = threadIdx.x % LANES;
-  const u32 rows = u32(outer) * count, unit = ((ROUND ? blockIdx.x / rows : blockIdx.x) * blockDim.x + threadIdx.x) / LANES;
-  const u32 row = ROUND ? blockIdx.x % rows : unit / parts, first = (ROUND ? unit : unit - row * parts) * across + lane;
+  const u32 words = inner / int(W / sizeof(E)),
+            parts = PARTS ? PARTS : (words + across - 1) / across, lane = threadIdx.x % LANES;
+  const u32 rows = u32(outer) * count,
+            unit = ((ROUND ? blockIdx.x / rows : blockIdx.x) * blockDim.x + threadIdx.x) / LANES;
+  const u32 row = ROUND ? blockIdx.x % rows : unit / parts,
+            first = (ROUND ? unit : unit - row * parts) * across + lane;
   const u32 o = quotient(row, count, per_count);
   const Index* index = idx + (row - o * count);
   Places places;
@@ -103,21 +122,34 @@ template <int W, int U, int LANES, int PARTS, bool ROUND, class E, class Index> 
   for (int k = 0; k < U; k++)
     if (first + k * LANES < words) to[first + k * LANES] = v[k];
 }
-// per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and in 16, and `count`.
-template <class E, class Index> DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
+// per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and
+// in 16, and `count`.
+template <class E, class Index>
+DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per,
+                u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
   constexpr int V = 16 / sizeof(E), F = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
   const u64 low = u64(x) | u64(y) | u64(inner) * sizeof(E), rows = u64(outer) * count;
-  if (rows * inner >> 31) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
-  else if ((low & 15) == 0) gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n, inner / V, per_wide, count, per_count, fault);
-  else if (F > 1 && (low & 3) == 0) gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word, count, per_count, fault);
-  else if (V > 2 && inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
-  else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
+  if (rows * inner >> 31)
+    gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
+  else if ((low & 15) == 0)
+    gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n,
+                   inner / V, per_wide, count, per_count, fault);
+  else if (F > 1 && (low & 3) == 0)
+    gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word,
+                   count, per_count, fault);
+  else if (V > 2 && inner >= V && rows * inner > SMALL)
+    gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
+  else
+    gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
 }
-// Rows of one element: y[o, j] = x[o, idx[j]]. A thread has one j, and the rows o of every so many; U of them are under way together.
-template <int ACROSS, int U, class E, class Index> DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int count, u32* fault) {
+// Rows of one element: y[o, j] = x[o, idx[j]]. A thread has one j, and the rows o of every so many;
+// U of them are under way together.
+template <int ACROSS, int U, class E, class Index>
+DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int count, u32* fault) {
   constexpr int DOWN = 256 / ACROSS;
   const u32 tiles = (count + ACROSS - 1) / ACROSS, step = gridDim.x / tiles * DOWN;
-  const u32 j = blockIdx.x % tiles * ACROSS + threadIdx.x % ACROSS, first = blockIdx.x / tiles * DOWN + threadIdx.x / ACROSS;
+  const u32 j = blockIdx.x % tiles * ACROSS + threadIdx.x % ACROSS,
+            first = blockIdx.x / tiles * DOWN + threadIdx.x / ACROSS;
   wait_with(j, first, step);
   if (j >= u32(count)) return;
   i64 at = idx[j];
@@ -136,15 +168,20 @@ template <int ACROSS, int U, class E, class Index> DEV void gather_axis(const E*
   }
 }
 
-// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and `count`. V elements of a thread lie side by side, and U times as
-// many are under way together; those of a block follow each other, so that what several of them read is asked for once.
-template <int V, int U, class I, class E, class Index> DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
-  const I first = (I(blockIdx.x) * (blockDim.x * U) + threadIdx.x) * V, step = I(blockDim.x) * V, slab = I(n) * I(inner);
+// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and
+// `count`. V elements of a thread lie side by side, and U times as many are under way together;
+// those of a block follow each other, so that what several of them read is asked for once.
+template <int V, int U, class I, class E, class Index>
+DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inner, int count,
+                     u32 per, u32 per_count, u32* fault) {
+  const I first = (I(blockIdx.x) * (blockDim.x * U) + threadIdx.x) * V, step = I(blockDim.x) * V,
+          slab = I(n) * I(inner);
   I from[U][V];
   Places places;
 #pragma unroll
   for (int k = 0; k < U; k++) {
-    const I u = first + k * step, r = quotient(u, I(inner), per), o = quotient(r, I(count), per_count);
+    const I u = first + k * step, r = quotient(u, I(inner), per),
+            o = quotient(r, I(count), per_count);
     I c = u - r * I(inner), j = r - o * I(count), start = o * slab;
 #pragma unroll
     for (int e = 0; e < V; e++) {
@@ -185,8 +222,12 @@ template <int V, int U, class I, class E, class Index> DEV void gather_runs(cons
   }
 }
 // FEW: fewer than 2^31 elements of x and of y.
-template <int V, int U, bool FEW, class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+template <int V, int U, bool FEW, class E, class Index>
+DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
+                         u32 per, u32 per_count, u32* fault) {
   const u64 all = u64(outer) * count * inner;
-  if (FEW || (all | u64(outer) * n * inner) >> 31 == 0) gather_runs<V, U, u32>(x, idx, y, u32(all), n, inner, count, per, per_count, fault);
-  else gather_runs<V, U, u64>(x, idx, y, all, n, inner, count, per, per_count, fault);
+  if (FEW || (all | u64(outer) * n * inner) >> 31 == 0)
+    gather_runs<V, U, u32>(x, idx, y, u32(all), n, inner, count, per, per_count, fault);
+  else
+    gather_runs<V, U, u64>(x, idx, y, all, n, inner, count, per, per_count, fault);
 }

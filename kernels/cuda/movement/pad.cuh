@@ -3,7 +3,8 @@
 enum { kConstant, kReflect, kEdge, kWrap };
 
 // Which of the m elements of an axis is read `at` places behind its first; -1 where none is.
-template <int MODE> DEV int read_at(int at, int m) {
+template <int MODE>
+DEV int read_at(int at, int m) {
   if (u32(at) < u32(m)) return at;
   if (MODE == kConstant || m == 0) return -1;
   if (MODE == kEdge) return at < 0 ? 0 : m - 1;
@@ -12,14 +13,23 @@ template <int MODE> DEV int read_at(int at, int m) {
   return at < 0 ? at + m : at;
 }
 
-// An axis of the result: n words, of which p lie before the first of the source's m; per: what `quotient` takes beside n; strides in the source and the result.
-struct Axis { int n, m, p; u32 per; i64 x, y; };
-// Rows along the last axis: where one starts in the source, NONE where all of it is fill, and in the result.
+// An axis of the result: n words, of which p lie before the first of the source's m; per: what
+// `quotient` takes beside n; strides in the source and the result.
+struct Axis {
+  int n, m, p;
+  u32 per;
+  i64 x, y;
+};
+// Rows along the last axis: where one starts in the source, NONE where all of it is fill, and in
+// the result.
 constexpr i64 NONE = -(i64(1) << 62);
-struct Row { i64 from, to; };
+struct Row {
+  i64 from, to;
+};
 
 // The row that word k of the result lies in, at `c`.
-template <int MODE, class I, int R> DEV Row row_of(const Axis (&axes)[R], I k, int& c) {
+template <int MODE, class I, int R>
+DEV Row row_of(const Axis (&axes)[R], I k, int& c) {
   Row row{0, 0};
 #pragma unroll
   for (int d = R - 1; d >= 0; d--) {
@@ -31,13 +41,16 @@ template <int MODE, class I, int R> DEV Row row_of(const Axis (&axes)[R], I k, i
       continue;
     }
     const int s = read_at<MODE>(mine - axes[d].p, axes[d].m);
-    row.from = s < 0 || row.from == NONE ? NONE : row.from + i64(s) * axes[d].x, row.to += i64(mine) * axes[d].y;
+    row.from = s < 0 || row.from == NONE ? NONE : row.from + i64(s) * axes[d].x,
+    row.to += i64(mine) * axes[d].y;
   }
   return row;
 }
 
-// V words side by side of a thread, where V > 1 of a result that is one run at a multiple of them, and U times as many are under way together.
-template <int MODE, int V, int U, class I, class Word, int R> DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I total) {
+// V words side by side of a thread, where V > 1 of a result that is one run at a multiple of them,
+// and U times as many are under way together.
+template <int MODE, int V, int U, class I, class Word, int R>
+DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I total) {
   const Axis last = axes[R - 1];
   const I step = I(gridDim.x) * blockDim.x, units = (total + V - 1) / V;
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < units; u += U * step) {
@@ -70,17 +83,22 @@ template <int MODE, int V, int U, class I, class Word, int R> DEV void pad_words
     for (int k = 0; k < U; k++) {
       const I first = (u + k * step) * V;
       if (first >= total) continue;
-      if constexpr (V > 1) store_part<V>(y + first, v[k], 0, int(min(total - first, I(V))));
-      else y[to[k]] = v[k].v[0];
+      if constexpr (V > 1)
+        store_part<V>(y + first, v[k], 0, int(min(total - first, I(V))));
+      else
+        y[to[k]] = v[k].v[0];
     }
   }
 }
 
-template <int MODE, int V, int U, class Word, int R> DEV void pad(const Word* x, Word* y, Word fill, const Axis (&axes)[R]) {
+template <int MODE, int V, int U, class Word, int R>
+DEV void pad(const Word* x, Word* y, Word fill, const Axis (&axes)[R]) {
   u64 total = 1;
 #pragma unroll
   for (int d = 0; d < R; d++) total *= axes[d].n;
-  if (total >> 31) pad_words<MODE, V, U>(x, y, fill, axes, total);
-  else pad_words<MODE, V, U>(x, y, fill, axes, u32(total));
+  if (total >> 31)
+    pad_words<MODE, V, U>(x, y, fill, axes, total);
+  else
+    pad_words<MODE, V, U>(x, y, fill, axes, u32(total));
   wait_for_previous();
 }

@@ -1,9 +1,12 @@
 // Transposition through shared memory. Follows base.cuh.
 
-// A tile of at most S x S elements turned: element (r, c) is read at from(r)[c] and written at to(c)[r]. 256 threads. All of a thread's loads are under way
-// together: those outside the tile read a neighbour again.
-template <class E, int S, class From, class To> DEV void turn_tile(int rows, int columns, From from, To to) {
-  constexpr int pitch = S + (sizeof(E) < 4 ? 4 / sizeof(E) : 1), lines = S / 8, parts = S / 32;  // an odd number of banks
+// A tile of at most S x S elements turned: element (r, c) is read at from(r)[c] and written at
+// to(c)[r]. 256 threads. All of a thread's loads are under way together: those outside the tile
+// read a neighbour again.
+template <class E, int S, class From, class To>
+DEV void turn_tile(int rows, int columns, From from, To to) {
+  constexpr int pitch = S + (sizeof(E) < 4 ? 4 / sizeof(E) : 1), lines = S / 8,
+                parts = S / 32;  // an odd number of banks
   __shared__ E tile[S * pitch];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   E v[lines][parts];
@@ -41,7 +44,8 @@ template <class E, int S, class From, class To> DEV void turn_tile(int rows, int
 }
 
 // The same of R x C elements at most. What lies outside is neither read nor written.
-template <class E, int R, int C, class From, class To> DEV void turn_block(int rows, int columns, From from, To to) {
+template <class E, int R, int C, class From, class To>
+DEV void turn_block(int rows, int columns, From from, To to) {
   constexpr int pitch = C + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
   constexpr int across = C < 32 ? C : 32, down = 256 / across, lines = R / down, parts = C / across;
   constexpr int run = R < 32 ? R : 32, beside = 256 / run, turns = C / beside, pieces = R / run;
@@ -51,7 +55,8 @@ template <class E, int R, int C, class From, class To> DEV void turn_block(int r
   const E* p[lines];
   Places places;
 #pragma unroll
-  for (int k = 0; k < lines; k++) p[k] = from(min(k * down + line, rows - 1)) + lane, places.have(p[k]);
+  for (int k = 0; k < lines; k++)
+    p[k] = from(min(k * down + line, rows - 1)) + lane, places.have(p[k]);
   places.wait();
 #pragma unroll
   for (int k = 0; k < lines; k++)
@@ -82,7 +87,8 @@ template <class E, int R, int C, class From, class To> DEV void turn_block(int r
 }
 
 // Dims, innermost first, and their strides.
-template <int G> struct Side {
+template <int G>
+struct Side {
   int n[G];
   i64 s[G];
   METHOD u32 size() const {
@@ -102,11 +108,16 @@ template <int G> struct Side {
     return r;
   }
 };
-// A copy whose target is one run along the dims of `down` (whose strides in x these are) and whose source is one along those of `across` (with strides in y).
-// A block per tile.
-template <class E, int R, int C, class Down, class Across, class Outer> DEV void copy_turned(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
-  const u32 height = down.size(), width = across.size(), tiles = (height + R - 1) / R, bands = (width + C - 1) / C;
-  const u32 r0 = blockIdx.x % tiles * R, c0 = blockIdx.x / tiles % bands * C, rest = blockIdx.x / tiles / bands;
+// A copy whose target is one run along the dims of `down` (whose strides in x these are) and whose
+// source is one along those of `across` (with strides in y). A block per tile.
+template <class E, int R, int C, class Down, class Across, class Outer>
+DEV void copy_turned(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
+  const u32 height = down.size(), width = across.size(), tiles = (height + R - 1) / R,
+            bands = (width + C - 1) / C;
+  const u32 r0 = blockIdx.x % tiles * R, c0 = blockIdx.x / tiles % bands * C,
+            rest = blockIdx.x / tiles / bands;
   x += outer_x.at(rest) + c0, y += outer_y.at(rest) + r0;
-  turn_block<E, R, C>(int(min(height - r0, u32(R))), int(min(width - c0, u32(C))), [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
+  turn_block<E, R, C>(
+      int(min(height - r0, u32(R))), int(min(width - c0, u32(C))),
+      [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
 }

@@ -1,8 +1,11 @@
-// Group normalisation with an activation: a block has one group of one image, or a cluster of BLOCKS blocks has it. Two passes for mean and variance, a
-// third writes; a plain group of known size that is not too large stays in registers meanwhile.
+// Group normalisation with an activation: a block has one group of one image, or a cluster of
+// BLOCKS blocks has it. Two passes for mean and variance, a third writes; a plain group of known
+// size that is not too large stays in registers meanwhile.
 
-// f(vector of V elements within the group, values) over this block's share of a group; `at(i)` is where vector i lies.
-template <int V, int BLOCKS, class At, class F> DEV void each_vector(int vectors, At at, F f) {
+// f(vector of V elements within the group, values) over this block's share of a group; `at(i)` is
+// where vector i lies.
+template <int V, int BLOCKS, class At, class F>
+DEV void each_vector(int vectors, At at, F f) {
   const int rank = blockIdx.x % BLOCKS, end = int(i64(vectors) * (rank + 1) / BLOCKS);
 #pragma unroll 4
   for (int i = int(i64(vectors) * rank / BLOCKS) + threadIdx.x; i < end; i += blockDim.x) {
@@ -11,7 +14,8 @@ template <int V, int BLOCKS, class At, class F> DEV void each_vector(int vectors
   }
 }
 
-template <int V, int THREADS, int BLOCKS, class At, class Finish> DEV void normalise_group(int vectors, float eps, At at, Finish finish) {
+template <int V, int THREADS, int BLOCKS, class At, class Finish>
+DEV void normalise_group(int vectors, float eps, At at, Finish finish) {
   __shared__ float shared[32], slots[2];
   const float count = float(vectors) * V;
   float total = 0.f;
@@ -25,22 +29,31 @@ template <int V, int THREADS, int BLOCKS, class At, class Finish> DEV void norma
 #pragma unroll
     for (int j = 0; j < V; j++) total += (to_float(raw.v[j]) - mean) * (to_float(raw.v[j]) - mean);
   });
-  const float scale = 1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / count + eps);
+  const float scale =
+      1.f /
+      sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / count +
+            eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
   each_vector<V, BLOCKS>(vectors, at, [&](int i, Vec<T, V>& raw) { finish(i, raw, mean, scale); });
   if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
 
-DEV float affine(float v, float mean, float scale, const T* gamma, const T* beta, int channel, float p0, float p1) {
-  v = (v - mean) * (scale * (gamma ? to_float(gamma[channel]) : 1.f)) + (beta ? to_float(beta[channel]) : 0.f);
+DEV float affine(float v, float mean, float scale, const T* gamma, const T* beta, int channel,
+                 float p0, float p1) {
+  v = (v - mean) * (scale * (gamma ? to_float(gamma[channel]) : 1.f)) +
+      (beta ? to_float(beta[channel]) : 0.f);
   return activation(v, p0, p1);
 }
 
-// [B, C, inner], C / G channels a group: the group's elements are contiguous. K vectors a thread; 0: the group is read again for each pass.
-template <int V, int K, int THREADS, int BLOCKS> DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int inner, float eps, float p0, float p1) {
+// [B, C, inner], C / G channels a group: the group's elements are contiguous. K vectors a thread;
+// 0: the group is read again for each pass.
+template <int V, int K, int THREADS, int BLOCKS>
+DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int inner,
+                     float eps, float p0, float p1) {
   __shared__ float shared[32], slots[2];
   constexpr int STEP = THREADS * BLOCKS;
-  const int channels = C / G, group = blockIdx.x / BLOCKS, n = channels * inner, lane = blockIdx.x % BLOCKS * THREADS + threadIdx.x;
+  const int channels = C / G, group = blockIdx.x / BLOCKS, n = channels * inner,
+            lane = blockIdx.x % BLOCKS * THREADS + threadIdx.x;
   x += i64(group) * n, y += i64(group) * n;
   if (gamma) gamma += group % G * channels;
   if (beta) beta += group % G * channels;
@@ -68,18 +81,24 @@ template <int V, int K, int THREADS, int BLOCKS> DEV void group_plain(const T* x
 #pragma unroll
     for (int j = 0; j < int(sizeof(v) / sizeof(T)); j++) total += to_float(v.v[j]);
   });
-  const float mean = join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots) / float(n);
+  const float mean =
+      join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots) / float(n);
   total = 0.f;
   pass([&](auto v, int) {
 #pragma unroll
-    for (int j = 0; j < int(sizeof(v) / sizeof(T)); j++) total += (to_float(v.v[j]) - mean) * (to_float(v.v[j]) - mean);
+    for (int j = 0; j < int(sizeof(v) / sizeof(T)); j++)
+      total += (to_float(v.v[j]) - mean) * (to_float(v.v[j]) - mean);
   });
-  const float scale = 1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / float(n) + eps);
+  const float scale =
+      1.f /
+      sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / float(n) +
+            eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
   pass([&](auto v, int at) {
     constexpr int COUNT = sizeof(v) / sizeof(T);
     int channel = at / inner, left = (channel + 1) * inner - at;
-    float g = gamma ? scale * to_float(gamma[channel]) : scale, b = beta ? to_float(beta[channel]) : 0.f;
+    float g = gamma ? scale * to_float(gamma[channel]) : scale,
+          b = beta ? to_float(beta[channel]) : 0.f;
 #pragma unroll
     for (int j = 0; j < COUNT; j++) {
       if (j >= left) {  // the next channel
@@ -94,20 +113,29 @@ template <int V, int K, int THREADS, int BLOCKS> DEV void group_plain(const T* x
   if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
 
-struct Plane { int W, cs; i64 rs, ns; };
+struct Plane {
+  int W, cs;
+  i64 rs, ns;
+};
 // Channels-last: V divides the C / G channels of a group.
 template <int V, int THREADS, int BLOCKS>
-DEV void group_nhwc(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int H, Plane from, Plane to, float eps, float p0, float p1) {
-  const int channels = C / G, group = blockIdx.x / BLOCKS, first = group % G * channels, across = channels / V;
+DEV void group_nhwc(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int H,
+                    Plane from, Plane to, float eps, float p0, float p1) {
+  const int channels = C / G, group = blockIdx.x / BLOCKS, first = group % G * channels,
+            across = channels / V;
   const i64 image = group / G;
   auto place = [&](const Plane& g, int i) {
     const int pixel = i / across;
-    return image * g.ns + i64(pixel / g.W) * g.rs + i64(pixel % g.W) * g.cs + first + i % across * V;
+    return image * g.ns + i64(pixel / g.W) * g.rs + i64(pixel % g.W) * g.cs + first +
+           i % across * V;
   };
-  normalise_group<V, THREADS, BLOCKS>(H * from.W * across, eps, [&](int i) { return x + place(from, i); },
-    [&](int i, Vec<T, V>& raw, float mean, float scale) {
+  normalise_group<V, THREADS, BLOCKS>(
+      H * from.W * across, eps, [&](int i) { return x + place(from, i); },
+      [&](int i, Vec<T, V>& raw, float mean, float scale) {
 #pragma unroll
-      for (int j = 0; j < V; j++) from_float(raw.v[j], affine(to_float(raw.v[j]), mean, scale, gamma, beta, first + i % across * V + j, p0, p1));
-      store<V>(y + place(to, i), raw);
-    });
+        for (int j = 0; j < V; j++)
+          from_float(raw.v[j], affine(to_float(raw.v[j]), mean, scale, gamma, beta,
+                                      first + i % across * V + j, p0, p1));
+        store<V>(y + place(to, i), raw);
+      });
 }

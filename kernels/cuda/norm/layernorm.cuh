@@ -1,23 +1,31 @@
-// LayerNorm over contiguous rows. A warp, a block or a cluster has a row; it stays in registers when its length is known (K vectors of V elements a
-// thread), else it is read again from cache.
+// LayerNorm over contiguous rows. A warp, a block or a cluster has a row; it stays in registers
+// when its length is known (K vectors of V elements a thread), else it is read again from cache.
 
-template <int THREADS, int BLOCKS> struct Row {
+template <int THREADS, int BLOCKS>
+struct Row {
   int lane, index;
   __device__ Row()
-      : lane(blockIdx.x % BLOCKS * THREADS + threadIdx.x % THREADS), index(blockIdx.x / BLOCKS * (blockDim.x / THREADS) + threadIdx.x / THREADS) {}
+      : lane(blockIdx.x % BLOCKS * THREADS + threadIdx.x % THREADS),
+        index(blockIdx.x / BLOCKS * (blockDim.x / THREADS) + threadIdx.x / THREADS) {}
 };
 
-// s = the sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta. Null operands are absent; those of the
-// kernel are its literals, so the compiler drops what concerns them. SOME: a summand may have no row here (null).
-template <int TERMS, bool SOME> struct Norm {
+// s = the sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) +
+// beta. Null operands are absent; those of the kernel are its literals, so the compiler drops what
+// concerns them. SOME: a summand may have no row here (null).
+template <int TERMS, bool SOME>
+struct Norm {
   const T *x[TERMS], *gamma, *beta;
   T *y, *skip;
   int n;
   bool rms;
   float plus, eps;
   // WHOLE: all operands lie at multiples of a vector.
-  template <int V, bool WHOLE = true> METHOD Vec<T, V> get(const T* p) const { return WHOLE ? load<V>(p) : load_anywhere<V>(p); }
-  template <int V, bool WHOLE = true> METHOD void sum(int i, float* s) const {
+  template <int V, bool WHOLE = true>
+  METHOD Vec<T, V> get(const T* p) const {
+    return WHOLE ? load<V>(p) : load_anywhere<V>(p);
+  }
+  template <int V, bool WHOLE = true>
+  METHOD void sum(int i, float* s) const {
     Vec<T, V> v[TERMS];
 #pragma unroll
     for (int k = 0; k < TERMS; k++)
@@ -28,19 +36,25 @@ template <int TERMS, bool SOME> struct Norm {
     for (int k = 0; k < TERMS; k++)
       if (!SOME || x[k])
 #pragma unroll
-        for (int j = 0; j < V; j++) s[j] = SOME || k ? s[j] + to_float(v[k].v[j]) : to_float(v[k].v[j]);
+        for (int j = 0; j < V; j++)
+          s[j] = SOME || k ? s[j] + to_float(v[k].v[j]) : to_float(v[k].v[j]);
   }
-  template <int V, bool WHOLE = true> METHOD void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
+  template <int V, bool WHOLE = true>
+  METHOD void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
     if (gamma) g = get<V, WHOLE>(gamma + i);
     if (beta) b = get<V, WHOLE>(beta + i);
   }
-  template <int V, bool WHOLE = true> METHOD void finish(int i, const float* s, float mean, float scale, const Vec<T, V>& g, const Vec<T, V>& b) const {
+  template <int V, bool WHOLE = true>
+  METHOD void finish(int i, const float* s, float mean, float scale, const Vec<T, V>& g,
+                     const Vec<T, V>& b) const {
     Vec<T, V> out;
     if (skip) {
 #pragma unroll
       for (int j = 0; j < V; j++) from_float(out.v[j], s[j]);
-      if (WHOLE) store<V>(skip + i, out);
-      else store_anywhere<V>(skip + i, out);
+      if (WHOLE)
+        store<V>(skip + i, out);
+      else
+        store_anywhere<V>(skip + i, out);
     }
 #pragma unroll
     for (int j = 0; j < V; j++) {
@@ -53,10 +67,14 @@ template <int TERMS, bool SOME> struct Norm {
   }
 };
 
-// Mean and sum of squared deviations of the N elements of a row, N a multiple of 32 * V: each thread's own are exact, and pairs of equal or known counts
-// are joined (Chan), so that one exchange does and a large mean costs no digits. Every warp holds whole vectors or none.
-struct Moments { float mean, squares; };
-template <int V, int K, int THREADS, int N> DEV Moments moments_at_once(const float (&s)[K * V], Moments* shared) {
+// Mean and sum of squared deviations of the N elements of a row, N a multiple of 32 * V: each
+// thread's own are exact, and pairs of equal or known counts are joined (Chan), so that one
+// exchange does and a large mean costs no digits. Every warp holds whole vectors or none.
+struct Moments {
+  float mean, squares;
+};
+template <int V, int K, int THREADS, int N>
+DEV Moments moments_at_once(const float (&s)[K * V], Moments* shared) {
   const auto held = [](int warp) {
     int n = 0;
 #pragma unroll
@@ -74,7 +92,8 @@ template <int V, int K, int THREADS, int N> DEV Moments moments_at_once(const fl
     if (k / V * THREADS + warp * 32 < N / V) m.squares += (s[k] - m.mean) * (s[k] - m.mean);
 #pragma unroll
   for (int o = 16; o; o >>= 1, count *= 2.f) {
-    const float mean = __shfl_xor_sync(FULL_WARP, m.mean, o), squares = __shfl_xor_sync(FULL_WARP, m.squares, o), d = mean - m.mean;
+    const float mean = __shfl_xor_sync(FULL_WARP, m.mean, o),
+                squares = __shfl_xor_sync(FULL_WARP, m.squares, o), d = mean - m.mean;
     m.squares += squares + d * d * (count * 0.5f);
     m.mean = (m.mean + mean) * 0.5f;
   }
@@ -96,7 +115,8 @@ template <int V, int K, int THREADS, int N> DEV Moments moments_at_once(const fl
 
 // N: the length of a row, where it is known when the kernel is compiled.
 template <int V, int K, int THREADS, int N, class Norm>
-DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane, float* shared) {
+DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane,
+                        float* shared) {
   float s[K * V], total = 0.f, mean = 0.f;
 #pragma unroll
   for (int k = 0; k < K; k++) {
@@ -124,11 +144,13 @@ DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> 
   const float scale = 1.f / sqrtf(total / float(l.n) + l.eps);
 #pragma unroll
   for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < l.n) l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
+    if ((k * THREADS + lane) * V < l.n)
+      l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
 }
 
 // A row that is read again for each pass; the BLOCKS blocks of a cluster share it.
-template <int V, int THREADS, int BLOCKS, class Norm> DEV void norm_again(const Norm& l, int lane, float* shared) {
+template <int V, int THREADS, int BLOCKS, class Norm>
+DEV void norm_again(const Norm& l, int lane, float* shared) {
   constexpr int STEP = THREADS * BLOCKS;
   const Span<V> span(l.y, l.n);
   const int edge = span.edge(lane);
@@ -151,7 +173,10 @@ template <int V, int THREADS, int BLOCKS, class Norm> DEV void norm_again(const 
 #pragma unroll
     for (int j = 0; j < V; j++) total += (s[j] - mean) * (s[j] - mean);
   }
-  const float scale = 1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), shared + 33) / float(l.n) + l.eps);
+  const float scale =
+      1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), shared + 33) /
+                      float(l.n) +
+                  l.eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
   if (edge >= 0) {
     Vec<T, 1> g{}, b{};
@@ -170,7 +195,8 @@ template <int V, int THREADS, int BLOCKS, class Norm> DEV void norm_again(const 
 }
 
 // Row number index[at] of a table of n rows, null and a fault when there is none.
-template <class I> DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch, u32* fault) {
+template <class I>
+DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch, u32* fault) {
   i64 row = index[at];
   if (row < 0) row += n;
   if (row >= 0 && row < n) return table + row * pitch;
@@ -178,8 +204,10 @@ template <class I> DEV const T* table_row(const T* table, const I* index, i64 at
   return nullptr;
 }
 
-// `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel before this one still runs.
-template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, class Place> DEV void norm_rows(Norm l, int rows, Place place) {
+// `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel
+// before this one still runs.
+template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, class Place>
+DEV void norm_rows(Norm l, int rows, Place place) {
   __shared__ float shared[64];
   const Row<THREADS, BLOCKS> row;
   constexpr int bytes = V * sizeof(T);
@@ -189,7 +217,8 @@ template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, 
   auto weights = [&] {
 #pragma unroll
     for (int k = 0; k < PARTS; k++)
-      if ((k * THREADS + row.lane) * V < l.n) l.template weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
+      if ((k * THREADS + row.lane) * V < l.n)
+        l.template weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
   };
   if (EARLY && K > 0 && even) weights();
   next_may_start();
@@ -202,16 +231,24 @@ template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, 
   if (l.skip) l.skip += at;
   bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes);
   for (const T* x : l.x) whole = whole && aligned(x, bytes);
-  if (K > 0 && whole) norm_registers<V, PARTS, THREADS, N>(l, g, b, row.lane, shared);
-  else norm_again<16 / sizeof(T), THREADS, BLOCKS>(l, row.lane, shared);
+  if (K > 0 && whole)
+    norm_registers<V, PARTS, THREADS, N>(l, g, b, row.lane, shared);
+  else
+    norm_again<16 / sizeof(T), THREADS, BLOCKS>(l, row.lane, shared);
 }
 
-// x[b, s, h, :rot] rotated by pairs; W consecutive pairs a thread (they lie apart by `half`, or next to each other when interleaved).
-struct Rope { int S, H, D, rot; i64 x_b, x_s, x_h, y_b, y_s, y_h, c_b, c_s; };
-template <bool INTERLEAVED, bool WHOLE> DEV void rope_pairs(const T* x, const T* cosines, const T* sines, T* y, int B, Rope r) {
+// x[b, s, h, :rot] rotated by pairs; W consecutive pairs a thread (they lie apart by `half`, or
+// next to each other when interleaved).
+struct Rope {
+  int S, H, D, rot;
+  i64 x_b, x_s, x_h, y_b, y_s, y_h, c_b, c_s;
+};
+template <bool INTERLEAVED, bool WHOLE>
+DEV void rope_pairs(const T* x, const T* cosines, const T* sines, T* y, int B, Rope r) {
   const int half = r.rot / 2, rest = r.D - 2 * half, work = half + rest;
   const i64 total = i64(B) * r.S * r.H * work;
-  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += i64(gridDim.x) * blockDim.x) {
+  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += i64(gridDim.x) * blockDim.x) {
     const int i = int(u % work);
     i64 row = u / work;
     const i64 h = row % r.H;
@@ -224,7 +261,8 @@ template <bool INTERLEAVED, bool WHOLE> DEV void rope_pairs(const T* x, const T*
       continue;
     }
     const i64 at = b * r.c_b + s * r.c_s + i;
-    const int first = INTERLEAVED ? 2 * i : i, second = INTERLEAVED ? 2 * i + 1 : i + half, other = WHOLE ? half : 0;
+    const int first = INTERLEAVED ? 2 * i : i, second = INTERLEAVED ? 2 * i + 1 : i + half,
+              other = WHOLE ? half : 0;
     const float v = to_float(px[first]), w = to_float(px[second]);
     from_float(py[first], v * to_float(cosines[at]) - w * to_float(sines[at]));
     from_float(py[second], w * to_float(cosines[at + other]) + v * to_float(sines[at + other]));

@@ -1,25 +1,30 @@
-// LayerNorm over short rows of N elements: LANES neighbouring lanes have a row, K vectors of V elements each; follows `rows`.
+// LayerNorm over short rows of N elements: LANES neighbouring lanes have a row, K vectors of V
+// elements each; follows `rows`.
 
 // The sum over LANES neighbouring lanes, all lanes of a warp at a time.
-template <int LANES> DEV float join_lanes(float v) {
+template <int LANES>
+DEV float join_lanes(float v) {
 #pragma unroll
   for (int o = LANES / 2; o; o >>= 1) v += __shfl_xor_sync(FULL_WARP, v, o);
   return v;
 }
 
-template <int V, int K, int LANES, int N> struct Lanes {
+template <int V, int K, int LANES, int N>
+struct Lanes {
   int lane;
   Vec<T, V> g[K], b[K];
   // Where vector k lies, and whether the row has it.
   METHOD int at(int k) const { return (k * LANES + lane) * V; }
   METHOD bool has(int k) const { return K * LANES * V == N || at(k) < N; }
-  template <class Norm> METHOD void weights(const Norm& l) {
+  template <class Norm>
+  METHOD void weights(const Norm& l) {
 #pragma unroll
     for (int k = 0; k < K; k++)
       if (has(k)) l.template weights<V>(at(k), g[k], b[k]);
   }
   // One row, if it is below `rows`; `place` sets its summands. All lanes of a warp come here.
-  template <class Norm, class Place> METHOD void row(Norm l, int row, int rows, Place place) const {
+  template <class Norm, class Place>
+  METHOD void row(Norm l, int row, int rows, Place place) const {
     float s[K * V] = {}, mean = 0.f, squares = 0.f;
     if (row < rows) {
       place(l, row);
@@ -48,7 +53,8 @@ template <int V, int K, int LANES, int N> struct Lanes {
 };
 
 // Rows that lie at multiples of a vector. EARLY: as of `norm_rows`.
-template <int V, int K, int LANES, int THREADS, int N, bool EARLY, class Norm, class Place> DEV void norm_short(const Norm& l, int rows, Place place) {
+template <int V, int K, int LANES, int THREADS, int N, bool EARLY, class Norm, class Place>
+DEV void norm_short(const Norm& l, int rows, Place place) {
   Lanes<V, K, LANES, N> lanes{int(threadIdx.x % LANES)};
   if (EARLY) lanes.weights(l);
   after_previous();
@@ -56,9 +62,12 @@ template <int V, int K, int LANES, int THREADS, int N, bool EARLY, class Norm, c
   lanes.row(l, blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, rows, place);
 }
 
-// Contiguous rows at any address: a block brings `each` of them, of BYTES bytes at most, to shared memory and back. The first SLABS summands are such rows,
-// the others one row for all; ROOMS: as many slabs as there are such summands, or results.
-template <int K, int LANES, int SLABS, int ROOMS, int BYTES, int THREADS, int N, bool EARLY, class Norm> DEV void norm_slabs(const Norm& l, int rows, int each) {
+// Contiguous rows at any address: a block brings `each` of them, of BYTES bytes at most, to shared
+// memory and back. The first SLABS summands are such rows, the others one row for all; ROOMS: as
+// many slabs as there are such summands, or results.
+template <int K, int LANES, int SLABS, int ROOMS, int BYTES, int THREADS, int N, bool EARLY,
+          class Norm>
+DEV void norm_slabs(const Norm& l, int rows, int each) {
   __shared__ alignas(16) T room[ROOMS][BYTES / sizeof(T) + 16 / sizeof(T)];
   Lanes<1, K, LANES, N> lanes{int(threadIdx.x % LANES)};
   if (EARLY) lanes.weights(l);

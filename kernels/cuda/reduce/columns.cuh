@@ -1,16 +1,26 @@
 // Reductions of columns by vectors wherever these lie. Follows reduce.cuh.
 
-// Rows of `wide` columns of [n, inner] as the vectors of V elements, at multiples of their size, that they lie in: ACROSS threads have those of a row, DOWN rows
-// of which all lie alike every DOWN rows (EVEN: every row begins at a whole one), TEAMS such tiles of columns a block. The `parts` blocks that share columns are
-// BLOCKS of a cluster, or each leaves what it holds. Threads have DEPTH vectors on their way at a time. A row has V - 1 elements at least.
+// Rows of `wide` columns of [n, inner] as the vectors of V elements, at multiples of their size,
+// that they lie in: ACROSS threads have those of a row, DOWN rows of which all lie alike every DOWN
+// rows (EVEN: every row begins at a whole one), TEAMS such tiles of columns a block. The `parts`
+// blocks that share columns are BLOCKS of a cluster, or each leaves what it holds. Threads have
+// DEPTH vectors on their way at a time. A row has V - 1 elements at least.
 template <class R, int V, int ACROSS, int DOWN, int TEAMS, int DEPTH, int BLOCKS, bool EVEN>
-DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int outer, int n, int inner, int wide, int parts) {
+DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, typename R::Held* held,
+                       int outer, int n, int inner, int wide, int parts) {
   typedef typename R::Element E;
   typedef typename R::Held H;
   constexpr int TEAM = ACROSS * DOWN, THREADS = (TEAM * TEAMS + 31) / 32 * 32;
-  constexpr int SPLIT = DOWN < 2 * V ? 1 : DOWN < 4 * V ? 2 : DOWN < 8 * V ? 4 : DOWN < 16 * V ? 8 : 16;  // lanes that join a column: there may be few of these
-  // Element j of a thread lies at j * PITCH + its place, ROW after that of the one above: neither threads next to each other meet in a bank nor lanes that join.
-  constexpr int ROW = SPLIT > 1 ? ACROSS | 1 : ACROSS, PITCH = (TEAMS * DOWN * ROW + 31) / 32 * 32 + 32 / V;
+  constexpr int SPLIT = DOWN < 2 * V   ? 1
+                        : DOWN < 4 * V ? 2
+                        : DOWN < 8 * V ? 4
+                        : DOWN < 16 * V
+                            ? 8
+                            : 16;  // lanes that join a column: there may be few of these
+  // Element j of a thread lies at j * PITCH + its place, ROW after that of the one above: neither
+  // threads next to each other meet in a bank nor lanes that join.
+  constexpr int ROW = SPLIT > 1 ? ACROSS | 1 : ACROSS,
+                PITCH = (TEAMS * DOWN * ROW + 31) / 32 * 32 + 32 / V;
   __shared__ H shared[V * PITCH];
   const int tiles = (inner + wide - 1) / wide;
   struct Tile {
@@ -21,18 +31,26 @@ DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, type
   const auto tile = [&](int team) {
     const u32 index = min(blockIdx.x * TEAMS + team, units - 1), unit = index / u32(parts);
     Tile t;
-    t.mine = int(index - unit * parts), t.o = int(unit / u32(tiles)), t.left = int(unit - t.o * tiles) * wide, t.columns = min(wide, inner - t.left);
+    t.mine = int(index - unit * parts), t.o = int(unit / u32(tiles)),
+    t.left = int(unit - t.o * tiles) * wide, t.columns = min(wide, inner - t.left);
     t.top = x + i64(t.o) * n * inner + t.left;
     return t;
   };
-  const auto past = [&](const Tile& t, int row) { return EVEN ? 0 : int((u64(t.top + i64(row) * inner) / sizeof(E)) & (V - 1)); };
-  const int team = min(int(threadIdx.x) / TEAM, TEAMS - 1), place = threadIdx.x - team * TEAM, side = place % ACROSS, down = place / ACROSS;
+  const auto past = [&](const Tile& t, int row) {
+    return EVEN ? 0 : int((u64(t.top + i64(row) * inner) / sizeof(E)) & (V - 1));
+  };
+  const int team = min(int(threadIdx.x) / TEAM, TEAMS - 1), place = threadIdx.x - team * TEAM,
+            side = place % ACROSS, down = place / ACROSS;
   const Tile t = tile(team);
   const Part part(n, t.mine, parts, 1);
   const int at = side * V - past(t, part.from + down), row = part.from + down;
   // Memory before the first row and behind the last one is not ours.
-  const int alone = EVEN ? -1 : at < 0 && t.left == 0 && t.o == 0 && row == 0 ? 0 : t.o == outer - 1 && at + V > inner - t.left ? n - 1 : -1;
-  const int end = at < t.columns && down < DOWN ? part.to : 0;  // threads beyond the teams have nothing
+  const int alone = EVEN                                            ? -1
+                    : at < 0 && t.left == 0 && t.o == 0 && row == 0 ? 0
+                    : t.o == outer - 1 && at + V > inner - t.left   ? n - 1
+                                                                    : -1;
+  const int end =
+      at < t.columns && down < DOWN ? part.to : 0;  // threads beyond the teams have nothing
   const E* p = t.top + at;
   wait_with(p, alone, end);
   H h[V];
@@ -40,7 +58,9 @@ DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, type
   for (int j = 0; j < V; j++) h[j] = R::start(t.top + min(max(at + j, 0), t.columns - 1));
   for (int first = row; first < end; first += DEPTH * DOWN) {
     Vec<E, V> raw[DEPTH];
-    auto taken = [&](int k) { return first + k * DOWN < end && (EVEN || first + k * DOWN != alone); };
+    auto taken = [&](int k) {
+      return first + k * DOWN < end && (EVEN || first + k * DOWN != alone);
+    };
 #pragma unroll
     for (int k = 0; k < DEPTH; k++)
       if (taken(k)) raw[k] = load<V>(p + i64(first + k * DOWN) * inner);
@@ -96,12 +116,15 @@ DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, type
     cluster_wait();  // nobody reads this block's shared memory any more
   } else {
     for (int first = 0; first < TEAMS * wide; first += THREADS / SPLIT) {
-      const int k = first + threadIdx.x / SPLIT, team = TEAMS == 1 ? 0 : min(k / wide, TEAMS - 1), c = k - team * wide;
+      const int k = first + threadIdx.x / SPLIT, team = TEAMS == 1 ? 0 : min(k / wide, TEAMS - 1),
+                c = k - team * wide;
       const Tile t = tile(team);
       const H all = joined(t, team, min(c, t.columns - 1));
       if (c >= t.columns || threadIdx.x % SPLIT || blockIdx.x * TEAMS + team >= units) continue;
-      if (parts == 1) y[i64(t.o) * inner + t.left + c] = R::finish(all, n, t.top + c);
-      else held[(i64(t.o) * parts + t.mine) * inner + t.left + c] = all;
+      if (parts == 1)
+        y[i64(t.o) * inner + t.left + c] = R::finish(all, n, t.top + c);
+      else
+        held[(i64(t.o) * parts + t.mine) * inner + t.left + c] = all;
     }
   }
 }

@@ -1,14 +1,22 @@
-// Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself (EXCLUSIVE) or from the end (REVERSE). Where columns are
-// few and long, `parts` blocks share one: reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
-template <class E> DEV float summand(E v) { return to_float(v); }
+// Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself
+// (EXCLUSIVE) or from the end (REVERSE). Where columns are few and long, `parts` blocks share one:
+// reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
+template <class E>
+DEV float summand(E v) {
+  return to_float(v);
+}
 DEV u32 summand(i32 v) { return u32(v); }
 DEV u64 summand(i64 v) { return u64(v); }
-template <class E> DEV void settle(E& to, float sum) { from_float(to, sum); }
+template <class E>
+DEV void settle(E& to, float sum) {
+  from_float(to, sum);
+}
 DEV void settle(i32& to, u32 sum) { to = i32(sum); }
 DEV void settle(i64& to, u64 sum) { to = i64(sum); }
 
 // Sums of v over this and all lower lanes, of each LANES.
-template <int LANES, class A> DEV A scan_lanes(A v) {
+template <int LANES, class A>
+DEV A scan_lanes(A v) {
   const int lane = threadIdx.x % LANES;
 #pragma unroll
   for (int o = 1; o < LANES; o *= 2) {
@@ -18,8 +26,9 @@ template <int LANES, class A> DEV A scan_lanes(A v) {
   return v;
 }
 
-// Contiguous rows: a warp, or all THREADS, go along one, K vectors of V elements for each lane at a time. Where parts > 1, the kernel before this one is the
-// one that left `held`, and it lets this one start when x can be read.
+// Contiguous rows: a warp, or all THREADS, go along one, K vectors of V elements for each lane at a
+// time. Where parts > 1, the kernel before this one is the one that left `held`, and it lets this
+// one start when x can be read.
 template <int V, int K, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) {
   typedef decltype(summand(E())) A;
@@ -31,11 +40,16 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
   const Part part(n, mine, parts, 16 / sizeof(E));
   const i64 row = unit / parts;
   x += row * n, y += row * n;
-  // Places count from the multiple of a vector's size next to the part's first element: the part has those of [low, high).
+  // Places count from the multiple of a vector's size next to the part's first element: the part
+  // has those of [low, high).
   const bool whole = together<V>(x, y);
-  const int low = REVERSE ? int(-(u64(x + part.to) / sizeof(E)) & (V - 1)) : int(u64(x + part.from) / sizeof(E) & (V - 1)), high = low + part.to - part.from;
+  const int low = REVERSE ? int(-(u64(x + part.to) / sizeof(E)) & (V - 1))
+                          : int(u64(x + part.from) / sizeof(E) & (V - 1)),
+            high = low + part.to - part.from;
   auto place = [&](int first, int k) { return first + warp * TILE + (k * 32 + lane) * V; };
-  auto index = [&](int at) { return REVERSE ? part.to + low - at - V : part.from - low + at; };  // of the vector's first in memory
+  auto index = [&](int at) {
+    return REVERSE ? part.to + low - at - V : part.from - low + at;
+  };  // of the vector's first in memory
   auto real = [&](int at) { return at >= low && at < high; };
   Vec<E, V> raw[K];
   auto bring = [&](int first) {
@@ -43,7 +57,8 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
     for (int k = 0; k < K; k++) {
       const int at = place(first, k);
       const E* p = x + index(at);
-      if (at >= low && at + V <= high) raw[k] = load<V>(p);
+      if (at >= low && at + V <= high)
+        raw[k] = load<V>(p);
       else
 #pragma unroll
         for (int j = 0; j < V; j++)
@@ -66,11 +81,13 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       A run = A(0);
 #pragma unroll
       for (int j = 0; j < V; j++) {
-        const A next = run + (real(place(first, k) + j) ? summand(raw[k].v[REVERSE ? V - 1 - j : j]) : A(0));
+        const A next =
+            run + (real(place(first, k) + j) ? summand(raw[k].v[REVERSE ? V - 1 - j : j]) : A(0));
         v[k][j] = EXCLUSIVE ? run : next;
         run = next;
       }
-      const A sum = scan_lanes<32>(run), lower = __shfl_up_sync(FULL_WARP, sum, 1), start = total + (lane ? lower : A(0));
+      const A sum = scan_lanes<32>(run), lower = __shfl_up_sync(FULL_WARP, sum, 1),
+              start = total + (lane ? lower : A(0));
 #pragma unroll
       for (int j = 0; j < V; j++) v[k][j] += start;
       total += __shfl_sync(FULL_WARP, sum, 31);
@@ -81,7 +98,8 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       __syncthreads();  // readers of the turn before are done
       if (lane == 0) shared[warp] = total;
       __syncthreads();
-      const A sum = scan_lanes<32>(lane < WARPS ? shared[lane] : A(0)), lower = __shfl_sync(FULL_WARP, sum, warp ? warp - 1 : 0);
+      const A sum = scan_lanes<32>(lane < WARPS ? shared[lane] : A(0)),
+              lower = __shfl_sync(FULL_WARP, sum, warp ? warp - 1 : 0);
       if (warp) start += lower;
       total = __shfl_sync(FULL_WARP, sum, 31);
     }
@@ -92,7 +110,8 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       Vec<E, V> out;
 #pragma unroll
       for (int j = 0; j < V; j++) settle(out.v[REVERSE ? V - 1 - j : j], start + v[k][j]);
-      if (whole && at >= low && at + V <= high) store_whole<V>(p, out);
+      if (whole && at >= low && at + V <= high)
+        store_whole<V>(p, out);
       else
 #pragma unroll
         for (int j = 0; j < V; j++)
@@ -102,8 +121,10 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
   }
 }
 
-// Into `shared`, for every thread: the sum of v over it and those above it, of the DOWN that have a column.
-template <int ACROSS, int DOWN, class A> DEV void scan_down(A v, A* shared) {
+// Into `shared`, for every thread: the sum of v over it and those above it, of the DOWN that have a
+// column.
+template <int ACROSS, int DOWN, class A>
+DEV void scan_down(A v, A* shared) {
   const int down = threadIdx.x / ACROSS;
   __syncthreads();
   shared[threadIdx.x] = v;
@@ -117,13 +138,15 @@ template <int ACROSS, int DOWN, class A> DEV void scan_down(A v, A* shared) {
   }
 }
 
-// ACROSS columns next to each other (in the next row of columns where one ends), the block's other threads below: K elements below each other each.
+// ACROSS columns next to each other (in the next row of columns where one ends), the block's other
+// threads below: K elements below each other each.
 template <int K, int ACROSS, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inner, int parts) {
   typedef decltype(summand(E())) A;
   constexpr int DOWN = THREADS / ACROSS;
   __shared__ A shared[THREADS];
-  const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = gridDim.x / parts, mine = blockIdx.x / tiles;
+  const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = gridDim.x / parts,
+            mine = blockIdx.x / tiles;
   const Column<1, ACROSS> column(i64(blockIdx.x % tiles) * ACROSS + side, outer, inner);
   const bool real = column.real;
   const Part part(n, mine, parts, 1);
@@ -134,13 +157,16 @@ DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inn
   A before = A(0);
   if (parts > 1) {
     for (int p = down; p < parts && real; p += DOWN)
-      if (REVERSE ? p > mine : p < mine) before += summand(held[(column.o * parts + p) * inner + column.at]);
+      if (REVERSE ? p > mine : p < mine)
+        before += summand(held[(column.o * parts + p) * inner + column.at]);
     scan_down<ACROSS, DOWN>(before, shared);
     before = *last;
   }
   for (int first = 0; first < length; first += DOWN * K) {
     const int at = first + down * K;
-    auto place = [&](int k) { return i64(REVERSE ? part.to - 1 - (at + k) : part.from + at + k) * inner; };
+    auto place = [&](int k) {
+      return i64(REVERSE ? part.to - 1 - (at + k) : part.from + at + k) * inner;
+    };
     A v[K], total = A(0);
 #pragma unroll
     for (int k = 0; k < K; k++) v[k] = real && at + k < length ? summand(x[place(k)]) : A(0);
@@ -158,8 +184,10 @@ DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inn
   }
 }
 
-// W columns a thread, all of them, DEPTH elements of each at a time: threads next to each other have what follows, in the next row of columns where one ends.
-template <int W, int DEPTH, int THREADS, bool EXCLUSIVE, bool REVERSE, class E> DEV void scan_flat(const E* x, E* y, int outer, int n, int inner) {
+// W columns a thread, all of them, DEPTH elements of each at a time: threads next to each other
+// have what follows, in the next row of columns where one ends.
+template <int W, int DEPTH, int THREADS, bool EXCLUSIVE, bool REVERSE, class E>
+DEV void scan_flat(const E* x, E* y, int outer, int n, int inner) {
   typedef decltype(summand(E())) A;
   const Column<W, 1> column(i64(blockIdx.x) * THREADS + threadIdx.x, outer, inner);
   const i64 at = column.o * n * inner + column.at;
@@ -195,15 +223,18 @@ template <int W, int DEPTH, int THREADS, bool EXCLUSIVE, bool REVERSE, class E> 
 }
 
 // Small slabs [n, inner], so many a block; LANES lanes have a column, a run of it each.
-template <int BYTES, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E> DEV void scan_slabs(const E* x, E* y, int outer, int n, int inner, int each) {
+template <int BYTES, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E>
+DEV void scan_slabs(const E* x, E* y, int outer, int n, int inner, int each) {
   typedef decltype(summand(E())) A;
   __shared__ alignas(16) E room[BYTES / sizeof(E) + 16 / sizeof(E)];
   const i64 first = i64(blockIdx.x) * each, at = first * n * inner;
-  const int count = int(min(i64(each), outer - first)), columns = count * inner, lane = threadIdx.x % LANES, per = (n + LANES - 1) / LANES;
+  const int count = int(min(i64(each), outer - first)), columns = count * inner,
+            lane = threadIdx.x % LANES, per = (n + LANES - 1) / LANES;
   Slabs<THREADS, E> slabs;
   slabs.bring(room, x + at, count * n * inner);
   for (int c = threadIdx.x / LANES; c - int(threadIdx.x / LANES) < columns; c += THREADS / LANES) {
-    const int column = min(c, columns - 1), from = lane * per, to = c < columns ? min(from + per, n) : 0;
+    const int column = min(c, columns - 1), from = lane * per,
+              to = c < columns ? min(from + per, n) : 0;
     E* top = slabs.slab + column / inner * n * inner + column % inner;
     auto place = [&](int j) { return (REVERSE ? n - 1 - j : j) * inner; };
     A run = A(0);

@@ -1,8 +1,11 @@
-// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the earlier comes first. Follows base.cuh.
+// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the
+// earlier comes first. Follows base.cuh.
 //
-// A key says where an element stands: a number in the order of the values (NaN above all, both zeros one), above its place in the row turned round. No two keys are
-// equal, so that "the K largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow down the K-th largest by counting (narrower
-// ones would meet in few counters: exponents of neighbouring values agree); what is not below it is kept and sorted.
+// A key says where an element stands: a number in the order of the values (NaN above all, both
+// zeros one), above its place in the row turned round. No two keys are equal, so that "the K
+// largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow
+// down the K-th largest by counting (narrower ones would meet in few counters: exponents of
+// neighbouring values agree); what is not below it is kept and sorted.
 
 DEV u32 ordered(float v) {
   if (v != v) return 0xffffffffu;
@@ -19,42 +22,50 @@ DEV u32 ordered(half_t v) { return ordered_short(v.bits, 0x7c00); }
 DEV u32 ordered(bfloat_t v) { return ordered_short(v.bits, 0x7f80); }
 
 // places: as many low bits as a place of the row takes, all ones.
-template <bool LARGEST, class E> DEV u64 key_of(E v, u32 place, u32 places) {
+template <bool LARGEST, class E>
+DEV u64 key_of(E v, u32 place, u32 places) {
   const u32 value = ordered(v) ^ (LARGEST ? 0 : 0xffffffffu >> (32 - 8 * sizeof(E)));
   return u64(value) * (u64(places) + 1) + (places - place);
 }
 DEV u32 place_of(u64 key, u32 places) { return places - (u32(key) & places); }
 DEV u32 places_of(u32 n) { return n > 1 ? 0xffffffffu >> __clz(n - 1) : 1; }
 
-// Keys of (a part of) a row that lies in memory, which begins at place `first`, and of one whose keys were kept before: all threads visit all of them.
-template <int THREADS, bool LARGEST, class E> struct Row {
+// Keys of (a part of) a row that lies in memory, which begins at place `first`, and of one whose
+// keys were kept before: all threads visit all of them.
+template <int THREADS, bool LARGEST, class E>
+struct Row {
   const E* x;
   i64 step;
   u32 n, first, places;
   METHOD u64 operator[](u32 i) const { return key_of<LARGEST>(x[i * step], first + i, places); }
-  template <class F> METHOD void each(F visit) const {
+  template <class F>
+  METHOD void each(F visit) const {
     if (step != 1) {
 #pragma unroll 4
       for (u32 i = threadIdx.x; i < n; i += THREADS) visit((*this)[i]);
       return;
     }
     constexpr int V = 16 / sizeof(E);
-    const u32 head = min(n, u32(-(u64(x) / sizeof(E)) & (V - 1))), vectors = (n - head) / V, tail = head + vectors * V + threadIdx.x;
+    const u32 head = min(n, u32(-(u64(x) / sizeof(E)) & (V - 1))), vectors = (n - head) / V,
+              tail = head + vectors * V + threadIdx.x;
     if (threadIdx.x < head) visit((*this)[threadIdx.x]);
 #pragma unroll 2
     for (u32 v = threadIdx.x; v < vectors; v += THREADS) {
       const Vec<E, V> some = load<V>(x + head + v * V);
 #pragma unroll
-      for (int k = 0; k < V; k++) visit(key_of<LARGEST>(some.v[k], first + head + v * V + k, places));
+      for (int k = 0; k < V; k++)
+        visit(key_of<LARGEST>(some.v[k], first + head + v * V + k, places));
     }
     if (tail < n) visit((*this)[tail]);
   }
 };
-template <int THREADS> struct Kept {
+template <int THREADS>
+struct Kept {
   const u64* keys;
   u32 n;
   METHOD u64 operator[](u32 i) const { return keys[i]; }
-  template <class F> METHOD void each(F visit) const {
+  template <class F>
+  METHOD void each(F visit) const {
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < n; i += THREADS) visit(keys[i]);
   }
@@ -62,10 +73,13 @@ template <int THREADS> struct Kept {
 
 constexpr int DIGIT = 11, DIGITS = 1 << DIGIT;
 
-// The K-th largest of more than K keys of `bits` bits. All threads of the block call it, and get it.
-template <int THREADS, class Keys> DEV u64 kth(const Keys& keys, int bits, u32 k) {
+// The K-th largest of more than K keys of `bits` bits. All threads of the block call it, and get
+// it.
+template <int THREADS, class Keys>
+DEV u64 kth(const Keys& keys, int bits, u32 k) {
   __shared__ u32 counts[DIGITS], sums[32];
-  __shared__ u32 found[2];  // the digit of the K-th, and how many of those that share it are among the K
+  __shared__ u32
+      found[2];  // the digit of the K-th, and how many of those that share it are among the K
   u64 prefix = 0, mask = 0;
   for (int shift = bits - DIGIT;; shift -= DIGIT) {
     const int low = max(shift, 0);
@@ -105,11 +119,14 @@ template <int THREADS, class Keys> DEV u64 kth(const Keys& keys, int bits, u32 k
   }
 }
 
-// Keys lie in shared memory with one left out after every eight, so that threads that each read eight in a row meet in no bank.
+// Keys lie in shared memory with one left out after every eight, so that threads that each read
+// eight in a row meet in no bank.
 DEV int at(int i) { return i + i / 8; }
 
-// Exchanges neighbours at half the distance, a quarter, ..., so that the larger come first if `down`.
-template <int COUNT> DEV void exchange(u64 (&k)[COUNT], bool down) {
+// Exchanges neighbours at half the distance, a quarter, ..., so that the larger come first if
+// `down`.
+template <int COUNT>
+DEV void exchange(u64 (&k)[COUNT], bool down) {
 #pragma unroll
   for (int d = COUNT / 2; d; d /= 2)
 #pragma unroll
@@ -120,8 +137,10 @@ template <int COUNT> DEV void exchange(u64 (&k)[COUNT], bool down) {
         k[j] = turn ? v : u, k[j + d] = turn ? u : v;
       }
 }
-// Bitonic merging of runs, over distances COUNT / 2 * step down to step: a thread has COUNT keys in registers.
-template <int THREADS, int SIZE, int COUNT> DEV void merge(u64* keys, int run, int step) {
+// Bitonic merging of runs, over distances COUNT / 2 * step down to step: a thread has COUNT keys in
+// registers.
+template <int THREADS, int SIZE, int COUNT>
+DEV void merge(u64* keys, int run, int step) {
   for (int g = threadIdx.x; g < SIZE / COUNT; g += THREADS) {
     const int first = (g & ~(step - 1)) * COUNT + (g & (step - 1));
     u64 k[COUNT];
@@ -134,7 +153,8 @@ template <int THREADS, int SIZE, int COUNT> DEV void merge(u64* keys, int run, i
   __syncthreads();
 }
 // Sorts SIZE keys, a power of two from 8 on, from the largest down.
-template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
+template <int THREADS, int SIZE>
+DEV void sort_down(u64* keys) {
   merge<THREADS, SIZE, 2>(keys, 2, 1);
   merge<THREADS, SIZE, 4>(keys, 4, 1);
   for (int run = 8; run <= SIZE; run *= 2) {
@@ -145,8 +165,10 @@ template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
   }
 }
 
-// The K largest keys, or all where there are up to SIZE, in order to the first places of kept; what is left over of SIZE is 0.
-template <int THREADS, int K, int SIZE, class Keys> DEV void largest(const Keys& keys, int bits, u64* kept) {
+// The K largest keys, or all where there are up to SIZE, in order to the first places of kept; what
+// is left over of SIZE is 0.
+template <int THREADS, int K, int SIZE, class Keys>
+DEV void largest(const Keys& keys, int bits, u64* kept) {
   if (keys.n <= SIZE) {
     for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[at(i)] = i < keys.n ? keys[i] : 0;
   } else {
@@ -169,15 +191,20 @@ struct Line {  // a row of [outer, n, inner], and where its results go in [outer
     x = o * n * inner + i, y = o * K * inner + i;
   }
 };
-template <class E> DEV void answer(const E* x, E* y, i64* indices, const Line& l, i64 inner, int rank, u32 place) {
+template <class E>
+DEV void answer(const E* x, E* y, i64* indices, const Line& l, i64 inner, int rank, u32 place) {
   if (y) y[l.y + rank * inner] = x[l.x + place * inner];
   if (indices) indices[l.y + rank * inner] = place;
 }
-template <class E> DEV int bits_of(u32 places) { return 8 * sizeof(E) + __popc(places); }
+template <class E>
+DEV int bits_of(u32 places) {
+  return 8 * sizeof(E) + __popc(places);
+}
 
 // A block for each row; with FROM_KEPT, for the `parts` times K keys that were kept of it.
 template <int THREADS, int K, int SIZE, bool LARGEST, bool FROM_KEPT, class E>
-DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i64 n, i64 inner, int parts, u64* kept, u32* fault) {
+DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i64 n, i64 inner,
+                  int parts, u64* kept, u32* fault) {
   if (n < K) {
     if (threadIdx.x == 0) *fault = 1;
     return;
@@ -185,29 +212,42 @@ DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i
   const u32 places = places_of(u32(n));
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     const Line l(row, n, inner, K);
-    if constexpr (FROM_KEPT) largest<THREADS, K, SIZE>(Kept<THREADS>{before + row * parts * K, u32(parts) * K}, bits_of<E>(places), kept);
-    else largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x, inner, u32(n), 0, places}, bits_of<E>(places), kept);
-    for (int r = threadIdx.x; r < K; r += THREADS) answer(x, y, indices, l, inner, r, place_of(kept[at(r)], places));
+    if constexpr (FROM_KEPT)
+      largest<THREADS, K, SIZE>(Kept<THREADS>{before + row * parts * K, u32(parts) * K},
+                                bits_of<E>(places), kept);
+    else
+      largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x, inner, u32(n), 0, places},
+                                bits_of<E>(places), kept);
+    for (int r = threadIdx.x; r < K; r += THREADS)
+      answer(x, y, indices, l, inner, r, place_of(kept[at(r)], places));
     __syncthreads();
   }
 }
 
-// A block for each part of `each` elements of each row: the K largest keys of it. A last part with fewer ends with keys of 0, below all others.
-template <int THREADS, int K, int SIZE, bool LARGEST, class E> DEV void top_parts(const E* x, u64* after, i64 rows, i64 n, i64 inner, int parts, int each, u64* kept) {
-  const u32 places = places_of(u32(n)), first = u32(blockIdx.x % parts) * each, some = min(u32(each), u32(n) - first);
+// A block for each part of `each` elements of each row: the K largest keys of it. A last part with
+// fewer ends with keys of 0, below all others.
+template <int THREADS, int K, int SIZE, bool LARGEST, class E>
+DEV void top_parts(const E* x, u64* after, i64 rows, i64 n, i64 inner, int parts, int each,
+                   u64* kept) {
+  const u32 places = places_of(u32(n)), first = u32(blockIdx.x % parts) * each,
+            some = min(u32(each), u32(n) - first);
   const Line l(blockIdx.x / parts, n, inner, K);
-  largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x + first * inner, inner, some, first, places}, bits_of<E>(places), kept);
+  largest<THREADS, K, SIZE>(
+      Row<THREADS, LARGEST, E>{x + l.x + first * inner, inner, some, first, places},
+      bits_of<E>(places), kept);
   for (int r = threadIdx.x; r < K; r += THREADS) after[i64(blockIdx.x) * K + r] = kept[at(r)];
 }
 
 // A warp for each row of at most 32 V elements: the largest key, K times over.
-template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault) {
+template <int K, int V, bool LARGEST, class E>
+DEV void top_warps(const E* x, E* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault) {
   const u32 lane = threadIdx.x & 31, warps = blockDim.x / 32;
   if (n < K) {
     if (threadIdx.x == 0) *fault = 1;
     return;
   }
-  for (i64 row = i64(blockIdx.x) * warps + threadIdx.x / 32; row < rows; row += i64(gridDim.x) * warps) {
+  for (i64 row = i64(blockIdx.x) * warps + threadIdx.x / 32; row < rows;
+       row += i64(gridDim.x) * warps) {
     const Line l(row, n, inner, K);
     u64 keys[V], mine = 0;
 #pragma unroll
@@ -220,7 +260,8 @@ template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E*
       u64 best = keys[0];
 #pragma unroll
       for (int v = 1; v < V; v++) best = max(best, keys[v]);
-      const u32 high = __reduce_max_sync(FULL_WARP, u32(best >> 32)), low = __reduce_max_sync(FULL_WARP, u32(best >> 32) == high ? u32(best) : 0);
+      const u32 high = __reduce_max_sync(FULL_WARP, u32(best >> 32)),
+                low = __reduce_max_sync(FULL_WARP, u32(best >> 32) == high ? u32(best) : 0);
       const u64 top = u64(high) << 32 | low;
 #pragma unroll
       for (int v = 0; v < V; v++) keys[v] = keys[v] == top ? 0 : keys[v];

@@ -1,20 +1,26 @@
-// softmax(scale q k^T + mask) v for the few query rows of heads that share keys, ROWS = 16 of them a tile of tensor cores (mma.sync). A block has WARPS * KEYS keys at
-// a time, which it fetches into shared memory STAGES - 1 times ahead: each warp has the scores of KEYS of them and, once these are weights in shared memory, the sums
-// of all their values for some columns of the result. Keys are divided among the blocks of a grid's column, whose parts another kernel joins. Rows of q, k and v are
-// whole aligned vectors.
-constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kPitch = kD * 2 + 16, kPitchV = kDV * 2 + 16;  // an odd number of 16 bytes
-constexpr int kAll = WARPS * KEYS, kPitchP = kAll * 2 + 16, kValues = kAll * kPitch, kStage = kAll * (kPitch + kPitchV);
+// softmax(scale q k^T + mask) v for the few query rows of heads that share keys, ROWS = 16 of them
+// a tile of tensor cores (mma.sync). A block has WARPS * KEYS keys at a time, which it fetches into
+// shared memory STAGES - 1 times ahead: each warp has the scores of KEYS of them and, once these
+// are weights in shared memory, the sums of all their values for some columns of the result. Keys
+// are divided among the blocks of a grid's column, whose parts another kernel joins. Rows of q, k
+// and v are whole aligned vectors.
+constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kPitch = kD * 2 + 16,
+              kPitchV = kDV * 2 + 16;  // an odd number of 16 bytes
+constexpr int kAll = WARPS * KEYS, kPitchP = kAll * 2 + 16, kValues = kAll * kPitch,
+              kStage = kAll * (kPitch + kPitchV);
 constexpr int kTiles = (kDV / 8 + WARPS - 1) / WARPS;  // of 8 columns, that a warp has
 static_assert(KEYS == 8 && kAll % 32 == 0, "fragments");
 
 // Of keys or values the warp's, of which there are `count`, to its part of a stage.
-template <int SIZE, int PADDED, int PITCH> DEV void bring_rows(u32 to, const T* from, i64 stride, int count) {
+template <int SIZE, int PADDED, int PITCH>
+DEV void bring_rows(u32 to, const T* from, i64 stride, int count) {
   constexpr int chunks = PADDED / 8;
 #pragma unroll
   for (int u = 0; u < KEYS * chunks; u += 32) {
     const int at = u + (threadIdx.x & 31), r = at / chunks, c = at % chunks;
     const bool real = r < count && c * 8 < SIZE;
-    if (KEYS * chunks % 32 == 0 || r < KEYS) copy_async(to + r * PITCH + c * 16, real ? from + r * stride + c * 8 : from, real ? 16 : 0);
+    if (KEYS * chunks % 32 == 0 || r < KEYS)
+      copy_async(to + r * PITCH + c * 16, real ? from + r * stride + c * 8 : from, real ? 16 : 0);
   }
 }
 DEV void sync_warp() {
@@ -31,44 +37,57 @@ DEV void attend(const Attention& g) {
   __shared__ __align__(16) char shared_weights[ROWS * kPitchP];
   __shared__ float of_warps[WARPS][ROWS];  // largest scores of a step, in the end sums of weights
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane % 4 * 2;
-  const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS, item = blockIdx.x, head = item / tiles;
-  const int b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS, count = min(ROWS, rows - first);
+  const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS,
+            item = blockIdx.x, head = item / tiles;
+  const int b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS,
+            count = min(ROWS, rows - first);
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
   const int parts = gridDim.y, part = blockIdx.y;
   wait_with(k, v, count);
   int keys = CAUSAL ? 0 : g.Tk;
   if (CAUSAL)
     for (int i = 0; i < count; i++) keys = max(keys, visible_keys(g, (first + i) % g.S));
-  const int each = ((keys + parts - 1) / parts + KEYS - 1) / KEYS * KEYS, from = part * each, to = min(keys, from + each);
+  const int each = ((keys + parts - 1) / parts + KEYS - 1) / KEYS * KEYS, from = part * each,
+            to = min(keys, from + each);
   const int steps = (max(to - from, 0) + kAll - 1) / kAll;
   const u32 ring = shared_address(memory), weights = shared_address(shared_weights);
   auto bring = [&](int step) {  // two groups of copies
     const int t = from + step * kAll + warp * KEYS;
     const u32 at = ring + step % STAGES * kStage;
-    if (step < steps) bring_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, k + min(t, to - 1) * g.k_s, g.k_s, to - t);
+    if (step < steps)
+      bring_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, k + min(t, to - 1) * g.k_s, g.k_s,
+                                   to - t);
     copy_commit();
-    if (step < steps) bring_rows<HEAD_V, kDV, kPitchV>(at + kValues + warp * KEYS * kPitchV, v + min(t, to - 1) * g.v_s, g.v_s, to - t);
+    if (step < steps)
+      bring_rows<HEAD_V, kDV, kPitchV>(at + kValues + warp * KEYS * kPitchV,
+                                       v + min(t, to - 1) * g.v_s, g.v_s, to - t);
     copy_commit();
   };
   // The first keys are on their way before anything waits for queries.
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; step++) bring(step);
 
-  // This thread's rows are lane / 4 and 8 more; its columns of an 8-wide tile are column and column + 1.
+  // This thread's rows are lane / 4 and 8 more; its columns of an 8-wide tile are column and column
+  // + 1.
   u32 a[kD / 16][4];
   int see[2];
   i64 mask_row[2];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
-    const int row = first + min(lane / 4 + 8 * e, count - 1), h = kv * group + row / g.S, s = row % g.S;
+    const int row = first + min(lane / 4 + 8 * e, count - 1), h = kv * group + row / g.S,
+              s = row % g.S;
     const T* q = g.q + b * g.q_b + h * g.q_h + s * g.q_s + column;
     see[e] = min(to, visible_keys(g, s)), mask_row[e] = b * g.m_b + h * g.m_h + s * g.m_q;
 #pragma unroll
-    for (int d = 0; d < kD / 8; d++) a[d / 2][e + d % 2 * 2] = d * 8 < HEAD ? *(const u32*)(q + d * 8) : 0;
+    for (int d = 0; d < kD / 8; d++)
+      a[d / 2][e + d % 2 * 2] = d * 8 < HEAD ? *(const u32*)(q + d * 8) : 0;
   }
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
-  const u32 key = (warp * KEYS + (lane & 7)) * kPitch + (lane >> 3) * 16, value = kValues + lane * kPitchV;
-  const u32 last_key = key - (lane >> 4) * 32;  // of the last 16 elements of odd many: twice, and nothing behind the row, where another warp's may be on their way
+  const u32 key = (warp * KEYS + (lane & 7)) * kPitch + (lane >> 3) * 16,
+            value = kValues + lane * kPitchV;
+  const u32 last_key =
+      key - (lane >> 4) * 32;  // of the last 16 elements of odd many: twice, and nothing behind the
+                               // row, where another warp's may be on their way
   const u32 weight = weights + (lane & 15) * kPitchP + (lane >> 4) * 16;
   const int row = lane / 4;
   float out[kTiles][4] = {}, top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
@@ -111,9 +130,11 @@ DEV void attend(const Attention& g) {
       top[e] = best, sum[e] *= shrink;
 #pragma unroll
       for (int d = 0; d < kTiles; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
-      const float u = exp2_approximate(x[2 * e] - shift), v = exp2_approximate(x[2 * e + 1] - shift);
+      const float u = exp2_approximate(x[2 * e] - shift),
+                  v = exp2_approximate(x[2 * e + 1] - shift);
       sum[e] += u + v;
-      *(u32*)(shared_weights + (row + 8 * e) * kPitchP + (warp * KEYS + column) * 2) = pack2((T*)nullptr, u, v);
+      *(u32*)(shared_weights + (row + 8 * e) * kPitchP + (warp * KEYS + column) * 2) =
+          pack2((T*)nullptr, u, v);
     }
     __syncthreads();
 #pragma unroll
@@ -143,7 +164,9 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int d = 0; d < kTiles; d++) {
       const int at = (warp + d * WARPS) * 8 + column;
-      if (at < HEAD_V) *(float2*)&whole.out[(row + 8 * e) * HEAD_V + at] = make_float2(out[d][2 * e], out[d][2 * e + 1]);
+      if (at < HEAD_V)
+        *(float2*)&whole.out[(row + 8 * e) * HEAD_V + at] =
+            make_float2(out[d][2 * e], out[d][2 * e + 1]);
     }
   }
   __syncthreads();

@@ -1,24 +1,35 @@
-// softmax(scale q k^T) v for the ROWS query rows that read one head's keys, 16-bit operands: PARTS blocks of a cluster have their shares of the keys, of which the
-// WARPS warps of a block take KEYS at a time, in turn. Keys and values come straight into the registers of tensor cores, 16 bytes of a row to a thread: which columns
-// a product takes for its neighbouring ones does not matter as long as both operands agree. Of scores keys are the right operand, of results, which are turned,
+// softmax(scale q k^T) v for the ROWS query rows that read one head's keys, 16-bit operands: PARTS
+// blocks of a cluster have their shares of the keys, of which the WARPS warps of a block take KEYS
+// at a time, in turn. Keys and values come straight into the registers of tensor cores, 16 bytes of
+// a row to a thread: which columns a product takes for its neighbouring ones does not matter as
+// long as both operands agree. Of scores keys are the right operand, of results, which are turned,
 // values the left one. What warps and blocks have of the rows is joined at the end.
-constexpr int KEYS = 16 * SETS, kTiles = (ROWS + 7) / 8, kChunks = (HEAD + 31) / 32, kChunksV = (HEAD_V + 63) / 64;
+constexpr int KEYS = 16 * SETS, kTiles = (ROWS + 7) / 8, kChunks = (HEAD + 31) / 32,
+              kChunksV = (HEAD_V + 63) / 64;
 constexpr float kSlack = 8.f;  // weights up to 2^kSlack are as exact as those up to 1
-struct Words { u32 v[4]; };
+struct Words {
+  u32 v[4];
+};
 
 // 16 bytes, or what `r` was.
 DEV void bring(Words& r, const char* from, bool real) {
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0;\n@p ld.global" CACHING ".v4.u32 {%0, %1, %2, %3}, [%4];}"
-               : "+r"(r.v[0]), "+r"(r.v[1]), "+r"(r.v[2]), "+r"(r.v[3]) : "l"(from), "r"(int(real)) : "memory");
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0;\n@p ld.global" CACHING
+               ".v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(r.v[0]), "+r"(r.v[1]), "+r"(r.v[2]), "+r"(r.v[3])
+               : "l"(from), "r"(int(real))
+               : "memory");
 }
 
 DEV void attend(const Attention& g) {
   wait_for_previous();
   __shared__ Part<ROWS> held[WARPS + (WARPS > 1 && PARTS > 1)];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = lane / 4, quad = lane % 4;
-  const int item = blockIdx.x / PARTS, b = item / g.H, h = item % g.H, each = (g.Tk + PARTS - 1) / PARTS;
-  const int from = int(blockIdx.x) % PARTS * each, to = min(from + each, g.Tk), last = max(to - 1, 0);
-  const char *const keys = (const char*)(g.k + b * g.k_b + h * g.k_h + quad * 8), *const values = (const char*)(g.v + b * g.v_b + h * g.v_h + across * 8);
+  const int item = blockIdx.x / PARTS, b = item / g.H, h = item % g.H,
+            each = (g.Tk + PARTS - 1) / PARTS;
+  const int from = int(blockIdx.x) % PARTS * each, to = min(from + each, g.Tk),
+            last = max(to - 1, 0);
+  const char *const keys = (const char*)(g.k + b * g.k_b + h * g.k_h + quad * 8),
+                    *const values = (const char*)(g.v + b * g.v_b + h * g.v_h + across * 8);
   const int k_step = int(g.k_s * sizeof(T)), v_step = int(g.v_s * sizeof(T));
   Words k[SETS][2][kChunks] = {}, v[SETS][4][kChunksV] = {}, q[2][kChunks] = {};
   auto bring_keys = [&](int t) {
@@ -26,7 +37,8 @@ DEV void attend(const Attention& g) {
     for (int i = 0; i < SETS * 2; i++) {
       const char* row = keys + i64(min(t + i * 8 + across, last)) * k_step;
 #pragma unroll
-      for (int c = 0; c < kChunks; c++) bring(k[i / 2][i % 2][c], row + c * 64, c * 4 + 4 <= HEAD / 8 || c * 4 + quad < HEAD / 8);
+      for (int c = 0; c < kChunks; c++)
+        bring(k[i / 2][i % 2][c], row + c * 64, c * 4 + 4 <= HEAD / 8 || c * 4 + quad < HEAD / 8);
     }
   };
   auto bring_values = [&](int t) {
@@ -34,7 +46,9 @@ DEV void attend(const Attention& g) {
     for (int i = 0; i < SETS * 4; i++) {
       const char* row = values + i64(min(t + i / 2 * 8 + i % 2 + quad * 2, last)) * v_step;
 #pragma unroll
-      for (int c = 0; c < kChunksV; c++) bring(v[i / 4][i % 4][c], row + c * 128, c * 8 + 8 <= HEAD_V / 8 || c * 8 + across < HEAD_V / 8);
+      for (int c = 0; c < kChunksV; c++)
+        bring(v[i / 4][i % 4][c], row + c * 128,
+              c * 8 + 8 <= HEAD_V / 8 || c * 8 + across < HEAD_V / 8);
     }
   };
   const int first = from + warp * KEYS;
@@ -45,7 +59,8 @@ DEV void attend(const Attention& g) {
     for (int c = 0; c < kChunks; c++) {
       const int row = n * 8 + across, column = c * 32 + quad * 8;
       // S is ROWS: zeros that the compiler knew of it would put into registers again and again.
-      bring(q[n][c], (const char*)(g.q + b * g.q_b + h * g.q_h + row * g.q_s + column), row < g.S && column < HEAD);
+      bring(q[n][c], (const char*)(g.q + b * g.q_b + h * g.q_h + row * g.q_s + column),
+            row < g.S && column < HEAD);
     }
   float out[kTiles][kChunksV * 4][4] = {}, top[kTiles], sum[kTiles];
 #pragma unroll
@@ -62,7 +77,8 @@ DEV void attend(const Attention& g) {
 #pragma unroll
         for (int w = 0; w < 4; w += 2) {
           const u32 rows[4] = {q[0][c].v[w], q[1][c].v[w], q[0][c].v[w + 1], q[1][c].v[w + 1]};
-          multiply(s[i / 2][i % 2], rows, k[i / 2][i % 2][c].v[w], k[i / 2][i % 2][c].v[w + 1], (T*)nullptr);
+          multiply(s[i / 2][i % 2], rows, k[i / 2][i % 2][c].v[w], k[i / 2][i % 2][c].v[w + 1],
+                   (T*)nullptr);
         }
     if (next < to) bring_keys(next);
     bool higher = false;
@@ -101,7 +117,8 @@ DEV void attend(const Attention& g) {
       const float shift = top[n] == -INF ? 0.f : top[n];
 #pragma unroll
       for (int i = 0; i < SETS * 2; i++) {
-        const float x = exp2_approximate(s[i / 2][i % 2][2 * n] - shift), y = exp2_approximate(s[i / 2][i % 2][2 * n + 1] - shift);
+        const float x = exp2_approximate(s[i / 2][i % 2][2 * n] - shift),
+                    y = exp2_approximate(s[i / 2][i % 2][2 * n + 1] - shift);
         sum[n] += x + y, p[i / 2][i % 2][n] = pack2((T*)nullptr, x, y);
       }
     }
@@ -122,7 +139,8 @@ DEV void attend(const Attention& g) {
           x[2 * e] = __byte_perm(even, odd, 0x5410), x[2 * e + 1] = __byte_perm(even, odd, 0x7632);
         }
 #pragma unroll
-        for (int n = 0; n < kTiles; n++) multiply(out[n][d], x, p[i][0][n], p[i][1][n], (T*)nullptr);
+        for (int n = 0; n < kTiles; n++)
+          multiply(out[n][d], x, p[i][0][n], p[i][1][n], (T*)nullptr);
       }
     if (next < to) bring_values(next);
   }
@@ -133,7 +151,8 @@ DEV void attend(const Attention& g) {
   for (int n = 0; n < kTiles; n++) {
 #pragma unroll
     for (int o = 1; o < 4; o <<= 1) sum[n] += __shfl_xor_sync(FULL_WARP, sum[n], o);
-    if (quad == 0 && n * 8 + across < ROWS) mine.top[n * 8 + across] = top[n], mine.sum[n * 8 + across] = sum[n];
+    if (quad == 0 && n * 8 + across < ROWS)
+      mine.top[n * 8 + across] = top[n], mine.sum[n * 8 + across] = sum[n];
 #pragma unroll
     for (int e = 0; e < 2; e++)
 #pragma unroll
@@ -142,12 +161,15 @@ DEV void attend(const Attention& g) {
         if (row < ROWS && column < HEAD_V)
 #pragma unroll
           for (int d = 0; d < 4; d += 2) {
-            const float(&x)[4] = out[n][c * 4 + d], (&y)[4] = out[n][c * 4 + d + 1];
-            store<4>(mine.out + row * HEAD_V + column + 2 * d, Vec<float, 4>{x[e], x[2 + e], y[e], y[2 + e]});
+            const float (&x)[4] = out[n][c * 4 + d], (&y)[4] = out[n][c * 4 + d + 1];
+            store<4>(mine.out + row * HEAD_V + column + 2 * d,
+                     Vec<float, 4>{x[e], x[2 + e], y[e], y[2 + e]});
           }
       }
   }
-  auto put = [&](int row, int c, float value) { from_float(g.y[b * g.y_b + h * g.y_h + row * g.y_s + c], value); };
+  auto put = [&](int row, int c, float value) {
+    from_float(g.y[b * g.y_b + h * g.y_h + row * g.y_s + c], value);
+  };
   if (WARPS > 1 || PARTS == 1) {
     __syncthreads();
     join_warps<ROWS, PARTS == 1>(held, held[WARPS > 1 && PARTS > 1 ? WARPS : 0], ROWS, put);

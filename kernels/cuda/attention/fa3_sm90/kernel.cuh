@@ -1,21 +1,35 @@
-// softmax(scale q k^T + mask) v on Hopper, 16-bit operands: persistent blocks of GROUPS consumer warpgroups of 64 query rows each, a warp that brings them q, k
-// and v (tensor copies, one tile of the output after the other), one that brings what a mask of keys adds and one that takes the results away. Keys come in
-// tiles of BN, from the last to the first, so that tiles with hidden keys come first; of the last tile only the first LAST keys are computed with. PLAN
+// softmax(scale q k^T + mask) v on Hopper, 16-bit operands: persistent blocks of GROUPS consumer
+// warpgroups of 64 query rows each, a warp that brings them q, k and v (tensor copies, one tile of
+// the output after the other), one that brings what a mask of keys adds and one that takes the
+// results away. Keys come in tiles of BN, from the last to the first, so that tiles with hidden
+// keys come first; of the last tile only the first LAST keys are computed with. PLAN
 // (attention_tiles.cuh): what runs beside what.
 //
 // RAW: scores stay unscaled up to their exponentials.
-// The generator defines start_scores and add_scores (s[64 x BN or LAST] (+)= q k^T) and multiply_values (out[64 x kDV] += p v).
+// The generator defines start_scores and add_scores (s[64 x BN or LAST] (+)= q k^T) and
+// multiply_values (out[64 x kDV] += p v).
 
-template <int N> DEV void registers_lessened() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N>
+DEV void registers_lessened() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+DEV void registers_raised() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 constexpr float kSlack = 8.f;
 
-DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
+DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
+                const TensorMap& map_v, const TensorMap& map_y) {
   extern __shared__ char memory[];
-  const u32 start = shared_address(memory), queries = (start + 1023u) & ~1023u, keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
-  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS, q_empty = q_full + 8 * SLOTS * kTakers, y_full = q_empty + 8 * SLOTS,
-            k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
-            m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES, masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
+  const u32 start = shared_address(memory), queries = (start + 1023u) & ~1023u,
+            keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
+  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS,
+            q_empty = q_full + 8 * SLOTS * kTakers, y_full = q_empty + 8 * SLOTS,
+            k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES,
+            v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
+            m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES,
+            masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
   float* const masks = (float*)(memory + (masks_at - start));
   float4* const parts = (float4*)(masks + (kBrought ? STAGES * kMask / 4 : 0));
   Tile* const tiles = (Tile*)(memory + (tiles_at - start));
@@ -24,10 +38,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     prefetch(map_q), prefetch(map_k), prefetch(map_v);
     if (COPIED_OUT) prefetch(map_y);
     for (int i = 0; i < SLOTS * kTakers; i++) barrier_init(q_full + 8 * i, 1);
-    for (int i = 0; i < SLOTS; i++) barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
-    for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kRowsBrought ? kMaskWarps * 32 : kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
-    for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
-    for (int i = 0; i < STAGES; i++) barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
+    for (int i = 0; i < SLOTS; i++)
+      barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
+          barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(m_full + 8 * i, kRowsBrought ? kMaskWarps * 32 : kWarp),
+          barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
     barriers_ready();
   }
   __syncthreads();
@@ -39,7 +59,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     Ring<STAGES> k, v;
     Ring<SLOTS> q;
     if (kKeyMask && warp == GROUPS * 4 + 1) bring_masks(g, order, tile, masks, m_full, m_empty);
-    if (kRowsBrought && warp % 2 == 1) bring_rows_masked(g, order, tile, (warp & 3) / 2, masks_at, m_full, m_empty);
+    if (kRowsBrought && warp % 2 == 1)
+      bring_rows_masked(g, order, tile, (warp & 3) / 2, masks_at, m_full, m_empty);
     if (!kStores && warp == GROUPS * 4 + 2 && elected())
       for (;; q.next()) {
         wait(q_full + 8 * q.slot * kTakers, q.phase);
@@ -54,10 +75,13 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     auto go_on = [&](int slot) {
       for (int of = 0; of < kTakers; of++) arrive(q_full + 8 * (slot * kTakers + of));
     };
-    auto bring_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the others are on their way
-      const u32 full = q_full + 8 * (q.slot * kTakers + of), to = queries + q.slot * kSlot + of * (64 * 128);
+    auto bring_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the
+                                        // others are on their way
+      const u32 full = q_full + 8 * (q.slot * kTakers + of),
+                to = queries + q.slot * kSlot + of * (64 * 128);
       expect_bytes(full, kQueries / kTakers);
-      for (int p = 0; p < kPanels; p++) copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
+      for (int p = 0; p < kPanels; p++)
+        copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
     };
     for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
       if (tile.steps >= 0) {
@@ -69,13 +93,17 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
           if (step == tile.steps - 1) bring_queries(0);
           wait(k_empty + 8 * k.slot, k.phase ^ 1);
           expect_bytes(k_full + 8 * k.slot, kKeys);
-          for (int p = 0; p < kPanels; p++) copy4(keys + k.slot * kKeys + p * BN * 128, &map_k, k_full + 8 * k.slot, p * 64, (from + step) * BN, kv, tile.b);
+          for (int p = 0; p < kPanels; p++)
+            copy4(keys + k.slot * kKeys + p * BN * 128, &map_k, k_full + 8 * k.slot, p * 64,
+                  (from + step) * BN, kv, tile.b);
           k.next();
           if (step == tile.steps - 1)
             for (int of = 1; of < kTakers; of++) bring_queries(of);
           wait(v_empty + 8 * v.slot, v.phase ^ 1);
           expect_bytes(v_full + 8 * v.slot, kValues);
-          for (int p = 0; p < kPanelsV; p++) copy4(values + v.slot * kValues + p * BN * 128, &map_v, v_full + 8 * v.slot, p * 64, (from + step) * BN, kv, tile.b);
+          for (int p = 0; p < kPanelsV; p++)
+            copy4(values + v.slot * kValues + p * BN * 128, &map_v, v_full + 8 * v.slot, p * 64,
+                  (from + step) * BN, kv, tile.b);
           v.next();
         }
         q.next();
@@ -89,11 +117,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
   after_previous();
   registers_raised<REGISTERS>();
-  const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64, row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
+  const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64,
+            row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
   const bool leader = threadIdx.x % 128 == 0;
-  const u32 query = place(queries + rows * 128, 16), key = place(keys, 16), value = place(values, BN * 128);
-  const float log_scale = score_scale(g), unit = RAW ? 1.f / g.scale : kLog2e, fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
-  const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
+  const u32 query = place(queries + rows * 128, 16), key = place(keys, 16),
+            value = place(values, BN * 128);
+  const float log_scale = score_scale(g), unit = RAW ? 1.f / g.scale : kLog2e,
+              fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
+  const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 &&
+                          ((g.m_b | g.m_h | g.m_q) & 1) == 0 &&
+                          aligned(g.mask, 2 * sizeof(MaskElement));
   Ring<STAGES> k, v;
   Ring<SLOTS> q;
 
@@ -102,10 +135,15 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     wait(q_full + 8 * (q.slot * kTakers + (kTakers > 1 ? w : 0)), q.phase);
     const Tile tile = tiles[q.slot];
     if (tile.steps < 0) break;
-    const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, tile.m + rows + (warp & 3) * 16);
-    const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
-    const int from = first_step(g, tile), behind[2] = {bytes_behind((const MaskElement*)g.mask + mask_at[0]), bytes_behind((const MaskElement*)g.mask + mask_at[1])};
-    float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, shrink[2] = {1.f, 1.f};
+    const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)},
+              least = visible_keys(g, tile.m + rows + (warp & 3) * 16);
+    const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q,
+                            tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
+    const int from = first_step(g, tile),
+              behind[2] = {bytes_behind((const MaskElement*)g.mask + mask_at[0]),
+                           bytes_behind((const MaskElement*)g.mask + mask_at[1])};
+    float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f},
+                                   shrink[2] = {1.f, 1.f};
     u32 p[BN / 4];
 #pragma unroll
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
@@ -116,9 +154,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       multiply_fence();
 #pragma unroll
       for (int d = 0; d < kD / 16; d++) {
-        const u64 rows = descriptor(a + d / 4 * (BM * 8) + d % 4 * 2), columns = descriptor(b + d / 4 * (BN * 8) + d % 4 * 2);
-        if (d == 0) start_scores(width, s, rows, columns);
-        else add_scores(width, s, rows, columns);
+        const u64 rows = descriptor(a + d / 4 * (BM * 8) + d % 4 * 2),
+                  columns = descriptor(b + d / 4 * (BN * 8) + d % 4 * 2);
+        if (d == 0)
+          start_scores(width, s, rows, columns);
+        else
+          add_scores(width, s, rows, columns);
       }
       multiply_commit();
     };
@@ -134,13 +175,17 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
           u32 mask[N / 8];
           if (kRowsBrought) {
             if (e == 0) wait(m_full + 8 * k.slot, k.phase);
-            mask_row((const MaskElement*)((const char*)masks + k.slot * kMask + (row + 8 * e) * kMaskPitch + behind[e]) + column, mask);
+            mask_row((const MaskElement*)((const char*)masks + k.slot * kMask +
+                                          (row + 8 * e) * kMaskPitch + behind[e]) +
+                         column,
+                     mask);
             if (e == 1) free_mask();
           } else
             mask_row(g, mask_at[e], (from + step) * BN + column, mask_pairs, mask);
           if (!all_seen(mask))
 #pragma unroll
-            for (int j = 0; j < N / 8; j++) mask_two(s[4 * j + 2 * e], s[4 * j + 2 * e + 1], mask[j], unit, fill);
+            for (int j = 0; j < N / 8; j++)
+              mask_two(s[4 * j + 2 * e], s[4 * j + 2 * e + 1], mask[j], unit, fill);
         }
       if (kKeyMask) {
         wait(m_full + 8 * k.slot, k.phase);
@@ -150,16 +195,21 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
           for (int j = 0; j < N / 8; j++) {
             const float2 m = *(const float2*)(mask + 8 * j + column);
 #pragma unroll
-            for (int f = 0; f < 4; f++) s[4 * j + f] = MASK == 1 ? s[4 * j + f] + (f & 1 ? m.y : m.x) : (f & 1 ? m.y : m.x) == 0.f ? s[4 * j + f] : fill;
+            for (int f = 0; f < 4; f++)
+              s[4 * j + f] = MASK == 1                    ? s[4 * j + f] + (f & 1 ? m.y : m.x)
+                             : (f & 1 ? m.y : m.x) == 0.f ? s[4 * j + f]
+                                                          : fill;
           }
         free_mask();
       }
     };
     float shift[2];
-    auto weigh = [&](auto width, int step) {  // shift: of the exponents; shrink: what earlier sums and outputs, if any, must be multiplied by
+    auto weigh = [&](auto width, int step) {  // shift: of the exponents; shrink: what earlier sums
+                                              // and outputs, if any, must be multiplied by
       constexpr int N = width.keys;
       if ((from + step) * BN + N > least) {
-        const int first = (from + step) * BN, limit[2] = {see[0] - first - column, see[1] - first - column};
+        const int first = (from + step) * BN,
+                  limit[2] = {see[0] - first - column, see[1] - first - column};
 #pragma unroll
         for (int j = 0; j < N / 2; j++)
           if (j / 4 * 8 + (j & 1) >= limit[j >> 1 & 1]) s[j] = -INF;
@@ -168,12 +218,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       for (int e = 0; e < 2; e++) {
         float best = top[e];
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) best = fmaxf(best, fmaxf(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]));
+        for (int j = 0; j < N / 8; j++)
+          best = fmaxf(best, fmaxf(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
-        if ((best - top[e]) * c <= kSlack) best = top[e];  // weights up to 2^kSlack are as exact as those up to 1
+        if ((best - top[e]) * c <= kSlack)
+          best = top[e];  // weights up to 2^kSlack are as exact as those up to 1
         shift[e] = best == -INF ? 0.f : best * c;
-        shrink[e] = best == top[e] || kEager && top[e] == -INF ? 1.f : exp2_approximate(top[e] * c - shift[e]);
+        shrink[e] = best == top[e] || kEager && top[e] == -INF
+                        ? 1.f
+                        : exp2_approximate(top[e] * c - shift[e]);
         top[e] = best;
         sum[e] *= shrink[e];
       }
@@ -204,10 +258,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       const u32 b = value + v.slot * (kValues / 16);
       multiply_fence();
 #pragma unroll
-      for (int t = 0; t < width.keys / 16; t++) multiply_values(out, p + 4 * t, descriptor(b + t * 128));
+      for (int t = 0; t < width.keys / 16; t++)
+        multiply_values(out, p + 4 * t, descriptor(b + t * 128));
       multiply_commit();
     };
-    auto mixed_products = [&](auto width) {  // the same, weights first: the products of some keys run while the weights of the next are computed
+    auto mixed_products = [&](auto width) {  // the same, weights first: the products of some keys
+                                             // run while the weights of the next are computed
       const u32 b = value + v.slot * (kValues / 16);
 #pragma unroll
       for (int t = 0; t < width.keys / 16; t++) {
@@ -235,7 +291,9 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     };
 
     // A warpgroup of earlier rows sees fewer keys, one without rows none.
-    const int mine = tile.m + rows >= g.S ? 0 : CAUSAL && !kDivided ? key_tiles(g, tile.m + rows + 64) : tile.steps;
+    const int mine = tile.m + rows >= g.S  ? 0
+                     : CAUSAL && !kDivided ? key_tiles(g, tile.m + rows + 64)
+                                           : tile.steps;
     for (int step = tile.steps - 1; step >= mine; step--) {
       wait(k_full + 8 * k.slot, k.phase);
       wait(v_full + 8 * v.slot, v.phase);
@@ -307,8 +365,9 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         free_keys();
         softmax(wide, step);
         results_ready(s);
-        // This wait stands here for the branch in it, too: the assembler would move the one for the products to the front of its block, and the softmax would
-        // run after the products instead of beside them.
+        // This wait stands here for the branch in it, too: the assembler would move the one for the
+        // products to the front of its block, and the softmax would run after the products instead
+        // of beside them.
         if (step > 0) wait(k_full + 8 * k.slot, k.phase);
         multiply_wait<0>();
         results_ready(out);
@@ -351,7 +410,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
-      if (!kDivided) sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
+      if (!kDivided)
+        sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
     }
     if (SPREAD) {
       store_part(g, tile, c, out, top, sum);
@@ -359,8 +419,10 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       continue;
     }
     if (PARTS > 1) {
-      static_assert(PARTS == 1 || sizeof(Part<ROWS>) <= STAGES * (kKeys + kValues), "in the place of keys and values");
-      store_joined(g, *(Part<ROWS>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);
+      static_assert(PARTS == 1 || sizeof(Part<ROWS>) <= STAGES * (kKeys + kValues),
+                    "in the place of keys and values");
+      store_joined(g, *(Part<ROWS>*)(memory + (keys - start)), tile, c, out, top, sum,
+                   q_empty + 8 * q.slot);
       continue;
     }
 
@@ -370,11 +432,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     if (kStores) {
       const int m = rows + (warp & 3) * 16;
       __syncwarp();
-      if (!COPIED_OUT) store_rows(g, memory + (output - start), tile, m);
-      else if (lane == 0) take_away(map_y, output + m * 128, tile, tile.m + m);
+      if (!COPIED_OUT)
+        store_rows(g, memory + (output - start), tile, m);
+      else if (lane == 0)
+        take_away(map_y, output + m * 128, tile, tile.m + m);
     }
     arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
   }
 }
 // Where no tensor copy can write the result.
-DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v) { attend(g, map_q, map_k, map_v, map_v); }
+DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
+                const TensorMap& map_v) {
+  attend(g, map_q, map_k, map_v, map_v);
+}

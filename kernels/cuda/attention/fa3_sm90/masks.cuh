@@ -1,20 +1,32 @@
-// Masks of attention on Hopper: one of keys is brought to shared memory by a warp, those that rows have of their own by several; where these do not have a row's
-// elements beside each other, threads read what they need.
+// Masks of attention on Hopper: one of keys is brought to shared memory by a warp, those that rows
+// have of their own by several; where these do not have a row's elements beside each other, threads
+// read what they need.
 
-constexpr bool kKeyMask = MASK && !MASK_ROWS, kRowMask = MASK && MASK_ROWS;  // all rows have the same mask or each its own
+constexpr bool kKeyMask = MASK && !MASK_ROWS,
+               kRowMask = MASK && MASK_ROWS;  // all rows have the same mask or each its own
 constexpr bool kRowsBrought = kRowMask && MASK_STEP > 0, kBrought = kKeyMask || kRowsBrought;
-constexpr int kMaskUnits = BN * sizeof(MaskElement) / 16, kMaskPitch = (kMaskUnits + 1 + kMaskUnits % 2) * 16;  // where rows lie beside each other, no two in one bank
-// Of a tile of keys: what is added, or whether a key is hidden, and behind it whether there is any such key; or the rows' masks.
+constexpr int kMaskUnits = BN * sizeof(MaskElement) / 16,
+              kMaskPitch = (kMaskUnits + 1 + kMaskUnits % 2) *
+                           16;  // where rows lie beside each other, no two in one bank
+// Of a tile of keys: what is added, or whether a key is hidden, and behind it whether there is any
+// such key; or the rows' masks.
 constexpr int kMask = kRowsBrought ? BM * kMaskPitch : (BN + 4) * 4, kMaskWarps = 2;
 
 // Masks of two neighbouring keys are one number, as they lie in memory.
 DEV u32 mask_bits(u8 v) { return v; }
-template <class A> DEV u32 mask_bits(A v) { return v.bits; }
+template <class A>
+DEV u32 mask_bits(A v) {
+  return v.bits;
+}
 DEV u32 mask_pair(const MaskElement* p) { return MASK == 1 ? *(const u32*)p : *(const u16*)p; }
-DEV u32 mask_pair(MaskElement a, MaskElement b) { return mask_bits(a) | mask_bits(b) << 8 * sizeof(MaskElement); }
-// The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first` is the thread's first key. pairs: keys are even
-// in number, neighbours lie next to each other, the first of two at an even element of an aligned mask.
-template <int N> DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, u32 (&m)[N]) {
+DEV u32 mask_pair(MaskElement a, MaskElement b) {
+  return mask_bits(a) | mask_bits(b) << 8 * sizeof(MaskElement);
+}
+// The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first`
+// is the thread's first key. pairs: keys are even in number, neighbours lie next to each other, the
+// first of two at an even element of an aligned mask.
+template <int N>
+DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, u32 (&m)[N]) {
   const MaskElement* p = (const MaskElement*)g.mask + at;
   if (pairs) {
 #pragma unroll
@@ -27,18 +39,25 @@ template <int N> DEV void mask_row(const Attention& g, i64 at, int first, bool p
 }
 
 // The same from shared memory, `row` being where the thread's first key is.
-template <int N> DEV void mask_row(const MaskElement* row, u32 (&m)[N]) {
+template <int N>
+DEV void mask_row(const MaskElement* row, u32 (&m)[N]) {
 #pragma unroll
-  for (int j = 0; j < N; j++) m[j] = MASK_STEP > 1 ? mask_pair(row + 8 * j) : mask_pair(row[8 * j], row[8 * j + 1]);
+  for (int j = 0; j < N; j++)
+    m[j] = MASK_STEP > 1 ? mask_pair(row + 8 * j) : mask_pair(row[8 * j], row[8 * j + 1]);
 }
-// By how many bytes the mask of a row begins behind a multiple of 16; so it does in shared memory, since what is copied are multiples.
-DEV int bytes_behind(const void* row) { return MASK_STEP * sizeof(MaskElement) == 16 ? 0 : int(u64(row) & 15); }
+// By how many bytes the mask of a row begins behind a multiple of 16; so it does in shared memory,
+// since what is copied are multiples.
+DEV int bytes_behind(const void* row) {
+  return MASK_STEP * sizeof(MaskElement) == 16 ? 0 : int(u64(row) & 15);
+}
 
 // Whether no key that the warp's threads hold masks of is masked (by values known at a glance).
-template <int N> DEV bool all_seen(const u32 (&m)[N]) {
+template <int N>
+DEV bool all_seen(const u32 (&m)[N]) {
   u32 changed = 0;
 #pragma unroll
-  for (int j = 0; j < N; j++) changed |= MASK == 1 ? m[j] & 0x7fff7fffu : m[j] ^ (MASK == 2 ? 0x0101u : 0u);
+  for (int j = 0; j < N; j++)
+    changed |= MASK == 1 ? m[j] & 0x7fff7fffu : m[j] ^ (MASK == 2 ? 0x0101u : 0u);
   return __all_sync(FULL_WARP, changed == 0);
 }
 // A finite value stays finite in units of what scores are counted in.
@@ -58,7 +77,8 @@ DEV void mask_two(float& a, float& b, u32 mask, float unit, float fill) {
 }
 
 // One warp: what the mask of keys does, a tile of keys after the other.
-DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* masks, u32 full, u32 empty) {
+DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* masks, u32 full,
+                     u32 empty) {
   const int lane = threadIdx.x & 31;
   const float unit = RAW ? 1.f / g.scale : kLog2e;
   Ring<STAGES> k;
@@ -88,20 +108,32 @@ DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* m
 }
 // 16 bytes, of which so many are read; the rest is zero.
 DEV void copy_piece(u32 to, const char* from, int count) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count)
+               : "memory");
 }
 // As many bytes, one after the other, for others of the block to see.
 DEV void copy_bytes(u32 to, const char* from, int count) {
 #pragma unroll 1
-  for (int k = 0; k < count; k++) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + k), "r"(u32(u8(from[k]))) : "memory");
+  for (int k = 0; k < count; k++)
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + k), "r"(u32(u8(from[k]))) : "memory");
   asm volatile("fence.acq_rel.cta;" ::: "memory");
 }
-DEV void arrive_copied(u32 b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory"); }
-// Warp `of` of kMaskWarps: its rows of the masks that rows have of their own, a tile of keys after the other. A thread has the same 16 bytes of every kTogether-th
-// row, none in which there is nothing of it.
-DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, int of, u32 masks, u32 full, u32 empty) {
-  constexpr int kBytes = BN * int(sizeof(MaskElement)), kPieces = kMaskUnits + (MASK_STEP * sizeof(MaskElement) < 16), kRows = BM / kMaskWarps;
-  constexpr int kAcross = kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32, kTogether = 32 / kAcross;
+DEV void arrive_copied(u32 b) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
+}
+// Warp `of` of kMaskWarps: its rows of the masks that rows have of their own, a tile of keys after
+// the other. A thread has the same 16 bytes of every kTogether-th row, none in which there is
+// nothing of it.
+DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, int of, u32 masks,
+                           u32 full, u32 empty) {
+  constexpr int kBytes = BN * int(sizeof(MaskElement)),
+                kPieces = kMaskUnits + (MASK_STEP * sizeof(MaskElement) < 16),
+                kRows = BM / kMaskWarps;
+  constexpr int kAcross = kPieces <= 4    ? 4
+                          : kPieces <= 8  ? 8
+                          : kPieces <= 16 ? 16
+                                          : 32,
+                kTogether = 32 / kAcross;
   static_assert(kPieces <= 32, "a row for a warp");
   const int at = threadIdx.x % kAcross * 16, first_row = of * kRows + (threadIdx.x & 31) / kAcross;
   const i64 apart = kTogether * g.m_q;
@@ -109,25 +141,35 @@ DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, in
   after_previous();
   for (int n = 0; order.has(n); tile = order.nth(g, ++n))
     for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
-      const int first = (first_step(g, tile) + step) * BN, end = min((of + 1) * kRows, g.S - tile.m), seen = min(kBytes, (g.Tk - first) * int(sizeof(MaskElement)));
-      const MaskElement* row = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h + (tile.m + first_row) * g.m_q + first;
+      const int first = (first_step(g, tile) + step) * BN,
+                end = min((of + 1) * kRows, g.S - tile.m),
+                seen = min(kBytes, (g.Tk - first) * int(sizeof(MaskElement)));
+      const MaskElement* row = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h +
+                               (tile.m + first_row) * g.m_q + first;
       u32 to = masks + k.slot * kMask + first_row * kMaskPitch + at;
       wait(empty + 8 * k.slot, k.phase ^ 1);
-      if (first + BN + 16 < g.Tk || tile.m + BM + 16 < g.S) {  // 16 bytes are as many keys of a row at most, or as many rows
+      if (first + BN + 16 < g.Tk ||
+          tile.m + BM + 16 < g.S) {  // 16 bytes are as many keys of a row at most, or as many rows
 #pragma unroll 4
-        for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
+        for (int r = first_row; r < end;
+             r += kTogether, row += apart, to += kTogether * kMaskPitch) {
           const int from = at - bytes_behind(row);
-          if (at < kPieces * 16 && from < seen) copy_piece(to, (const char*)row + from, min(seen - from, 16));
+          if (at < kPieces * 16 && from < seen)
+            copy_piece(to, (const char*)row + from, min(seen - from, 16));
         }
       } else {  // nothing is read behind the last mask
 #pragma unroll 1
-        for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
+        for (int r = first_row; r < end;
+             r += kTogether, row += apart, to += kTogether * kMaskPitch) {
           const int from = at - bytes_behind(row), count = min(seen - from, 16);
           if (at >= kPieces * 16 || count <= 0) continue;
-          const MaskElement* const after = (const MaskElement*)g.mask + (g.B - 1) * g.m_b + (g.H - 1) * g.m_h + (g.S - 1) * g.m_q + g.Tk;
+          const MaskElement* const after = (const MaskElement*)g.mask + (g.B - 1) * g.m_b +
+                                           (g.H - 1) * g.m_h + (g.S - 1) * g.m_q + g.Tk;
           const char* const piece = (const char*)row + from;
-          if (piece + 16 > (const char*)after) copy_bytes(to, piece, count);
-          else copy_piece(to, piece, count);
+          if (piece + 16 > (const char*)after)
+            copy_bytes(to, piece, count);
+          else
+            copy_piece(to, piece, count);
         }
       }
       arrive_copied(full + 8 * k.slot);

@@ -1,40 +1,66 @@
-// Attention on Hopper: which tiles of the output come when, and the rings of shared memory through which they go.
+// Attention on Hopper: which tiles of the output come when, and the rings of shared memory through
+// which they go.
 
-// What hides a warpgroup's products and its softmax: the other warpgroups of the multiprocessor (FREE); its own, scores of the next tile of keys being computed
-// beside the softmax of this one (OVERLAP); its own, the exponentials of some keys being computed beside the products with the values of earlier ones, of two
-// warpgroups that take turns with their scores (TURNS), of one that is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
+// What hides a warpgroup's products and its softmax: the other warpgroups of the multiprocessor
+// (FREE); its own, scores of the next tile of keys being computed beside the softmax of this one
+// (OVERLAP); its own, the exponentials of some keys being computed beside the products with the
+// values of earlier ones, of two warpgroups that take turns with their scores (TURNS), of one that
+// is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
 constexpr bool kMixed = PLAN >= TURNS, kSplit = PLAN == SPLIT;
-constexpr bool kStores = PLAN >= ALONE || (GROUPS > 2 && !CAUSAL) || !COPIED_OUT;  // warps store their rows themselves, which is soonest, but work of theirs
-constexpr bool kLate = PLAN == TURNS && !CAUSAL;  // the first weights are computed before values are there
-constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = kSplit ? 64 : GROUPS * 64;
+constexpr bool kStores =
+    PLAN >= ALONE || (GROUPS > 2 && !CAUSAL) ||
+    !COPIED_OUT;  // warps store their rows themselves, which is soonest, but work of theirs
+constexpr bool kLate =
+    PLAN == TURNS && !CAUSAL;  // the first weights are computed before values are there
+constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16,
+              BM = kSplit ? 64 : GROUPS * 64;
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
-constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
-constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
-constexpr bool kEager = PLAN != OVERLAP;  // what shortens the way from the first copy to the first products and from the last to the results
-constexpr int kTakers = kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
-constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
+constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels,
+              kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
+constexpr int kSlot =
+    kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
+constexpr bool kEager = PLAN != OVERLAP;  // what shortens the way from the first copy to the first
+                                          // products and from the last to the results
+constexpr int kTakers =
+    kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
+constexpr int
+    kReaders = kSplit ? 1 : GROUPS,
+    kStride = kSplit
+                  ? GROUPS
+                  : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
-// Blocks that have the same rows and divide their keys: those of a cluster, or (SPREAD) whichever have a share of them where all blocks have equal shares of all
-// keys of all output tiles, one behind the other; another kernel joins what these have.
+// Blocks that have the same rows and divide their keys: those of a cluster, or (SPREAD) whichever
+// have a share of them where all blocks have equal shares of all keys of all output tiles, one
+// behind the other; another kernel joins what these have.
 constexpr bool kDivided = SPREAD || PARTS > 1;
 DEV int items_of(const Attention& g) { return g.B * g.H * ((g.S + BM - 1) / BM); }
-// Of the tiles of keys of an output tile, the item-th, those before the block's share, or before the next block's.
+// Of the tiles of keys of an output tile, the item-th, those before the block's share, or before
+// the next block's.
 DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
   if (!SPREAD) return (int(blockIdx.x) % PARTS + next) * tiles / PARTS;
   const int blocks = gridDim.x;
-  return min(max((int(blockIdx.x) + next) * items_of(g) - item * blocks, 0), blocks) * tiles / blocks;
+  return min(max((int(blockIdx.x) + next) * items_of(g) - item * blocks, 0), blocks) * tiles /
+         blocks;
 }
 
-// An output tile: its first row, batch and head, and how many tiles of keys the block has of it (-1: there is no such tile).
-struct alignas(16) Tile { int m, b, h, steps; };
-DEV int key_tiles(const Attention& g, int rows) { return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN; }
-DEV int item_of(const Attention& g, const Tile& tile) { return (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM; }
+// An output tile: its first row, batch and head, and how many tiles of keys the block has of it
+// (-1: there is no such tile).
+struct alignas(16) Tile {
+  int m, b, h, steps;
+};
+DEV int key_tiles(const Attention& g, int rows) {
+  return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN;
+}
+DEV int item_of(const Attention& g, const Tile& tile) {
+  return (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM;
+}
 // The first of the block's tiles of keys.
 DEV int first_step(const Attention& g, const Tile& tile) {
   return kDivided ? before_part(g, key_tiles(g, tile.m + BM), item_of(g, tile)) : 0;
 }
-// Which rows come when. Causal: longest rows first in the last band of heads whose keys and values fit the L2 cache, shortest first in the band before
-// it, and so on: lengths never jump, so that blocks that go there and back again get equal shares.
+// Which rows come when. Causal: longest rows first in the last band of heads whose keys and values
+// fit the L2 cache, shortest first in the band before it, and so on: lengths never jump, so that
+// blocks that go there and back again get equal shares.
 struct Order {
   int rows, count, together, bands;
   __device__ __forceinline__ Order(const Attention& g) {
@@ -49,7 +75,8 @@ struct Order {
     if (t >= count) return {0, 0, 0, -1};
     int m = t % rows, head = t / rows;
     if (CAUSAL && !SPREAD) {
-      const int band = t / (together * rows), rest = t - band * together * rows, width = min(together, g.B * g.H - band * together);
+      const int band = t / (together * rows), rest = t - band * together * rows,
+                width = min(together, g.B * g.H - band * together);
       m = rest / width, head = band * together + rest % width;
       if ((bands - band) & 1) m = rows - 1 - m;
     }
@@ -70,7 +97,8 @@ struct Order {
   }
 };
 
-template <int COUNT> struct Ring {
+template <int COUNT>
+struct Ring {
   int slot = 0;
   u32 phase = 0;
   __device__ __forceinline__ void next() {
@@ -81,7 +109,8 @@ template <int COUNT> struct Ring {
   }
 };
 
-// A warp arrives at a barrier, its first thread for all. (Under racecheck, which does not know what __syncwarp orders, every thread for itself.)
+// A warp arrives at a barrier, its first thread for all. (Under racecheck, which does not know what
+// __syncwarp orders, every thread for itself.)
 #ifdef RACECHECK
 constexpr int kWarp = 32;
 #else

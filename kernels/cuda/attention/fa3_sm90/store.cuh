@@ -1,14 +1,23 @@
-// What warpgroups that divide the keys have becomes one, and how results leave attention on Hopper: a tile of shared memory by tensor copies, or, where these cannot
-// write the result, by the threads of the warp that has the rows; or, where blocks divide the keys, by threads that join what these have.
+// What warpgroups that divide the keys have becomes one, and how results leave attention on Hopper:
+// a tile of shared memory by tensor copies, or, where these cannot write the result, by the threads
+// of the warp that has the rows; or, where blocks divide the keys, by threads that join what these
+// have.
 
-DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-// What the warpgroups of a block have of the same rows becomes one, the first's; whether this is it. parts: room for what the others have.
-DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2]) {
+DEV float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// What the warpgroups of a block have of the same rows becomes one, the first's; whether this is
+// it. parts: room for what the others have.
+DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2],
+                float (&sum)[2]) {
   const int at = threadIdx.x & 127;
   float4* const part = parts + (w - 1) * 128 * (kDV / 8 + 1) + at;
   if (w > 0) {
 #pragma unroll
-    for (int j = 0; j < kDV / 8; j++) part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
+    for (int j = 0; j < kDV / 8; j++)
+      part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
     part[kDV / 8 * 128] = {top[0], top[1], sum[0], sum[1]};
   }
   sync_group(8, GROUPS * 128);
@@ -29,34 +38,47 @@ DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&to
 #pragma unroll
       for (int j = 0; j < kDV / 8; j++) {
         const float4 o = from[j * 128];
-        out[4 * j] = out[4 * j] * a[0] + o.x * b[0], out[4 * j + 1] = out[4 * j + 1] * a[0] + o.y * b[0];
-        out[4 * j + 2] = out[4 * j + 2] * a[1] + o.z * b[1], out[4 * j + 3] = out[4 * j + 3] * a[1] + o.w * b[1];
+        out[4 * j] = out[4 * j] * a[0] + o.x * b[0],
+                out[4 * j + 1] = out[4 * j + 1] * a[0] + o.y * b[0];
+        out[4 * j + 2] = out[4 * j + 2] * a[1] + o.z * b[1],
+                    out[4 * j + 3] = out[4 * j + 3] * a[1] + o.w * b[1];
       }
     }
   sync_group(8, GROUPS * 128);
   return w == 0;
 }
 
-// A warp's rows of a tile of shared memory, m to m + 15: what its registers hold, each row times its factor.
+// A warp's rows of a tile of shared memory, m to m + 15: what its registers hold, each row times
+// its factor.
 DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float (&factor)[2]) {
   const int lane = threadIdx.x & 31, r = m + (lane & 15);
 #pragma unroll
   for (int j = 0; j < kDV / 8; j += 2) {
     u32 o[4];
 #pragma unroll
-    for (int q = 0; q < 4; q++) o[q] = pack2((T*)nullptr, out[4 * j + 2 * q] * factor[q & 1], out[4 * j + 2 * q + 1] * factor[q & 1]);
+    for (int q = 0; q < 4; q++)
+      o[q] = pack2((T*)nullptr, out[4 * j + 2 * q] * factor[q & 1],
+                   out[4 * j + 2 * q + 1] * factor[q & 1]);
     const int chunk = j + (lane >> 4);
-    store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
+    store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0],
+                   o[1], o[2], o[3]);
   }
 }
 
-// A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies have read what they copy.
+// A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies
+// have read what they copy.
 DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
 }
-DEV void stores_read() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// The rows of results at `from`, in the output from row m on, leave by a tensor copy; done when their memory can be used again.
+DEV void stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// The rows of results at `from`, in the output from row m on, leave by a tensor copy; done when
+// their memory can be used again.
 DEV void take_away(const TensorMap& map, u32 from, const Tile& tile, int m) {
 #pragma unroll
   for (int p = 0; p < kPanelsV; p++) store4(&map, from + p * BM * 128, p * 64, m, tile.h, tile.b);
@@ -72,13 +94,17 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
 #pragma unroll
     for (int c = 0; c < HEAD_V; c += 32) {
       const int at = c + lane;
-      if (at < HEAD_V) y[at] = *(const T*)(row + at / 64 * BM * 128 + ((at / 8 & 7) ^ (m + r & 7)) * 16 + at % 8 * 2);
+      if (at < HEAD_V)
+        y[at] =
+            *(const T*)(row + at / 64 * BM * 128 + ((at / 8 & 7) ^ (m + r & 7)) * 16 + at % 8 * 2);
     }
   }
 }
-// The blocks of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some of the results. part: room for what this block has, in the
-// memory of its keys and values; q_empty: what the warps arrive at when they are done with the queries.
-DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2], u32 q_empty) {
+// The blocks of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some
+// of the results. part: room for what this block has, in the memory of its keys and values;
+// q_empty: what the warps arrive at when they are done with the queries.
+DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, float c,
+                      float (&out)[kDV / 2], float (&top)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
   sync_group(8, THREADS);  // no warp multiplies any longer
 #pragma unroll
@@ -90,14 +116,17 @@ DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, fl
     for (int j = 0; j < kDV / 8; j++)
 #pragma unroll
       for (int f = 0; f < 2; f++)
-        if (8 * j + column + f < HEAD_V) part.out[row * HEAD_V + 8 * j + column + f] = out[4 * j + 2 * e + f];
+        if (8 * j + column + f < HEAD_V)
+          part.out[row * HEAD_V + 8 * j + column + f] = out[4 * j + 2 * e + f];
   }
   arrive_warp(q_empty);
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + tile.m * g.y_s;
-  join_parts(part, min(ROWS, g.S - tile.m), [&](int row, int at, float value) { from_float(y[row * g.y_s + at], value); });
+  join_parts(part, min(ROWS, g.S - tile.m),
+             [&](int row, int at, float value) { from_float(y[row * g.y_s + at], value); });
 }
 // What a block has of the rows' keys, for another kernel to join.
-DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2], const float (&top)[2], const float (&sum)[2]) {
+DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2],
+                    const float (&top)[2], const float (&sum)[2]) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
   Part<ROWS>& part = ((Part<ROWS>*)g.y)[item_of(g, tile) + int(blockIdx.x)];
 #pragma unroll
@@ -109,7 +138,8 @@ DEV void store_part(const Attention& g, const Tile& tile, float c, const float (
     for (int j = 0; j < kDV / 8; j++) {
       const int at = 8 * j + column;
       float* const to = part.out + row * HEAD_V + at;
-      if (HEAD_V % 2 == 0 && at < HEAD_V) *(float2*)to = make_float2(out[4 * j + 2 * e], out[4 * j + 2 * e + 1]);
+      if (HEAD_V % 2 == 0 && at < HEAD_V)
+        *(float2*)to = make_float2(out[4 * j + 2 * e], out[4 * j + 2 * e + 1]);
 #pragma unroll
       for (int f = 0; f < 2; f++)
         if (HEAD_V % 2 != 0 && at + f < HEAD_V) to[f] = out[4 * j + 2 * e + f];

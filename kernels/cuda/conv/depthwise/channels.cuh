@@ -1,10 +1,13 @@
 // Neighbouring channels of a pixel, as threads of depthwise convolutions have them.
 //
-// The generator defines: T, WIDTH, MULTIPLE, X_VECTOR, Y_VECTOR. MULTIPLE: output channels of an input channel.
+// The generator defines: T, WIDTH, MULTIPLE, X_VECTOR, Y_VECTOR. MULTIPLE: output channels of an
+// input channel.
 
 // WIDTH channels as they lie in memory.
 #if IS_F32
-struct alignas(WIDTH < 4 ? 8 : 16) Raw { float v[WIDTH]; };
+struct alignas(WIDTH < 4 ? 8 : 16) Raw {
+  float v[WIDTH];
+};
 DEV void widen(const Raw& r, float (&v)[WIDTH]) {
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) v[k] = r.v[k];
@@ -16,7 +19,9 @@ DEV Raw narrow(const float (&v)[WIDTH]) {
   return r;
 }
 #else
-struct alignas(2 * WIDTH) Raw { u32 v[WIDTH / 2]; };
+struct alignas(2 * WIDTH) Raw {
+  u32 v[WIDTH / 2];
+};
 DEV void widen(const Raw& r, float (&v)[WIDTH]) {
 #pragma unroll
   for (int k = 0; k < WIDTH; k += 2) unpack2((T*)0, r.v[k / 2], v[k], v[k + 1]);
@@ -28,7 +33,8 @@ DEV Raw narrow(const float (&v)[WIDTH]) {
   return r;
 }
 #endif
-template <bool VECTOR> DEV Raw fetch(const T* p, int count) {
+template <bool VECTOR>
+DEV Raw fetch(const T* p, int count) {
   Raw r = {};
   if (VECTOR && sizeof(Raw) <= 16) {
     r = *(const Raw*)p;
@@ -42,7 +48,8 @@ template <bool VECTOR> DEV Raw fetch(const T* p, int count) {
   }
   return r;
 }
-// Of the image, what output channels c... read; pad channels are readable, and feed only themselves.
+// Of the image, what output channels c... read; pad channels are readable, and feed only
+// themselves.
 DEV Raw fetch_input(const T* p, int c, int count) {
   if (MULTIPLE == 1) return fetch<X_VECTOR>(p, count);
   Raw r = {};

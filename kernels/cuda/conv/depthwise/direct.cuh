@@ -1,11 +1,15 @@
-// Depthwise convolution, channels last: one thread computes COLUMNS neighbouring outputs of LINES neighbouring rows for WIDTH channels, so that it
-// reads every input once for all of them. Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies outside
-// the image reads as zero, and all of a thread's loads are in flight together.
+// Depthwise convolution, channels last: one thread computes COLUMNS neighbouring outputs of LINES
+// neighbouring rows for WIDTH channels, so that it reads every input once for all of them.
+// Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies
+// outside the image reads as zero, and all of a thread's loads are in flight together.
 //
-// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS, LINES, LARGE, THREADS, EARLY and the epilogue (struct Epilogue, finish),
-// on WIDTH channels. EARLY: all weights are read, into registers, while the kernel before this one still runs.
+// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS,
+// LINES, LARGE, THREADS, EARLY and the epilogue (struct Epilogue, finish), on WIDTH channels.
+// EARLY: all weights are read, into registers, while the kernel before this one still runs.
 
-constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1, DEPTH = (LINES - 1) * SH + (KH - 1) * DH + 1;  // input columns and rows that a thread reads
+constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1,
+              DEPTH = (LINES - 1) * SH + (KH - 1) * DH +
+                      1;  // input columns and rows that a thread reads
 constexpr int UNROLLED = KH * KW <= LARGE ? DEPTH : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
@@ -31,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
   for (int d = 0; d < DEPTH; d++) {
     bool read = false;
 #pragma unroll
-    for (int line = 0; line < LINES; line++) read |= d >= line * SH && (d - line * SH) % DH == 0 && (d - line * SH) / DH < KH;
+    for (int line = 0; line < LINES; line++)
+      read |= d >= line * SH && (d - line * SH) % DH == 0 && (d - line * SH) / DH < KH;
     if (!read) continue;
     const int ih = oh0 * SH - PT + d;
     const bool inside = (u32)ih < (u32)IH;
@@ -49,7 +54,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
       if (d < line * SH || (d - line * SH) % DH || kh >= KH) continue;
       float weight[KW][WIDTH];
 #pragma unroll
-      for (int kw = 0; kw < KW; kw++) widen(EARLY ? early[EARLY ? kh * KW + kw : 0] : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, WIDTH), weight[kw]);
+      for (int kw = 0; kw < KW; kw++)
+        widen(EARLY ? early[EARLY ? kh * KW + kw : 0]
+                    : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, WIDTH),
+              weight[kw]);
 #pragma unroll
       for (int s = 0; s < SPAN; s++) {
         bool used = false;
@@ -66,7 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
           for (int kw = 0; kw < KW; kw++)
             if (j * SW + kw * DW == s)
 #pragma unroll
-              for (int k = 0; k < WIDTH; k++) sum[line][j][k] = fmaf(v[k], weight[kw][k], sum[line][j][k]);
+              for (int k = 0; k < WIDTH; k++)
+                sum[line][j][k] = fmaf(v[k], weight[kw][k], sum[line][j][k]);
       }
     }
   }
@@ -77,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
     for (int j = 0; j < COLUMNS; j++) {
       const int oh = oh0 + line;
       if (ow0 + j >= OW || oh >= OH) continue;
-      const i64 to = n * y_ns + oh * y_rs + (ow0 + j) * y_cs + c, full = n * r_ns + oh * r_rs + (ow0 + j) * r_cs;
+      const i64 to = n * y_ns + oh * y_rs + (ow0 + j) * y_cs + c,
+                full = n * r_ns + oh * r_rs + (ow0 + j) * r_cs;
       finish(epilogue, sum[line][j], 0, full, c, count);
       store(y + to, sum[line][j], count);
     }

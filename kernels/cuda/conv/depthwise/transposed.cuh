@@ -1,7 +1,8 @@
-// Depthwise transposed convolution, channels last: one thread computes one output pixel for WIDTH channels from the taps that meet it, every SH-th row and
-// SW-th column of the window.
+// Depthwise transposed convolution, channels last: one thread computes one output pixel for WIDTH
+// channels from the taps that meet it, every SH-th row and SW-th column of the window.
 //
-// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, THREADS and the epilogue (struct Epilogue, finish), on WIDTH channels.
+// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, THREADS and the
+// epilogue (struct Epilogue, finish), on WIDTH channels.
 
 extern "C" __global__ void __launch_bounds__(THREADS) depthwise_turned(PARAMETERS) {
   constexpr int HITS_H = (KH + SH - 1) / SH, HITS_W = (KW + SW - 1) / SW;
@@ -16,7 +17,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise_turned(PARAMETER
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
   if (n >= N) return;
-  const int kh0 = (oh + PT) % SH, kw0 = (ow + PL) % SW, ih0 = (oh + PT) / SH, iw0 = (ow + PL) / SW;  // the first tap, and the input that it takes
+  const int kh0 = (oh + PT) % SH, kw0 = (ow + PL) % SW, ih0 = (oh + PT) / SH,
+            iw0 = (ow + PL) / SW;  // the first tap, and the input that it takes
   float sum[WIDTH] = {};
 #pragma unroll
   for (int j = 0; j < HITS_H; j++) {

@@ -1,9 +1,12 @@
-// Products of which one operand has few rows, as thin.cuh, where the other one, the wide operand, is contiguous along its rows: k goes in steps.
+// Products of which one operand has few rows, as thin.cuh, where the other one, the wide operand,
+// is contiguous along its rows: k goes in steps.
 //
-// A block has ROWS rows of the wide operand. Each of its 8 warps has every eighth k: these begin at the same place between multiples of 16 bytes, so that a lane
-// has the same rows at each of them. SPLIT blocks of a cluster divide k.
+// A block has ROWS rows of the wide operand. Each of its 8 warps has every eighth k: these begin at
+// the same place between multiples of 16 bytes, so that a lane has the same rows at each of them.
+// SPLIT blocks of a cluster divide k.
 //
-// The generator defines: T, TO_BATCH, WIDE_A, EARLY, FEW, SPLIT, PIECE as for thin.cuh, and the epilogue (struct Epilogue, finish).
+// The generator defines: T, TO_BATCH, WIDE_A, EARLY, FEW, SPLIT, PIECE as for thin.cuh, and the
+// epilogue (struct Epilogue, finish).
 
 constexpr int ROWS = 31 * CHUNK, AHEAD = 8;
 
@@ -15,20 +18,25 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   next_may_start();
   TO_BATCH;
   WIDE_AND_NARROW;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
-  const int share = ((K + SPLIT - 1) / SPLIT + 7) / 8 * 8, begin = min(part * share, K), end = min(begin + share, K);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+            part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
+  const int share = ((K + SPLIT - 1) / SPLIT + 7) / 8 * 8, begin = min(part * share, K),
+            end = min(begin + share, K);
   float sum[FEW][CHUNK] = {};
   // A lane's chunk of this warp's first k, and the row of its first element.
   const T* const start = wide + first + (i64)(begin + warp) * wide_k;
   const int skip = (int)((u64)start % 16 / sizeof(T)), row = first - skip + lane * CHUNK;
   const bool active = row < min(rows, first + ROWS) && row + CHUNK > first;
-  // Its chunks at k from `low` on, up to `high`, lie within the matrix; the others hold elements before its first or after its last one.
+  // Its chunks at k from `low` on, up to `high`, lie within the matrix; the others hold elements
+  // before its first or after its last one.
   const int pitch = (int)min(wide_k, (i64)CHUNK), before = -row, behind = row + CHUNK - rows;
-  const int low = before > 0 ? pitch ? min((before + pitch - 1) / pitch, K) : K : 0, high = behind > 0 ? pitch ? max(K - (behind + pitch - 1) / pitch, low) : low : K;
+  const int low = before > 0 ? pitch ? min((before + pitch - 1) / pitch, K) : K : 0,
+            high = behind > 0 ? pitch ? max(K - (behind + pitch - 1) / pitch, low) : low : K;
   if (lane == 0) skipped[warp] = skip;
   wait_for_producers();
   for (int piece = begin; piece < end; piece += PIECE) {
-    const int count = min(PIECE, end - piece), from = active ? low - piece : count, to = min(count, high - piece);
+    const int count = min(PIECE, end - piece), from = active ? low - piece : count,
+              to = min(count, high - piece);
     uint4 read[AHEAD];
     auto fetch = [&](uint4& to_read, int at) {
       if (at >= from && at < to) to_read = *(const uint4*)(wide + row + (i64)(piece + at) * wide_k);
@@ -36,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) fetch(read[s], warp + 8 * s);
     if (piece != begin) __syncthreads();
-    fill<FEW, 8>(few, narrow + piece * narrow_k, narrow_step, narrow_k, fews, count, [](int c, int k) { return c * PIECE + k; });
+    fill<FEW, 8>(few, narrow + piece * narrow_k, narrow_step, narrow_k, fews, count,
+                 [](int c, int k) { return c * PIECE + k; });
     __syncthreads();
     for (int k = warp; k < count; k += 8 * AHEAD) {
 #pragma unroll
@@ -64,7 +73,8 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
         const float other = c < fews ? to_float(narrow[c * narrow_step + k * narrow_k]) : 0.f;
 #pragma unroll
         for (int e = 0; e < CHUNK; e++)
-          if (row + e >= 0 && row + e < rows) sum[c][e] = fmaf(to_float(wide[row + e + k * wide_k]), other, sum[c][e]);
+          if (row + e >= 0 && row + e < rows)
+            sum[c][e] = fmaf(to_float(wide[row + e + k * wide_k]), other, sum[c][e]);
       }
     }
   }

@@ -1,21 +1,40 @@
-// One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of matrices, convolutions and transposed
-// convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; products are those of tensor cores (mma.sync, of f32 wgmma too), or FFMA's for f32 with TERMS = 0.
+// One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of
+// matrices, convolutions and transposed convolutions as implicit GEMM. Copies are asynchronous and
+// STAGES deep; products are those of tensor cores (mma.sync, of f32 wgmma too), or FFMA's for f32
+// with TERMS = 0.
 //
-// The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER, A_WHOLE, B_WHOLE (each copy has all of its elements or none),
-// Y_VECTOR, Y_EACH (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of f32), GROUPED, LATE (`tile_wgmma.cuh`), AHEAD (of f32 without tensor cores), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+// The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k),
+// STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER,
+// B_GATHER, A_WHOLE, B_WHOLE (each copy has all of its elements or none), Y_VECTOR, Y_EACH
+// (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of
+// f32), GROUPED, LATE (`tile_wgmma.cuh`), AHEAD (of f32 without tensor cores), Y_FLAT (of
+// convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
-DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+DEV u32 cluster_rank() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+DEV void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 DEV void add_peer4(float* v, u32 address, u32 peer) {
   float a, b, c, d;
-  asm volatile("{.reg .b32 p; mapa.shared::cluster.u32 p, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [p];}" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(address), "r"(peer) : "memory");
+  asm volatile(
+      "{.reg .b32 p; mapa.shared::cluster.u32 p, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, "
+      "%3}, [p];}"
+      : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+      : "r"(address), "r"(peer)
+      : "memory");
   v[0] += a, v[1] += b, v[2] += c, v[3] += d;
 }
 #endif
 DEV void wait_for_producers() {
 #if __CUDA_ARCH__ >= 900 && IS_F32 && SOURCE == 0
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");  // in this order: else blocks of several kernels wait beside these, which then lie unevenly
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::
+                   : "memory");  // in this order: else blocks of several kernels wait beside these,
+                                 // which then lie unevenly
 #elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
@@ -26,15 +45,18 @@ constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
 struct Accumulator {
   float v[MT][NT][4];
   METHOD void multiply(u32 a, u32 b) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM, wn = (warp % WARPS_N) * WN;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM,
+              wn = (warp % WARPS_N) * WN;
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) {
       u32 fa[MT][4], fb[NT / 2][4];
 #pragma unroll
       for (int i = 0; i < MT; i++) {
         if (A_TRANS) {
-          const int k = kk * 16 + (lane >> 4) * 8 + (lane & 7), c = (wm + i * 16) / 8 + ((lane >> 3) & 1);
-          ldmatrix_transposed(fa[i], a + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
+          const int k = kk * 16 + (lane >> 4) * 8 + (lane & 7),
+                    c = (wm + i * 16) / 8 + ((lane >> 3) & 1);
+          ldmatrix_transposed(fa[i],
+                              a + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
         } else {
           const int r = wm + i * 16 + (lane & 15), c = kk * 2 + (lane >> 4);
           ldmatrix(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
@@ -43,8 +65,10 @@ struct Accumulator {
 #pragma unroll
       for (int j = 0; j < NT / 2; j++) {
         if (B_TRANS) {
-          const int k = kk * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), c = (wn + j * 16) / 8 + (lane >> 4);
-          ldmatrix_transposed(fb[j], b + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
+          const int k = kk * 16 + ((lane >> 3) & 1) * 8 + (lane & 7),
+                    c = (wn + j * 16) / 8 + (lane >> 4);
+          ldmatrix_transposed(fb[j],
+                              b + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
         } else {
           const int r = wn + j * 16 + (lane >> 4) * 8 + (lane & 7), c = kk * 2 + ((lane >> 3) & 1);
           ldmatrix(fb[j], b + r * 128 + ((c ^ (r & 7)) << 4));
@@ -54,9 +78,11 @@ struct Accumulator {
       for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++)
-          asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
+                       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                        : "+f"(v[i][j][0]), "+f"(v[i][j][1]), "+f"(v[i][j][2]), "+f"(v[i][j][3])
-                       : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]), "r"(fb[j / 2][j % 2 * 2]), "r"(fb[j / 2][j % 2 * 2 + 1]));
+                       : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]),
+                         "r"(fb[j / 2][j % 2 * 2]), "r"(fb[j / 2][j % 2 * 2 + 1]));
     }
   }
   METHOD void clear() {
@@ -66,7 +92,8 @@ struct Accumulator {
       for (int j = 0; j < NT; j++) v[i][j][0] = v[i][j][1] = v[i][j][2] = v[i][j][3] = 0.f;
   }
   METHOD void stage(float* to) const {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM, wn = (warp % WARPS_N) * WN;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM,
+              wn = (warp % WARPS_N) * WN;
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -84,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
   // Eight tile rows at a time go through all columns: their operands stay in L2.
-  const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN, band = tile / (8 * tiles_n), height = min(tiles_m - band * 8, 8), rest = tile - band * 8 * tiles_n;
+  const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN, band = tile / (8 * tiles_n),
+            height = min(tiles_m - band * 8, 8), rest = tile - band * 8 * tiles_n;
   const int m0 = (band * 8 + rest % height) * BM, n0 = rest / height * BN;
   OUTPUT_PHASES
 #if SOURCE == 1
@@ -92,10 +120,12 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
   int first_h = 0, first_w = 0;
   image.v = taps_of(KH, SH, DH, kTransposed, PT, phase_h, first_h);
   image.h = taps_of(KW, SW, DW, kTransposed, PL, phase_w, first_w);
-  image.rs = x_rs, image.cs = x_cs, image.height = IH, image.width = IW, image.channels = IC, image.pitch = pitch;
+  image.rs = x_rs, image.cs = x_cs, image.height = IH, image.width = IW, image.channels = IC,
+  image.pitch = pitch;
 #pragma unroll
   for (int i = 0; i < Image::Place::COUNT; i++) {
-    const int m = m0 + Image::Place::row(i), n = m / (rows_h * rows_w), r = m - n * (rows_h * rows_w), oh = r / rows_w, ow = r - oh * rows_w;
+    const int m = m0 + Image::Place::row(i), n = m / (rows_h * rows_w),
+              r = m - n * (rows_h * rows_w), oh = r / rows_w, ow = r - oh * rows_w;
     image.pixel[i] = a + (m < M ? n * x_ns : 0) + group * IC;
     image.ih[i] = m >= M ? -(1 << 30) : kTransposed ? first_h + oh : oh * SH - PT;
     image.iw[i] = kTransposed ? first_w + ow : ow * SW - PL;
@@ -109,23 +139,31 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
   const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K};
   const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K};
 #else
-  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER, A_WHOLE> left{a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
-  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER, B_WHOLE> right{b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
+  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER, A_WHOLE> left{
+      a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
+  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER, B_WHOLE> right{
+      b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
 #endif
 #endif
-  const int steps = (K + BK - 1) / BK, begin = (int)((i64)steps * part / SPLIT), end = (int)((i64)steps * (part + 1) / SPLIT), count = end - begin;
+  const int steps = (K + BK - 1) / BK, begin = (int)((i64)steps * part / SPLIT),
+            end = (int)((i64)steps * (part + 1) / SPLIT), count = end - begin;
 #if SOURCE == 1
   image.start(begin * BK);
 #define LOAD_LEFT(to, k) image.load(to)
 #define LOAD_RIGHT(to, k) image.load_weight((to) + A_STAGE, weight, weight_row, N - n0, KW)
 #define ADVANCE image.advance()
 #else
-#define LOAD_LEFT(to, k) if (!HELD_A) left.load(to, k)
-#define LOAD_RIGHT(to, k) if (!HELD_B) right.load((to) + A_STAGE, k)
+#define LOAD_LEFT(to, k) \
+  if (!HELD_A) left.load(to, k)
+#define LOAD_RIGHT(to, k) \
+  if (!HELD_B) right.load((to) + A_STAGE, k)
 #define ADVANCE
 #if !IS_F32
-  // What goes through registers is read before a product and written to shared memory after it, as far as registers reach.
-  constexpr int SLOW_A = A_BYTES == 2 ? left.COUNT : 0, SLOW_B = B_BYTES == 2 ? right.COUNT : 0, HELD_A = SLOW_A + SLOW_B <= 8 ? SLOW_A : 0, HELD_B = SLOW_A + SLOW_B <= 8 ? SLOW_B : 0;
+  // What goes through registers is read before a product and written to shared memory after it, as
+  // far as registers reach.
+  constexpr int SLOW_A = A_BYTES == 2 ? left.COUNT : 0, SLOW_B = B_BYTES == 2 ? right.COUNT : 0,
+                HELD_A = SLOW_A + SLOW_B <= 8 ? SLOW_A : 0,
+                HELD_B = SLOW_A + SLOW_B <= 8 ? SLOW_B : 0;
   Piece held_a[HELD_A ? HELD_A : 1], held_b[HELD_B ? HELD_B : 1];
 #define READ(k)                        \
   if (HELD_A) left.read(k, 0, held_a); \
@@ -146,9 +184,13 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
 #if IS_F32 && !GROUPED
 again:
 #endif
-  // Stages that are copied ahead: where products of the step before are still read (LATE), one less.
+  // Stages that are copied ahead: where products of the step before are still read (LATE), one
+  // less.
   constexpr int DISTANCE = STAGES - 1 - LATE;
-  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS ? 1 : DISTANCE;  // what goes through registers takes many instructions; `again` saves registers
+  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS
+                               ? 1
+                               : DISTANCE;  // what goes through registers takes many instructions;
+                                            // `again` saves registers
 #pragma unroll UNROLLED
   for (int s = 0; s < DISTANCE; s++) {
     if (s < count) {
@@ -174,7 +216,8 @@ again:
     }
     copy_commit();
 #if GROUPED
-    sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE, base + STAGES * STAGE + s % (1 + LATE) * PARTS_BYTES);
+    sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE,
+                 base + STAGES * STAGE + s % (1 + LATE) * PARTS_BYTES);
 #else
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE);
 #endif
@@ -273,14 +316,20 @@ again:
     };
 #if !IS_F32
     if (Y_EACH > 1) {
-      if (columns > 16 * Y_EACH) store_even_rows<32>(y, staged, row0, end, columns, place);
-      else if (columns > 8 * Y_EACH) store_even_rows<16>(y, staged, row0, end, columns, place);
-      else store_even_rows<8>(y, staged, row0, end, columns, place);
+      if (columns > 16 * Y_EACH)
+        store_even_rows<32>(y, staged, row0, end, columns, place);
+      else if (columns > 8 * Y_EACH)
+        store_even_rows<16>(y, staged, row0, end, columns, place);
+      else
+        store_even_rows<8>(y, staged, row0, end, columns, place);
     } else
 #endif
-    if (columns > 16 * EACH) store_rows<32>(y, staged, row0, end, columns, place);
-    else if (columns > 8 * EACH) store_rows<16>(y, staged, row0, end, columns, place);
-    else store_rows<8>(y, staged, row0, end, columns, place);
+        if (columns > 16 * EACH)
+      store_rows<32>(y, staged, row0, end, columns, place);
+    else if (columns > 8 * EACH)
+      store_rows<16>(y, staged, row0, end, columns, place);
+    else
+      store_rows<8>(y, staged, row0, end, columns, place);
   }
 #endif
 #if SPLIT > 1 && CLUSTER

@@ -1,7 +1,9 @@
-// How tiles of `tile.cuh` are read: asynchronous copies, rows of a matrix in any strides, pixels of a convolution as rows.
+// How tiles of `tile.cuh` are read: asynchronous copies, rows of a matrix in any strides, pixels of
+// a convolution as rows.
 //
-// Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes; chunk c of row r lies at c ^ (r & 7), so
-// that ldmatrix and the copies are free of bank conflicts. A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
+// Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes;
+// chunk c of row r lies at c ^ (r & 7), so that ldmatrix and the copies are free of bank conflicts.
+// A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
 
 constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 constexpr int CHUNK = 16 / sizeof(T);  // elements of one chunk
@@ -14,26 +16,59 @@ constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 #endif
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-// The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.
-DEV void copy16(u32 to, const void* from, int bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
-DEV void copy8(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
-DEV void copy4(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
-// All of SIZE bytes, or nothing; and zeros.
-template <int SIZE> DEV void copy_if(u32 to, const void* from, bool there) {
-  if (SIZE == 16) asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to), "l"(from), "r"((int)there) : "memory");
-  else asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3;}" ::"r"(to), "l"(from), "r"((int)there), "n"(SIZE) : "memory");
+template <int N>
+DEV void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-template <int SIZE> DEV void clear(u32 to) {
-  if (SIZE == 16) asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
-  else if (SIZE == 8) asm volatile("st.shared.v2.b32 [%0], {%1, %1};" ::"r"(to), "r"(0) : "memory");
-  else asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
+// The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.
+DEV void copy16(u32 to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+DEV void copy8(u32 to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+DEV void copy4(u32 to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+// All of SIZE bytes, or nothing; and zeros.
+template <int SIZE>
+DEV void copy_if(u32 to, const void* from, bool there) {
+  if (SIZE == 16)
+    asm volatile(
+        "{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(
+            to),
+        "l"(from), "r"((int)there)
+        : "memory");
+  else
+    asm volatile(
+        "{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3;}" ::"r"(
+            to),
+        "l"(from), "r"((int)there), "n"(SIZE)
+        : "memory");
+}
+template <int SIZE>
+DEV void clear(u32 to) {
+  if (SIZE == 16)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+  else if (SIZE == 8)
+    asm volatile("st.shared.v2.b32 [%0], {%1, %1};" ::"r"(to), "r"(0) : "memory");
+  else
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
 }
 DEV void ldmatrix(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
 }
 DEV void ldmatrix_transposed(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
 }
 
 #if !IS_F32
@@ -46,45 +81,70 @@ DEV uint4 gathered(const T* from, int count, i64 step) {
 }
 #endif
 
-// One chunk: `count` elements (0..CHUNK) from `from`, `step` elements apart (1 unless GATHER); the rest is zero.
-template <int BYTES, bool GATHER> DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
+// One chunk: `count` elements (0..CHUNK) from `from`, `step` elements apart (1 unless GATHER); the
+// rest is zero.
+template <int BYTES, bool GATHER>
+DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
   count = max(0, min(count, CHUNK));
   if (BYTES == 16) {
     copy16(to, from, count * (int)sizeof(T));
   } else if (BYTES == 8) {
 #pragma unroll
-    for (int k = 0; k < 2; k++) copy8(to + 8 * k, count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from, max(0, min(8, count * (int)sizeof(T) - 8 * k)));
+    for (int k = 0; k < 2; k++)
+      copy8(to + 8 * k,
+            count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from,
+            max(0, min(8, count * (int)sizeof(T) - 8 * k)));
   } else if (BYTES == 4) {
     constexpr int E = 4 / sizeof(T);
 #pragma unroll
-    for (int k = 0; k < 4; k++) copy4(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from, max(0, min(4, (count - E * k) * (int)sizeof(T))));
+    for (int k = 0; k < 4; k++)
+      copy4(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from,
+            max(0, min(4, (count - E * k) * (int)sizeof(T))));
   } else {
 #if !IS_F32
     const uint4 v = gathered(from, count, GATHER ? step : 1);
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
 #endif
   }
 }
 
-// Where the chunks that this thread copies lie in a tile of ROWS rows: row-fastest when neighbouring rows are neighbours in memory.
-template <int ROWS, bool GATHER> struct Rows {
+// Where the chunks that this thread copies lie in a tile of ROWS rows: row-fastest when
+// neighbouring rows are neighbours in memory.
+template <int ROWS, bool GATHER>
+struct Rows {
   static constexpr int COUNT = (ROWS * 8 + THREADS - 1) / THREADS;
-  DEV int row(int i) { const int t = threadIdx.x + i * THREADS; return GATHER ? t % ROWS : t / 8; }
-  DEV int chunk(int i) { const int t = threadIdx.x + i * THREADS; return GATHER ? t / ROWS : t % 8; }
-  DEV bool active(int i) { return ROWS * 8 % THREADS == 0 || (int)threadIdx.x + i * THREADS < ROWS * 8; }
+  DEV int row(int i) {
+    const int t = threadIdx.x + i * THREADS;
+    return GATHER ? t % ROWS : t / 8;
+  }
+  DEV int chunk(int i) {
+    const int t = threadIdx.x + i * THREADS;
+    return GATHER ? t / ROWS : t % 8;
+  }
+  DEV bool active(int i) {
+    return ROWS * 8 % THREADS == 0 || (int)threadIdx.x + i * THREADS < ROWS * 8;
+  }
   DEV u32 offset(int i) { return row(i) * 128 + ((chunk(i) ^ (row(i) & 7)) << 4); }
 };
 
 #if !IS_F32
-// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step. WHOLE: each copy has all of its elements or none.
-template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matrix {
-  // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is contiguous.
-  static constexpr int COPY = GATHER || BYTES == 2 ? 16 : BYTES, PARTS = 16 / COPY, E = COPY / sizeof(T), COUNT = (ROWS * 8 * PARTS + THREADS - 1) / THREADS;
+// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step. WHOLE:
+// each copy has all of its elements or none.
+template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE>
+struct Matrix {
+  // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is
+  // contiguous.
+  static constexpr int COPY = GATHER || BYTES == 2 ? 16 : BYTES, PARTS = 16 / COPY,
+                       E = COPY / sizeof(T), COUNT = (ROWS * 8 * PARTS + THREADS - 1) / THREADS;
   const T* base;
   i64 row_step, k_step;
-  int rows, k;           // what is left from the tile's first row; all of k
+  int rows, k;            // what is left from the tile's first row; all of k
   const T *first, *last;  // where the whole matrix lies
-  // Copy i of this thread: where it goes, how many elements exist from `from` on, an address that counts only where there are any. Copies of one thread are HOP rows (or lines of k) apart where all have the same k.
+  // Copy i of this thread: where it goes, how many elements exist from `from` on, an address that
+  // counts only where there are any. Copies of one thread are HOP rows (or lines of k) apart where
+  // all have the same k.
   static constexpr int HOP = THREADS / (TRANS ? ROWS / CHUNK * PARTS : 8 * PARTS);
   METHOD bool place(int i, int k0, u32& to, const T*& from, int& count) const {
     const u32 t = threadIdx.x, part = t % PARTS;
@@ -92,7 +152,8 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matri
     if (TRANS) {  // of neighbouring rows at one k
       constexpr int ACROSS = ROWS / CHUNK;
       static_assert(THREADS % (ACROSS * PARTS) == 0, "copies of a thread have the same rows");
-      const int r = t / PARTS % ACROSS, line = t / PARTS / ACROSS + i * HOP, e = r * CHUNK + part * E;
+      const int r = t / PARTS % ACROSS, line = t / PARTS / ACROSS + i * HOP,
+                e = r * CHUNK + part * E;
       to = (r / 8) * (BK * 128) + line * 128 + (((r & 7) ^ (line & 7)) << 4) + part * COPY;
       count = k0 + line < k ? max(0, min(rows - e, E)) : 0;
       from = base + (i64)(k0 + line) * k_step + e;
@@ -102,35 +163,42 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matri
       count = r < rows ? max(0, min(k - kk, E)) : 0;
       from = base + r * row_step + kk * k_step;
     } else {
-      const int r0 = t / (8 * PARTS), r = r0 + i * HOP, chunk = t / PARTS % 8, kk = k0 + chunk * CHUNK + part * E;
+      const int r0 = t / (8 * PARTS), r = r0 + i * HOP, chunk = t / PARTS % 8,
+                kk = k0 + chunk * CHUNK + part * E;
       to = r * 128 + ((chunk ^ ((HOP % 8 ? r : r0) & 7)) << 4) + part * COPY;
       count = r < rows ? max(0, min(k - kk, E)) : 0;
       from = base + (r0 * row_step + kk) + i * (HOP * row_step);
     }
     return true;
   }
-  // Copies of whole pieces, of which either all or nothing exists: those of a thread are a constant distance apart. Rows beyond the matrix keep what lies there: no
-  // result that counts is made of it; k beyond it is zero.
+  // Copies of whole pieces, of which either all or nothing exists: those of a thread are a constant
+  // distance apart. Rows beyond the matrix keep what lies there: no result that counts is made of
+  // it; k beyond it is zero.
   METHOD void load_whole(u32 to, int k0) const {
-    static_assert(!WHOLE || (ROWS * 8 * PARTS % THREADS == 0 && (HOP & (HOP - 1)) == 0), "copies of a thread lie evenly");
+    static_assert(!WHOLE || (ROWS * 8 * PARTS % THREADS == 0 && (HOP & (HOP - 1)) == 0),
+                  "copies of a thread lie evenly");
     constexpr int ALONG = TRANS ? ROWS / CHUNK : 8;
     const u32 t = threadIdx.x, part = t % PARTS, chunk = t / PARTS % ALONG;
     const int line = t / PARTS / ALONG, e = chunk * CHUNK + part * E;
     const bool here = TRANS ? e < rows : k0 + e < k;
     const i64 step = TRANS ? k_step : row_step;
     const T* from = base + (TRANS ? k0 * k_step + e : k0 + e) + line * step;
-    const u32 at = to + (chunk / 8) * (BK * 128) + line * 128 + (((chunk ^ line) & 7) << 4) + part * COPY;
+    const u32 at =
+        to + (chunk / 8) * (BK * 128) + line * 128 + (((chunk ^ line) & 7) << 4) + part * COPY;
     const auto place = [&](int i) { return (at ^ ((i * HOP & 7) << 4)) + i * HOP * 128; };
     const int left = here ? (TRANS ? k - k0 : rows) - line : 0;
 #pragma unroll
-    for (int i = 0; i < COUNT; i++, from += HOP * step) copy_if<COPY>(place(i), from, i * HOP < left);
+    for (int i = 0; i < COUNT; i++, from += HOP * step)
+      copy_if<COPY>(place(i), from, i * HOP < left);
     if (TRANS ? k0 + BK > k : !here)
 #pragma unroll
       for (int i = 0; i < COUNT; i++)
         if (!TRANS || line + i * HOP >= k - k0) clear<COPY>(place(i));
   }
-  // Nothing copies elements of two bytes asynchronously: they go through registers, from copy i0 on.
-  template <int HELD> METHOD void read(int k0, int i0, Piece (&pieces)[HELD]) const {
+  // Nothing copies elements of two bytes asynchronously: they go through registers, from copy i0
+  // on.
+  template <int HELD>
+  METHOD void read(int k0, int i0, Piece (&pieces)[HELD]) const {
     u32 to;
     const T* from;
     int count;
@@ -143,7 +211,8 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matri
         pieces[j].read(from, count, first, last);
     }
   }
-  template <int HELD> METHOD void write(u32 to, int k0, int i0, const Piece (&pieces)[HELD]) const {
+  template <int HELD>
+  METHOD void write(u32 to, int k0, int i0, const Piece (&pieces)[HELD]) const {
     u32 at;
     const T* from;
     int count;
@@ -151,7 +220,9 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matri
     for (int j = 0; j < HELD; j++) {
       if (i0 + j >= COUNT || !place(i0 + j, k0, at, from, count)) continue;
       const uint4 v = GATHER ? pieces[j].low : pieces[j].elements(count);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(v.x), "r"(v.y),
+                   "r"(v.z), "r"(v.w)
+                   : "memory");
     }
   }
   METHOD void load(u32 to, int k0) const {
@@ -186,13 +257,15 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matri
 #endif
 
 #if SOURCE == 1
-// The taps of a convolution that meet one output phase: tap t along an axis reads input index first + t * step and weight index k_first + t * k_step.
+// The taps of a convolution that meet one output phase: tap t along an axis reads input index first
+// + t * step and weight index k_first + t * k_step.
 struct Axis {
   int taps, step, k_first, k_step;
 };
 
-// Rows of A are output pixels, k runs over (kh, kw, channel) with `pitch` channels per tap; B is the packed weight [OC, KH, KW, pitch].
-// Every chunk of one thread has the same k, which moves on by BK per stage.
+// Rows of A are output pixels, k runs over (kh, kw, channel) with `pitch` channels per tap; B is
+// the packed weight [OC, KH, KW, pitch]. Every chunk of one thread has the same k, which moves on
+// by BK per stage.
 struct Image {
   using Place = Rows<BM, false>;
   static_assert(THREADS % 8 == 0, "one k per thread");
@@ -221,24 +294,30 @@ struct Image {
       if (!Place::active(i)) continue;
       const int y = ih[i] + kh * v.step, x = iw[i] + kw * h.step;
       const bool inside = (u32)y < (u32)height && (u32)x < (u32)width && count > 0;
-      copy_chunk<A_BYTES, false>(to + Place::offset(i), inside ? pixel[i] + (i64)y * rs + (i64)x * cs + c : pixel[i], inside ? count : 0, 1);
+      copy_chunk<A_BYTES, false>(to + Place::offset(i),
+                                 inside ? pixel[i] + (i64)y * rs + (i64)x * cs + c : pixel[i],
+                                 inside ? count : 0, 1);
     }
   }
   METHOD void load_weight(u32 to, const T* w, i64 row_step, int rows, int kernel_width) const {
     using W = Rows<BN, false>;
-    const i64 tap = (i64)((v.k_first + kh * v.k_step) * kernel_width + h.k_first + kw * h.k_step) * pitch + c;
+    const i64 tap =
+        (i64)((v.k_first + kh * v.k_step) * kernel_width + h.k_first + kw * h.k_step) * pitch + c;
 #pragma unroll
     for (int i = 0; i < W::COUNT; i++) {
       if (!W::active(i)) continue;
       const int r = W::row(i);
       const bool inside = r < rows && kh < v.taps;
-      copy_chunk<16, false>(to + W::offset(i), inside ? w + r * row_step + tap : w, inside ? CHUNK : 0, 1);
+      copy_chunk<16, false>(to + W::offset(i), inside ? w + r * row_step + tap : w,
+                            inside ? CHUNK : 0, 1);
     }
   }
 };
 
-// Taps of a forward convolution, or of the output phase `phase` of a transposed one (its first input index is for output index `phase`).
-DEV Axis taps_of(int kernel, int stride, int dilation, bool transposed, int pad, int phase, int& first) {
+// Taps of a forward convolution, or of the output phase `phase` of a transposed one (its first
+// input index is for output index `phase`).
+DEV Axis taps_of(int kernel, int stride, int dilation, bool transposed, int pad, int phase,
+                 int& first) {
   if (!transposed) return {kernel, dilation, 0, 1};
   Axis a{0, 0, 0, 1};
   for (int k = kernel - 1; k >= 0; k--) {

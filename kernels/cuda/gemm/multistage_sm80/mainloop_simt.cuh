@@ -1,27 +1,47 @@
 // Products of a stage of f32 by FFMA.
 
-// A thread has every TY-th row and every TX-th column of the tile, or as many fours of them where neighbours lie together; the warps of one group have the same k
-// of a stage, chunks of four WARPS_K apart.
+// A thread has every TY-th row and every TX-th column of the tile, or as many fours of them where
+// neighbours lie together; the warps of one group have the same k of a stage, chunks of four
+// WARPS_K apart.
 constexpr int TX = 8 * WARPS_N, TY = 4 * WARPS_M, TM = BM / TY, TN = BN / TX;
-struct alignas(16) Four { float v[4]; };
+struct alignas(16) Four {
+  float v[4];
+};
 struct Accumulator {
   float v[TM][TN];
-  // Lanes next to each other have two rows: of 16 lanes, which one access of shared memory serves, eight read different columns.
+  // Lanes next to each other have two rows: of 16 lanes, which one access of shared memory serves,
+  // eight read different columns.
   METHOD int across() const { return threadIdx.x / 2 % 8 + threadIdx.x / 32 % WARPS_N * 8; }
-  METHOD int down() const { return threadIdx.x % 2 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4; }
+  METHOD int down() const {
+    return threadIdx.x % 2 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4;
+  }
   METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
-  METHOD int row(int i) const { return A_TRANS ? (i / 4 * TY + down()) * 4 + i % 4 : down() + i * TY; }
-  METHOD int column(int j) const { return B_TRANS ? (j / 4 * TX + across()) * 4 + j % 4 : across() + j * TX; }
+  METHOD int row(int i) const {
+    return A_TRANS ? (i / 4 * TY + down()) * 4 + i % 4 : down() + i * TY;
+  }
+  METHOD int column(int j) const {
+    return B_TRANS ? (j / 4 * TX + across()) * 4 + j % 4 : across() + j * TX;
+  }
   // Volatile ones stay in the order in which they are written: reads ahead stay ahead.
   DEV void read(Four& to, u32 from) {
     if (AHEAD)
-      asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(to.v[0]), "=f"(to.v[1]), "=f"(to.v[2]), "=f"(to.v[3]) : "r"(from) : "memory");
+      asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(to.v[0]), "=f"(to.v[1]), "=f"(to.v[2]), "=f"(to.v[3])
+                   : "r"(from)
+                   : "memory");
     else
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(to.v[0]), "=f"(to.v[1]), "=f"(to.v[2]), "=f"(to.v[3]) : "r"(from) : "memory");
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(to.v[0]), "=f"(to.v[1]), "=f"(to.v[2]), "=f"(to.v[3])
+                   : "r"(from)
+                   : "memory");
   }
-  // Where four of an operand's elements begin, of which a thread has COUNT, with chunk c of k: COUNT rows' four k, or fours of rows of one k after the other.
-  template <bool TRANS, int SIZE, int COUNT, int STEP> DEV u32 four(u32 base, int own, int n, int c) {
-    if (TRANS) return base + own * 16 + (c * 4 + n / (COUNT / 4)) * (SIZE * 4) + n % (COUNT / 4) * (STEP * 16);
+  // Where four of an operand's elements begin, of which a thread has COUNT, with chunk c of k:
+  // COUNT rows' four k, or fours of rows of one k after the other.
+  template <bool TRANS, int SIZE, int COUNT, int STEP>
+  DEV u32 four(u32 base, int own, int n, int c) {
+    if (TRANS)
+      return base + own * 16 + (c * 4 + n / (COUNT / 4)) * (SIZE * 4) +
+             n % (COUNT / 4) * (STEP * 16);
     return base + own * 128 + ((c ^ (own & 7) ^ (n * STEP & 7)) << 4) + n * STEP * 128;
   }
   // The n-th four of the right operand times all of the left one that meet it.
@@ -31,7 +51,8 @@ struct Accumulator {
 #pragma unroll
       for (int m = 0; m < TM; m++) {
         // e counts k, or columns where these lie together
-        const int i = AHEAD && e % 2 ? TM - 1 - m : m, k = B_TRANS ? n / (TN / 4) : e, j = B_TRANS ? n % (TN / 4) * 4 + e : n;
+        const int i = AHEAD && e % 2 ? TM - 1 - m : m, k = B_TRANS ? n / (TN / 4) : e,
+                  j = B_TRANS ? n % (TN / 4) * 4 + e : n;
         v[i][j] = fmaf(A_TRANS ? l[k * (TM / 4) + i / 4].v[i % 4] : l[i].v[k], r.v[e], v[i][j]);
       }
   }
@@ -39,8 +60,12 @@ struct Accumulator {
     constexpr int Q = 8 / WARPS_K, PAIR = AHEAD && Q > 1 ? 2 : 1;
     const int tx = across(), ty = down(), g = group();
     Four l[AHEAD ? 2 : 1][TM], r[2];
-    auto left = [&](int half, int n, int q) { read(l[half][n], four<A_TRANS, BM, TM, TY>(a, ty, n, q * WARPS_K + g)); };
-    auto right = [&](int n, int q) { read(r[n % 2], four<B_TRANS, BN, TN, TX>(b, tx, n, q * WARPS_K + g)); };  // TN is even
+    auto left = [&](int half, int n, int q) {
+      read(l[half][n], four<A_TRANS, BM, TM, TY>(a, ty, n, q * WARPS_K + g));
+    };
+    auto right = [&](int n, int q) {
+      read(r[n % 2], four<B_TRANS, BN, TN, TX>(b, tx, n, q * WARPS_K + g));
+    };  // TN is even
     if constexpr (!AHEAD) {
 #pragma unroll 2
       for (int q = 0; q < Q; q++) {

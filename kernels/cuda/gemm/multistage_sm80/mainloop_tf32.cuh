@@ -1,18 +1,24 @@
-// Products of a stage of f32 by tensor cores, which take elements of 11 bits. TERMS = 1: elements are rounded to that. TERMS = 3: an element is the sum of two such,
-// and of the four products of two elements only that of both remainders, 2^-22 of the whole at most, is left out. Tensor cores truncate where they add: they sum
-// eight k from zero, which is what FADD adds to the accumulators, so that errors do not grow with k.
+// Products of a stage of f32 by tensor cores, which take elements of 11 bits. TERMS = 1: elements
+// are rounded to that. TERMS = 3: an element is the sum of two such, and of the four products of
+// two elements only that of both remainders, 2^-22 of the whole at most, is left out. Tensor cores
+// truncate where they add: they sum eight k from zero, which is what FADD adds to the accumulators,
+// so that errors do not grow with k.
 
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
-// Of an operand that lies line by line of k, a thread reads that many neighbours at a time: they are the same row of so many fragments, and rows of the product are in that order.
+// Of an operand that lies line by line of k, a thread reads that many neighbours at a time: they
+// are the same row of so many fragments, and rows of the product are in that order.
 constexpr int A_WIDE = MT % 2 ? 2 : 4, B_WIDE = GROUPED ? 1 : NT % 4 ? 2 : 4;
 static_assert(WM % 16 == 0 && WN % 16 == 0 && 4 % WARPS_K == 0, "whole fragments");
 
-// The multiple that truncation, which is how tensor cores take an element, turns into the nearest number of 11 bits or the next one; exact elements stay exact.
+// The multiple that truncation, which is how tensor cores take an element, turns into the nearest
+// number of 11 bits or the next one; exact elements stay exact.
 constexpr float NEAREST = 1.f + 0.72f / 2048;
 constexpr u32 KEPT = 0xffffe000, INFINITE = 0x7f800000;
 
-// CAREFUL: also for what is infinite, no number, or rounded to infinity. `cross` is what the other element's remainder is multiplied by: `high` if that is finite.
-template <bool CAREFUL> struct Parts {
+// CAREFUL: also for what is infinite, no number, or rounded to infinity. `cross` is what the other
+// element's remainder is multiplied by: `high` if that is finite.
+template <bool CAREFUL>
+struct Parts {
   u32 high, low, cross;
   METHOD void split(u32 bits) {
     const float a = __uint_as_float(bits);
@@ -29,19 +35,33 @@ template <bool CAREFUL> struct Parts {
   }
 };
 // sum (from zero if FIRST) + a * b of 16 x 8 and 8 x 8.
-template <bool FIRST> DEV void multiply_add(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+template <bool FIRST>
+DEV void multiply_add(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (FIRST)
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-                 : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
   else
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-template <int WIDE> DEV void read_line(u32 (&r)[WIDE], u32 from) {
+template <int WIDE>
+DEV void read_line(u32 (&r)[WIDE], u32 from) {
   if constexpr (WIDE == 4)
-    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
   else if constexpr (WIDE == 2)
-    asm volatile("ld.volatile.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+    asm volatile("ld.volatile.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(from)
+                 : "memory");
   else
     asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(r[0]) : "r"(from) : "memory");
 }
@@ -49,14 +69,22 @@ template <int WIDE> DEV void read_line(u32 (&r)[WIDE], u32 from) {
 struct WarpSums {
   float v[MT][NT][4];
   bool careful = false;
-  struct Fragments { u32 a[MT][4], b[NT][2]; };
-  // Of the product's rows and columns that this thread's warp has, and of the k that its group of warps has.
+  struct Fragments {
+    u32 a[MT][4], b[NT][2];
+  };
+  // Of the product's rows and columns that this thread's warp has, and of the k that its group of
+  // warps has.
   METHOD int row0() const { return threadIdx.x / 32 % (WARPS_M * WARPS_N) / WARPS_N * WM; }
   METHOD int column0() const { return threadIdx.x / 32 % WARPS_N * WN; }
   METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
   // Row of a[i][half] of fragments and columns of b[j]: `at` is 0..7.
-  METHOD int row(int i, int half, int at) const { return A_TRANS ? i / (A_WIDE / 2) * (8 * A_WIDE) + at * A_WIDE + i % (A_WIDE / 2) * 2 + half : i * 16 + half * 8 + at; }
-  METHOD int column(int j, int at) const { return B_TRANS ? j / B_WIDE * (8 * B_WIDE) + at * B_WIDE + j % B_WIDE : j * 8 + at; }
+  METHOD int row(int i, int half, int at) const {
+    return A_TRANS ? i / (A_WIDE / 2) * (8 * A_WIDE) + at * A_WIDE + i % (A_WIDE / 2) * 2 + half
+                   : i * 16 + half * 8 + at;
+  }
+  METHOD int column(int j, int at) const {
+    return B_TRANS ? j / B_WIDE * (8 * B_WIDE) + at * B_WIDE + j % B_WIDE : j * 8 + at;
+  }
   // Eight k of a stage, of which step `kk` has those from 8 * kk on.
   METHOD void read(Fragments& f, u32 a, u32 b, int kk) const {
     read_a(f.a, a, kk);
@@ -104,7 +132,8 @@ struct WarpSums {
       }
     }
   }
-  template <bool CAREFUL> METHOD void add(const Fragments& f) {
+  template <bool CAREFUL>
+  METHOD void add(const Fragments& f) {
     using Element = Parts<CAREFUL>;
     Element a[MT][4];
 #pragma unroll
@@ -117,7 +146,8 @@ struct WarpSums {
       Element b[TOGETHER][2];
       float sum[TOGETHER][MT][4];
 #pragma unroll
-      for (int j = 0; j < TOGETHER; j++) b[j][0].split(f.b[j0 + j][0]), b[j][1].split(f.b[j0 + j][1]);
+      for (int j = 0; j < TOGETHER; j++)
+        b[j][0].split(f.b[j0 + j][0]), b[j][1].split(f.b[j0 + j][1]);
 #pragma unroll
       for (int term = 3 - TERMS; term < 3; term++)
 #pragma unroll
@@ -126,13 +156,17 @@ struct WarpSums {
           for (int i = 0; i < MT; i++) {
             const Element(&p)[4] = a[i], (&q)[2] = b[j];
             if (TERMS == 1)
-              multiply_add<false>(v[i][j0 + j], p[0].high, p[1].high, p[2].high, p[3].high, q[0].high, q[1].high);
+              multiply_add<false>(v[i][j0 + j], p[0].high, p[1].high, p[2].high, p[3].high,
+                                  q[0].high, q[1].high);
             else if (term == 0)
-              multiply_add<true>(sum[j][i], p[0].low, p[1].low, p[2].low, p[3].low, q[0].cross, q[1].cross);
+              multiply_add<true>(sum[j][i], p[0].low, p[1].low, p[2].low, p[3].low, q[0].cross,
+                                 q[1].cross);
             else if (term == 1)
-              multiply_add<false>(sum[j][i], p[0].cross, p[1].cross, p[2].cross, p[3].cross, q[0].low, q[1].low);
+              multiply_add<false>(sum[j][i], p[0].cross, p[1].cross, p[2].cross, p[3].cross,
+                                  q[0].low, q[1].low);
             else
-              multiply_add<false>(sum[j][i], p[0].high, p[1].high, p[2].high, p[3].high, q[0].high, q[1].high);
+              multiply_add<false>(sum[j][i], p[0].high, p[1].high, p[2].high, p[3].high, q[0].high,
+                                  q[1].high);
           }
       if (TERMS == 1) continue;
 #pragma unroll
@@ -164,7 +198,8 @@ struct WarpSums {
       add<false>(f[s % (AHEAD + 1)]);
     }
   }
-  // Whether a result is infinite or no number, which elements that are infinite, or nearly, may make of others: then all must be summed again with care.
+  // Whether a result is infinite or no number, which elements that are infinite, or nearly, may
+  // make of others: then all must be summed again with care.
   METHOD bool again() {
     if (TERMS == 1 || careful) return false;
     float zero = 0.f;
@@ -190,7 +225,8 @@ struct WarpSums {
 #pragma unroll
       for (int j = 0; j < NT; j++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) mine[row(i, e / 2, lane / 4) * PITCH + column(j, lane % 4 * 2 + e % 2)] = v[i][j][e];
+        for (int e = 0; e < 4; e++)
+          mine[row(i, e / 2, lane / 4) * PITCH + column(j, lane % 4 * 2 + e % 2)] = v[i][j][e];
     if (WARPS_K > 1) join_groups(to);
   }
 };

@@ -1,13 +1,18 @@
 // Operands of f32 in shared memory, for FFMA (`tile_simt.cuh`) and tensor cores (`tile_tf32.cuh`).
 //
-// An operand whose k is contiguous lies as `tile_access.cuh` says, in rows of 128 bytes; one with neighbouring rows (TRANS) lies line by line of k, for tensor cores
-// with the elements of line k at r ^ (k % 4 * 8), so that 4 lines of 8 elements lie in different banks.
+// An operand whose k is contiguous lies as `tile_access.cuh` says, in rows of 128 bytes; one with
+// neighbouring rows (TRANS) lies line by line of k, for tensor cores with the elements of line k at
+// r ^ (k % 4 * 8), so that 4 lines of 8 elements lie in different banks.
 
 // A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
-template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
-  // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is contiguous.
-  static constexpr int COPY = GATHER ? 16 : BYTES, E = COPY / 4, ACROSS = (TRANS ? ROWS : BK) / E, COPIES = ROWS * BK / E, COUNT = (COPIES + THREADS - 1) / THREADS;
-  // A thread's copies are DOWN lines apart, or, where threads are fewer than the copies of a line, STEPS of them make one.
+template <int ROWS, int BYTES, bool TRANS, bool GATHER>
+struct Matrix {
+  // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is
+  // contiguous.
+  static constexpr int COPY = GATHER ? 16 : BYTES, E = COPY / 4, ACROSS = (TRANS ? ROWS : BK) / E,
+                       COPIES = ROWS * BK / E, COUNT = (COPIES + THREADS - 1) / THREADS;
+  // A thread's copies are DOWN lines apart, or, where threads are fewer than the copies of a line,
+  // STEPS of them make one.
   static constexpr int DOWN = THREADS / ACROSS, STEPS = DOWN ? 1 : ACROSS / THREADS;
   static_assert(THREADS % ACROSS == 0 || ACROSS % THREADS == 0, "copies of a thread lie alike");
   const T* base;
@@ -23,28 +28,40 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
     else
       load<false>(to, k0);
   }
-  template <bool WHOLE> METHOD void load(u32 to, int k0) const {
-    const int t = threadIdx.x, line0 = DOWN ? t / (DOWN ? ACROSS : 1) : 0, piece0 = DOWN ? t % ACROSS : t;
+  template <bool WHOLE>
+  METHOD void load(u32 to, int k0) const {
+    const int t = threadIdx.x, line0 = DOWN ? t / (DOWN ? ACROSS : 1) : 0,
+              piece0 = DOWN ? t % ACROSS : t;
     const i64 step = TRANS ? k_step : row_step;
-    const T* from = TRANS ? base + (k0 + line0) * k_step + piece0 * E : base + line0 * row_step + k0 + piece0 * E;
-    const u32 mine = TRANS ? (to + t * COPY) ^ turned(line0) : to + line0 * 128 + (((piece0 * E / 4) ^ (line0 & 7)) << 4) + piece0 * E % 4 * 4;
+    const T* from = TRANS ? base + (k0 + line0) * k_step + piece0 * E
+                          : base + line0 * row_step + k0 + piece0 * E;
+    const u32 mine =
+        TRANS ? (to + t * COPY) ^ turned(line0)
+              : to + line0 * 128 + (((piece0 * E / 4) ^ (line0 & 7)) << 4) + piece0 * E % 4 * 4;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (COPIES % THREADS != 0 && t + i * THREADS >= COPIES) break;
-      const int line = i / STEPS * (DOWN ? DOWN : 1), piece = i % STEPS * THREADS;  // beyond the first copy's
-      const u32 at = TRANS ? (mine ^ turned(line)) + i * THREADS * COPY : (mine ^ ((line & 7) << 4)) + line * 128;
+      const int line = i / STEPS * (DOWN ? DOWN : 1),
+                piece = i % STEPS * THREADS;  // beyond the first copy's
+      const u32 at = TRANS ? (mine ^ turned(line)) + i * THREADS * COPY
+                           : (mine ^ ((line & 7) << 4)) + line * 128;
       const T* p = from + line * step + piece * E;
       if (WHOLE) {
         if (COPY == 16)
           asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(p) : "memory");
         else
-          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(p), "n"(COPY < 16 ? COPY : 8) : "memory");
+          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(p),
+                       "n"(COPY < 16 ? COPY : 8)
+                       : "memory");
       } else {
-        const int r = TRANS ? (piece0 + piece) * E : line0 + line, kk = TRANS ? k0 + line0 + line : k0 + piece0 * E;
+        const int r = TRANS ? (piece0 + piece) * E : line0 + line,
+                  kk = TRANS ? k0 + line0 + line : k0 + piece0 * E;
         const int count = TRANS ? (kk < k ? rows - r : 0) : r < rows ? k - kk : 0;
         const int bytes = max(0, min(count, E)) * 4;
         const T* const real = count > 0 ? p : base;
-        COPY == 16 ? copy16(at, real, bytes) : COPY == 8 ? copy8(at, real, bytes) : copy4(at, real, bytes);
+        COPY == 16  ? copy16(at, real, bytes)
+        : COPY == 8 ? copy8(at, real, bytes)
+                    : copy4(at, real, bytes);
       }
     }
   }
@@ -52,8 +69,11 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
   METHOD void gather(u32 to, int k0) const {
 #pragma unroll
     for (int i = 0; i < ROWS * 8 / THREADS + (ROWS * 8 % THREADS != 0); i++) {
-      const int c = threadIdx.x + i * THREADS, r = c % ROWS, chunk = c / ROWS, kk = k0 + chunk * CHUNK;
-      if (ROWS * 8 % THREADS == 0 || c < ROWS * 8) copy_chunk<4, true>(to + r * 128 + ((chunk ^ (r & 7)) << 4), base + r * row_step + kk * k_step, r < rows ? k - kk : 0, k_step);
+      const int c = threadIdx.x + i * THREADS, r = c % ROWS, chunk = c / ROWS,
+                kk = k0 + chunk * CHUNK;
+      if (ROWS * 8 % THREADS == 0 || c < ROWS * 8)
+        copy_chunk<4, true>(to + r * 128 + ((chunk ^ (r & 7)) << 4),
+                            base + r * row_step + kk * k_step, r < rows ? k - kk : 0, k_step);
     }
   }
 };

@@ -1,4 +1,5 @@
-// Where the results of `tile.cuh` go: rows of matrices, pixels of images or of one phase of a transposed convolution, stored as wide as they lie.
+// Where the results of `tile.cuh` go: rows of matrices, pixels of images or of one phase of a
+// transposed convolution, stored as wide as they lie.
 
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (Y_VECTOR && count >= 8) {
@@ -7,7 +8,8 @@ DEV void store8(T* y, const float (&v)[8], int count) {
       *((float4*)y + 1) = make_float4(v[4], v[5], v[6], v[7]);
     } else {
 #if !IS_F32
-      *(uint4*)y = make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
+      *(uint4*)y = make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]),
+                              pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
 #endif
     }
   } else {
@@ -17,10 +19,12 @@ DEV void store8(T* y, const float (&v)[8], int count) {
   }
 }
 
-// Where rows of y lie anyhow, LANES neighbouring lanes store columns [0, count) of one, words of two elements of two bytes where these are aligned: at most one each if
-// LANES < 32. Of several rows they read what they store before they store any, as a row alone is latency.
+// Where rows of y lie anyhow, LANES neighbouring lanes store columns [0, count) of one, words of
+// two elements of two bytes where these are aligned: at most one each if LANES < 32. Of several
+// rows they read what they store before they store any, as a row alone is latency.
 constexpr int EACH = 4 / sizeof(T), TOGETHER = 4;
-template <int LANES, class Place> DEV void store_rows(T* y, const float* from, int first, int end, int count, const Place& place) {
+template <int LANES, class Place>
+DEV void store_rows(T* y, const float* from, int first, int end, int count, const Place& place) {
   constexpr int TURN = THREADS / LANES, WORDS = LANES < 32 ? 1 : (BN / EACH + 31) / 32;
   const int lane = threadIdx.x % LANES;
 #pragma unroll 1
@@ -53,8 +57,10 @@ template <int LANES, class Place> DEV void store_rows(T* y, const float* from, i
 #if IS_F32
         row[i][c] = v[i][w][0];
 #else
-        if (c + 1 < count) *(u32*)(row[i] + c) = pack2((T*)0, v[i][w][0], v[i][w][1]);
-        else from_float(row[i][c], v[i][w][0]);
+        if (c + 1 < count)
+          *(u32*)(row[i] + c) = pack2((T*)0, v[i][w][0], v[i][w][1]);
+        else
+          from_float(row[i][c], v[i][w][0]);
 #endif
       }
     }
@@ -63,7 +69,9 @@ template <int LANES, class Place> DEV void store_rows(T* y, const float* from, i
 
 #if !IS_F32
 // The same where all rows begin and end at multiples of Y_EACH elements.
-template <int LANES, class Place> DEV void store_even_rows(T* y, const float* from, int first, int end, int count, const Place& place) {
+template <int LANES, class Place>
+DEV void store_even_rows(T* y, const float* from, int first, int end, int count,
+                         const Place& place) {
   constexpr int WORDS = LANES < 32 ? 1 : (BN / Y_EACH + 31) / 32;
   const int c0 = threadIdx.x % LANES * Y_EACH;
 #pragma unroll 4
@@ -87,7 +95,8 @@ template <int LANES, class Place> DEV void store_even_rows(T* y, const float* fr
 }
 #endif
 
-// Where row m of the product lies: offsets in elements of y and of the full operands of the epilogue. False for rows that do not exist.
+// Where row m of the product lies: offsets in elements of y and of the full operands of the
+// epilogue. False for rows that do not exist.
 struct Output {
 #if SOURCE == 1
   int OH, OW, rows_h, rows_w, step_h, step_w, phase_h, phase_w;
@@ -98,7 +107,8 @@ struct Output {
       full = m * r_cs;
       return true;
     }
-    const int n = m / (rows_h * rows_w), r = m - n * (rows_h * rows_w), oh = r / rows_w * step_h + phase_h, ow = r % rows_w * step_w + phase_w;
+    const int n = m / (rows_h * rows_w), r = m - n * (rows_h * rows_w),
+              oh = r / rows_w * step_h + phase_h, ow = r % rows_w * step_w + phase_w;
     to = n * y_ns + oh * y_rs + ow * y_cs;
     full = n * r_ns + oh * r_rs + ow * r_cs;
     return oh < OH && ow < OW;
@@ -115,13 +125,29 @@ struct Output {
 
 #if SOURCE == 1
 constexpr bool kTransposed = TRANSPOSED;
-#define OUTPUT_PHASES \
-  const int phases = kTransposed ? SH * SW : 1, phase = blockIdx.z % phases, group = blockIdx.z / phases, phase_h = phase / (kTransposed ? SW : 1), phase_w = phase % (kTransposed ? SW : 1); \
-  const int rows_h = kTransposed ? (OH + SH - 1) / SH : OH, rows_w = kTransposed ? (OW + SW - 1) / SW : OW; \
-  const Output out{OH, OW, rows_h, rows_w, kTransposed ? SH : 1, kTransposed ? SW : 1, phase_h, phase_w, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns}; \
+#define OUTPUT_PHASES                                                              \
+  const int phases = kTransposed ? SH * SW : 1, phase = blockIdx.z % phases,       \
+            group = blockIdx.z / phases, phase_h = phase / (kTransposed ? SW : 1), \
+            phase_w = phase % (kTransposed ? SW : 1);                              \
+  const int rows_h = kTransposed ? (OH + SH - 1) / SH : OH,                        \
+            rows_w = kTransposed ? (OW + SW - 1) / SW : OW;                        \
+  const Output out{OH,                                                             \
+                   OW,                                                             \
+                   rows_h,                                                         \
+                   rows_w,                                                         \
+                   kTransposed ? SH : 1,                                           \
+                   kTransposed ? SW : 1,                                           \
+                   phase_h,                                                        \
+                   phase_w,                                                        \
+                   y_cs,                                                           \
+                   y_rs,                                                           \
+                   y_ns,                                                           \
+                   r_cs,                                                           \
+                   r_rs,                                                           \
+                   r_ns};                                                          \
   const int channel0 = group * N;
 #else
-#define OUTPUT_PHASES \
+#define OUTPUT_PHASES         \
   const Output out{ldy, ldr}; \
   const int channel0 = 0;
 #endif

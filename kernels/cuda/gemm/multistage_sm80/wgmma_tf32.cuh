@@ -1,21 +1,41 @@
-// Products of `tile_tf32.cuh` by warpgroups (wgmma): each has 64 rows and all columns. They take a from registers and b from shared memory, k along lines of 128 bytes.
+// Products of `tile_tf32.cuh` by warpgroups (wgmma): each has 64 rows and all columns. They take a
+// from registers and b from shared memory, k along lines of 128 bytes.
 //
-// An element is the sum of one of 11 bits, the nearest, and a remainder. What of b lies along k is read as it is: tensor cores see its first 11 bits, and only remainders
-// are written beside the stage. Where neighbours are rows of b, both are written, turned. Tensor cores sum the 32 k of a stage from zero, remainders first; FADD adds
-// that to the accumulators.
+// An element is the sum of one of 11 bits, the nearest, and a remainder. What of b lies along k is
+// read as it is: tensor cores see its first 11 bits, and only remainders are written beside the
+// stage. Where neighbours are rows of b, both are written, turned. Tensor cores sum the 32 k of a
+// stage from zero, remainders first; FADD adds that to the accumulators.
 //
 // LATE: while they do so, threads split the next stage.
 
 constexpr int PART_BYTES = BN * 128, PARTS_BYTES = (B_TRANS ? 2 : 1) * PART_BYTES;
-static_assert(WM == 16 && WARPS_N == 1 && WARPS_K == 1 && WARPS_M % 4 == 0 && TERMS == 3, "warpgroups of 64 rows");
+static_assert(WM == 16 && WARPS_N == 1 && WARPS_K == 1 && WARPS_M % 4 == 0 && TERMS == 3,
+              "warpgroups of 64 rows");
 
-DEV u32 less(u32 bits, u32 part) { return __float_as_uint(__uint_as_float(bits) - __uint_as_float(part)); }
+DEV u32 less(u32 bits, u32 part) {
+  return __float_as_uint(__uint_as_float(bits) - __uint_as_float(part));
+}
 DEV u32 nearest(u32 bits) { return (bits + 0x1000) & KEPT; }
 // Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
-DEV u64 lines(u32 address) { return (u64)(address >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
-DEV u32 load1(u32 from) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory"); return v; }
-DEV void load4(u32 (&v)[4], u32 from) { asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from) : "memory"); }
-DEV void store4(u32 to, const u32 (&v)[4]) { asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory"); }
+DEV u64 lines(u32 address) {
+  return (u64)(address >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+DEV u32 load1(u32 from) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
+DEV void load4(u32 (&v)[4], u32 from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(from)
+               : "memory");
+}
+DEV void store4(u32 to, const u32 (&v)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
+               "r"(v[2]), "r"(v[3])
+               : "memory");
+}
 
 struct Accumulator : WarpSums {
   float part[BN / 2];
@@ -25,7 +45,10 @@ struct Accumulator : WarpSums {
     for (int k = 0; k < BN / 2; k++) part[k] = 0.f;
   }
   METHOD void split(u32 b, u32 parts) const {
-    constexpr int CHUNKS = BN * 8, AT_ONCE = B_TRANS && !A_TRANS && THREADS == 256 && BN == 64 ? 1 : 8;  // two such blocks leave no registers for more
+    constexpr int CHUNKS = BN * 8,
+                  AT_ONCE = B_TRANS && !A_TRANS && THREADS == 256 && BN == 64
+                                ? 1
+                                : 8;  // two such blocks leave no registers for more
 #pragma unroll AT_ONCE
     for (int i = 0; i < (CHUNKS + THREADS - 1) / THREADS; i++) {
       const int c = threadIdx.x + i * THREADS;
@@ -44,7 +67,8 @@ struct Accumulator : WarpSums {
         to = parts + c * 16;
         load4(v, b + c * 16);
 #pragma unroll
-        for (int e = 0; e < 4; e++) low[e] = less(v[e], v[e] & KEPT) + 0x1000;  // tensor cores truncate it
+        for (int e = 0; e < 4; e++)
+          low[e] = less(v[e], v[e] & KEPT) + 0x1000;  // tensor cores truncate it
       }
       store4(to, low);
     }
