@@ -636,7 +636,7 @@ def _sizes(c: Case) -> Verdict:
 
 
 #: Kinds whose command runs the model on ONNX Runtime alone, too.
-RUNS_STOCK = frozenset({"optimize", "verify", "explain"})
+RUNS_STOCK = frozenset({"optimize", "verify", "explain", "session", "sizes"})
 
 
 def on_stock(path: Path) -> None:

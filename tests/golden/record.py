@@ -142,7 +142,7 @@ def code(source: str) -> str:
         directive = bool(now) and now[0] == "#"
         if m["token"] == "\\\n":
             continue
-        if m["line"] and directive or m["token"] == "#" and not directive:
+        if (m["line"] and directive) or (m["token"] == "#" and not directive):
             lines.append(" ".join(now))
             now = []
         if m["token"] and m["token"][0] == '"' and now and now[-1][0] == '"':

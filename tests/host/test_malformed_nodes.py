@@ -457,6 +457,19 @@ def test_a_view_of_another_rank_than_a_request_claims_is_none() -> None:
         )
 
 
+def test_a_split_into_another_rank_than_a_request_claims_is_no_view() -> None:
+    given, whole, less = (
+        helper.make_tensor_value_info(n, _F, d)
+        for n, d in (("x", (2, 4)), ("y", (2, 2)), ("z", (2,)))
+    )
+    node = helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2)
+    graph = Graph(helper.make_model(helper.make_graph([node], "g", [given], [whole, less])))
+    for target in ("y", "z"):
+        step = strided_view.Step(graph.nodes[0], "x", target)
+        view = [[strided_view.Atom(d)] for d in (2, 4)]
+        assert strided_view._move(shapes(graph), view, step) is None
+
+
 def test_what_the_checker_says_of_functions_is_said_of_the_original() -> None:
     """Before IR version 8 it does not look at functions; a model with fused ops has a later one."""
     m = parse(
@@ -485,4 +498,13 @@ def test_a_request_whose_nodes_are_out_of_order_compiles_nothing() -> None:
     m.metadata_props.add(key="claim", value="all")
     assert read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
     m.graph.node.reverse()
+    assert not read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+
+
+def test_a_request_that_defines_a_value_twice_compiles_nothing() -> None:
+    """A reader of its own result would be followed in a circle."""
+    m = parse("g (float[2, 16] x) => (float[2, 16] y) { t = Relu (x) y = Relu (t) }")
+    m.metadata_props.add(key="claim", value="all")
+    assert read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+    m.graph.node[1].output[0] = "t"
     assert not read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]

@@ -284,7 +284,9 @@ def test_abi_header_agrees_with_the_recorded_facts() -> None:
     text = HEADER.read_text()
     for macro, slots in SLOTS.items():
         body = text.split(f"#define {macro}(X)")[1].split("\n\n")[0]
-        assert {name: int(slot) for slot, name in re.findall(r"X\(\s*(\d+),\s*(\w+),", body)} == slots
+        assert {
+            name: int(slot) for slot, name in re.findall(r"X\(\s*(\d+),\s*(\w+),", body)
+        } == slots
     for struct, members in MEMBERS.items():
         body = re.sub(r"//.*", "", text.split(f"struct {struct} {{")[1].split("\n};")[0])
         assert "uint32_t ort_version_supported" in body

@@ -67,12 +67,13 @@ def unreadable(model: ModelProto) -> str:
 
 
 def in_order(graph: GraphProto) -> bool:
-    """Whether every node stands behind those whose results it reads."""
+    """Whether nodes define every value once, and before the nodes that read it."""
     later = {o for n in graph.node for o in n.output if o}
     for n in graph.node:
-        if not later.isdisjoint(n.input):
+        made = {o for o in n.output if o}
+        if not later.isdisjoint(n.input) or not made <= later:
             return False
-        later.difference_update(n.output)
+        later -= made
     return True
 
 

@@ -297,6 +297,7 @@ def _select(s: Shapes, view: Axes, step: Step) -> Axes | None:
         sizes = [s.dims(o) for o in n.outputs]
         if (
             result is None
+            or any(o is None or len(o) != len(shape) for o in sizes)
             or any(o is None or not same(o[axis], result[axis]) for o in sizes)
             or not isinstance(result[axis], int)
         ):
