@@ -256,13 +256,45 @@ def test_calls_of_functions_are_put_back_in_linear_time() -> None:
     )
 
 
-@pytest.mark.parametrize("axis", [1 << 31, 1 << 40, -(1 << 31) - 1])
-def test_an_axis_beyond_32_bits_is_refused(axis: int) -> None:
-    """onnx narrows it, and its inference of a LayerNormalization then ends the process."""
-    with pytest.raises(ModelError, match=f"has axis {axis}"):
-        model_file.load(
-            _model([helper.make_node("LayerNormalization", ["x", "x"], ["y"], axis=axis)])
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize(
+    ("op", "outputs", "name", "number"),
+    [
+        *(("LayerNormalization", 1, "axis", n) for n in (1 << 31, 1 << 40, -(1 << 31) - 1)),
+        *(("GatherND", 1, "batch_dims", n) for n in (-1, -1000, -(1 << 63), 64)),
+        *(("Split", 2, "num_outputs", n) for n in (-1, 1, 1 << 22, 1 << 62)),
+    ],
+)
+def test_a_number_that_inference_dies_of_is_refused(
+    op: str, outputs: int, name: str, number: int, called: bool
+) -> None:
+    """onnx narrows it, looks at elements that there are not, or makes a list of as many. So it does
+    where a function takes the number from its call.
+    """
+    names = [f"y{k}" for k in range(outputs - 1)] + ["y"]
+    node = helper.make_node(op, ["x"] if op == "Split" else ["x", "x"], names)
+    if not called:
+        node.attribute.append(helper.make_attribute(name, number))
+        model = _model([node])
+    else:
+        node.attribute.append(
+            onnx.AttributeProto(name=name, type=onnx.AttributeProto.INT, ref_attr_name="n")
         )
+        body = helper.make_function(
+            "mine", "F", ["x"], names, [node], [helper.make_opsetid("", 18)], ["n"]
+        )
+        model = _model([helper.make_node("F", ["x"], names, domain="mine", n=number)], (), [body])
+    model.opset_import[0].version = 18
+    with pytest.raises(ModelError, match=f"has {name} {number}, which is not from"):
+        model_file.load(model)
+
+
+def test_numbers_that_inference_takes_are_no_reason() -> None:
+    split = helper.make_node("Split", ["x"], ["y"], num_outputs=1)
+    gathered = helper.make_node("GatherND", ["x", "i"], ["g"], batch_dims=1)
+    model = _model([split, gathered], [numpy_helper.from_array(np.zeros((2, 1), np.int64), "i")])
+    model.opset_import[0].version = 18
+    assert len(model_file.load(model).model.graph.node) == 2
 
 
 def test_an_expanded_number_is_no_list_of_sizes() -> None:

@@ -1,5 +1,5 @@
 """Limits for what a small file makes enormous: functions that call functions, lists of sizes that
-double, axes on axes; and for axes beyond 32 bits.
+double, axes on axes; and for numbers that onnx's inference dies of.
 
 ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit,
 and beyond Ctrl-C. So upper bounds are worked out first, in time linear in what the file stands for
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
+from collections.abc import Iterable
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -26,6 +27,8 @@ _LIST, _AXES = 1 << 22, 30_000_000
 #: Elements of a constant that is taken for a list of sizes. ONNX Runtime makes longer ones as it
 #: makes any tensor.
 _CONSTANT = 512
+#: Of values that inference can do something with.
+_RANK = 64
 _INT32 = 1 << 31
 _FIX = "ONNX Runtime cannot load it either: export it again"
 
@@ -34,14 +37,8 @@ def check(model: ModelProto, where: str) -> None:
     """Raise ModelError for a model that is enormous once its functions are expanded and its shapes
     are inferred, or that onnx's inference dies of.
     """
-    for n in with_bodies([*model.graph.node, *(n for f in model.functions for n in f.node)]):
-        for a in n.attribute:
-            # onnx narrows it, and writes outside a shape (LayerNormalization)
-            if a.name == "axis" and not -_INT32 <= a.i < _INT32:
-                raise ModelError(
-                    f"node '{n.name or ''.join(n.output[:1])}' ({n.op_type}) of {where} has axis {a.i}, of which 32 bits are read",
-                    "export it again",
-                )
+    for n in with_bodies(n for f in model.functions for n in f.node):  # also those nobody calls
+        _check_numbers(n, n.attribute, where)
     bodies = {key(f): f for f in model.functions}
     sizes: dict[Key, tuple[int, int]] = {}
     count = sum(
@@ -55,6 +52,26 @@ def check(model: ModelProto, where: str) -> None:
             _FIX,
         )
     _Bounds(bodies, where).graph(model.graph, ChainMap())
+
+
+def _check_numbers(n: NodeProto, attributes: Iterable[AttributeProto], where: str) -> None:
+    """Raise ModelError for a number that onnx's inference takes as it is and does not survive."""
+    for a in attributes:
+        taken = None
+        if a.name == "axis":  # is narrowed, and written to outside of a shape (LayerNormalization)
+            taken = range(-_INT32, _INT32)
+        elif domain_of(n.domain) or a.ref_attr_name:
+            continue
+        elif (n.op_type, a.name) == ("GatherND", "batch_dims"):  # dims before the first are read
+            taken = range(_RANK)
+        elif (n.op_type, a.name) == ("Split", "num_outputs"):  # a list of as many is made and read
+            taken = range(len(n.output), _LIST)
+        if taken is not None and a.i not in taken:
+            raise ModelError(
+                f"node '{n.name or ''.join(n.output[:1])}' ({n.op_type}) of {where} has {a.name} "
+                f"{a.i}, which is not from {taken[0]} to {taken[-1]}",
+                "export it again",
+            )
 
 
 def _round(count: int) -> str:
@@ -100,6 +117,7 @@ class _Bounds:
 
     def __init__(self, bodies: dict[Key, FunctionProto], where: str) -> None:
         self._bodies, self._where, self._axes = bodies, where, 0
+        self._attributes: dict[str, AttributeProto] = {}  # of the call whose function is looked at
 
     def graph(self, graph: GraphProto, outer: ChainMap[str, _Value]) -> list[_Value]:
         """Of the graph's outputs."""
@@ -116,13 +134,18 @@ class _Bounds:
         return [values.get(o.name, _UNKNOWN) for o in graph.output]
 
     def _node(self, n: NodeProto, values: ChainMap[str, _Value]) -> None:
+        attributes = [self._bound(a) for a in n.attribute]
+        _check_numbers(n, attributes, self._where)
         given = [values.get(i, _UNKNOWN) if i else _UNKNOWN for i in n.input]
         inner = [value for g in subgraphs(n) for value in self.graph(g, values)]
         function = self._bodies.get(key(n))
         if function is not None:
             local: ChainMap[str, _Value] = ChainMap(dict(zip(function.input, given, strict=False)))
+            outer = self._attributes
+            self._attributes = {a.name: a for a in (*function.attribute_proto, *attributes)}
             for m in function.node:
                 self._node(m, local)
+            self._attributes = outer
             results = [local.get(o, _UNKNOWN) for o in function.output]
         else:
             rank, count = self._made(n, given)
@@ -139,6 +162,16 @@ class _Bounds:
                     f"value '{name}' of {self._where} may have {_round(rank)} axes, too many beside those of all others",
                     _FIX,
                 )
+
+    def _bound(self, a: AttributeProto) -> AttributeProto:
+        """What an attribute is in a function's node that takes it from the call."""
+        given = self._attributes.get(a.ref_attr_name) if a.ref_attr_name else None
+        if given is None:
+            return a
+        own = AttributeProto()
+        own.CopyFrom(given)
+        own.name = a.name
+        return own
 
     def _made(self, n: NodeProto, given: list[_Value]) -> _Value:
         """Rank and list of a node's outputs."""
