@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.expr_program import MAX_REGISTERS
-from tracea_onnx.plan.builder import PlanBuilder, write_pack
+from tracea_onnx.plan.builder import PACK_VERSION, PlanBuilder, read_pack, write_pack
 from tracea_onnx.runtime import native_library
 
 HEADER = Path(__file__).resolve().parents[2] / "tracea_onnx" / "ep" / "ort" / "ort_abi.h"
@@ -175,11 +176,23 @@ def test_malformed_header_is_one_line(text: bytes) -> None:
     import struct
 
     pack = (
-        struct.pack("<8sIIQQ32s", b"TRACEAPK", 1, 0, len(text), 0, hashlib.sha256(text).digest())
+        struct.pack("<8sIIQQ32s", b"TRACEAPK", PACK_VERSION, 0, len(text), 0, hashlib.sha256(text).digest())
         + text
     )
     with pytest.raises(ValueError, match=r"malformed JSON at byte \d+"):
         evaluate(pack, [])
+
+
+@pytest.mark.parametrize("version", [0, 1, PACK_VERSION + 1])
+def test_a_pack_of_another_version_is_refused(version: int) -> None:
+    """In version 1 a number of attention meant something else."""
+    pack = bytearray(pack_of(build([1])[0]))
+    pack[8:12] = version.to_bytes(4, "little")
+    line = f"pack version {version} is not version {PACK_VERSION}; make the pack again with this"
+    with pytest.raises(ValueError, match=line):
+        evaluate(bytes(pack), [1, 1, 1])
+    with pytest.raises(TraceaError, match=line):
+        read_pack(bytes(pack))
 
 
 @settings(max_examples=200)

@@ -23,7 +23,8 @@ from tracea_onnx.ir.graph import Array
 from tracea_onnx.plan.kernel_families import FAMILIES
 
 PACK_MAGIC = b"TRACEAPK"
-PACK_VERSION = 1
+#: Raised when a number of a Plan gets another meaning; `kVersion` of ep/plan/pack.cc is the same.
+PACK_VERSION = 2
 #: Of an input of a Plan.
 MOST_RANK = 64
 _HEADER = struct.Struct("<8sIIQQ32s")

@@ -10,7 +10,7 @@ namespace tracea {
 namespace {
 
 constexpr char kMagic[8] = {'T', 'R', 'A', 'C', 'E', 'A', 'P', 'K'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 struct Head {
   char magic[8];
