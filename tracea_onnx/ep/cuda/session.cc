@@ -14,8 +14,10 @@
 namespace tracea::cuda {
 namespace {
 
-constexpr int kStringTensor = 8, kLastType = 31;  // more than there are: ORT says which it knows
-enum { kMemCpuInput = -2, kMemCpuOutput = -1 };   // OrtMemType
+// More types than there are: ORT says which it knows. FP8 and 4-bit tensors are among them, though
+// no Plan reads or makes any yet (`element_bytes` of plan/bound.cc).
+constexpr int kStringTensor = 8, kLastType = 31;
+enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
 
 void copy_compute(OrtKernelContext* context) {
   const OrtValue* from = nullptr;
