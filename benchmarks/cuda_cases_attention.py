@@ -5,7 +5,7 @@ sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,16 +28,18 @@ class Shape:
     mask: int = 0
     broadcast: str = "bhqk"  # axes the mask really has
     fill: float = float("-inf")
-    clean: bool = False
+    clean: int = False  # nan_to_zero
     packed: bool = False  # q, k and v in one [B, S, 3, H, D]
     scale: float = 0.0
     odd: bool = False  # pitches that allow no vector access
     wild: bool = False  # a few elements are infinite, NaN or as large as can be
+    lost: bool = False  # two queries of a head are infinite and NaN
     cap: float = 0.0
 
     @property
     def name(self) -> str:
-        flags = [k for k in ("causal", "clean", "packed", "odd", "wild") if getattr(self, k)]
+        flags = [k for k in ("causal", "packed", "odd", "wild", "lost") if getattr(self, k)]
+        flags += [f"clean {int(self.clean)}"] * (self.clean > 0)
         mask = f" mask{self.mask}[{self.broadcast}]" if self.mask else ""
         cap = f" cap {self.cap:g}" if self.cap else ""
         return f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask}{cap} {' '.join(flags)}"
@@ -96,6 +98,21 @@ WILD = (
     Shape(1, 2, 1, 130, 2000, 64, 33, wild=True), Shape(1, 8, 8, 515, 390, 128, 72, mask=3, clean=True, wild=True), Shape(2, 3, 3, 450, 600, 200, 256, wild=True),
     Shape(1, 2, 2, 3, 700, 64, 64, wild=True), Shape(3, 6, 6, 100, 90, 256, 256, wild=True),
 )  # fmt: skip
+#: Rows whose scores are NaN, which nan_to_zero 1 clears: one problem at least for each kernel.
+LOST = tuple(
+    replace(p, lost=True, clean=clean)
+    for clean in (1, 2)
+    for p in (
+        Shape(2, 3, 3, 64, 64, 64, 64),
+        Shape(1, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bhqk"),
+        Shape(64, 4, 4, 128, 128, 128, 128, causal=True),
+        Shape(1, 1, 1, 37, 2500, 64, 64),
+        Shape(1, 16, 1, 1, 3000, 128, 128),
+        Shape(9, 28, 7, 1, 517, 40, 40),
+        Shape(2, 7, 7, 1, 1031, 64, 64),
+        Shape(4, 16, 8, 300, 260, 72, 72, mask=2, broadcast="qk"),
+    )
+)
 
 
 def _spoil(a: Array, operand: str) -> None:
@@ -170,8 +187,11 @@ def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> t
     total = e.sum(3, keepdims=True)
     weights = e / total
     nothing = 0.0 if p.clean or not p.mask else np.nan
+    lost = np.isnan(weights).any(3, keepdims=True) & (total != 0)
     weights = np.where(total == 0, nothing, weights)
     out, size = weights @ v, weights @ np.abs(v)
+    if p.clean == 1:
+        out, size = np.where(lost, 0, out), np.where(lost, 0, size)
     if p.t == 0:
         out, size = np.full(out.shape, nothing), np.zeros(size.shape)
     return out, size
@@ -208,7 +228,7 @@ def attention_case(
             ("v", p.kv, p.t, p.dv),
         ):
             numbers = rng.standard_normal((p.b, rows, heads, width + pad))
-            if p.wild:
+            if p.wild or (p.lost and name == "q"):
                 _spoil(numbers, name)
             operands[name] = a = stored(numbers, dtype)
             values[name] = value(a, dtype)[..., :width].transpose(0, 2, 1, 3)
@@ -220,7 +240,8 @@ def attention_case(
     effect = None
     if p.mask:
         operands["mask"], effect, strides = _mask(rng, p, dtype)
-        ints |= strides | {"mask_kind": p.mask, "nan_to_zero": int(p.clean)}
+        ints |= strides | {"mask_kind": p.mask}
+    ints["nan_to_zero"] = int(p.clean)
     want, size = reference(p, values["q"], values["k"], values["v"], effect)
     u = ROUNDOFF[dtype]
     bound = (
@@ -255,6 +276,8 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in (DType.F32, DType.F16, DType.BF16):
         for k, p in enumerate(SHAPES):
             yield attention_case(rng, p, dtype, symbolic=k % 7 == 0 and p.b > 0)
+        for p in LOST:
+            yield attention_case(rng, p, dtype)
     for p in WILD:
         yield attention_case(rng, p, DType.F32)
 

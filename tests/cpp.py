@@ -33,8 +33,8 @@ def library(folder: Path, name: str, text: str) -> ctypes.CDLL:
     # Shared memory is one array for all threads, of a fixed size.
     source.write_text(
         re.sub(
-            r"extern __shared__ (__align__\(\d+\)) (\w+) (\w+)\[\];",
-            r"static \2 \3[1 << 16] \1;",
+            r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];",
+            r"alignas(128) static \1 \2[1 << 16];",
             text,
         )
     )

@@ -1,5 +1,5 @@
 """Runs the text of CUDA kernels of f32 on the host: the host's compiler, a thread for each thread
-of a block, one block after the other.
+of a block, one block after the other. Tensor cores and clusters are not emulated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy.typing as npt
 from tests.cpp import library
 from tracea_onnx.codegen.kernel_request import Fault, Float32, Int32, Int64, Kernel, Pointer
 from tracea_onnx.ir.dims import evaluate
+from tracea_onnx.support import discovery
 
 Array = npt.NDArray[Any]
+template = discovery.module("kernels", "cuda.common.templates").template
 _HOST = """
 #include <cmath>
 #include <pthread.h>
@@ -46,6 +48,16 @@ template <class A, class F> static A among(A v, F seen) {
   return v;
 }
 template <class A> static A __shfl_xor_sync(unsigned, A v, int apart) { return among(v, [&](auto of) { return of(threadIdx.x % 32 ^ apart); }); }
+template <class A> static A __shfl_sync(unsigned, A v, int from, int width = 32) {
+  return among(v, [&](auto of) { return of(threadIdx.x % 32 / width * width + from % width); });
+}
+static int __any_sync(unsigned, bool v) {
+  return among(v, [](auto of) {
+    bool r = false;
+    for (int lane = 0; lane < 32; lane++) r |= of(lane);
+    return r;
+  });
+}
 template <class A> static A __shfl_down_sync(unsigned, A v, unsigned far) {
   const unsigned lane = threadIdx.x % 32;
   return among(v, [&](auto of) { return of(lane + far < 32 ? lane + far : lane); });
@@ -68,21 +80,40 @@ template <class A> static A __ldg(const A* p) { return *p; }
 template <class A> static A min(A a, A b) { return a < b ? a : b; }
 template <class A> static A max(A a, A b) { return a > b ? a : b; }
 static unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }
+static size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
 """
+#: In place of templates whose functions are single instructions: copies are done at once.
+_TEMPLATES = {
+    "common/mma": """
+#define shared_address(p) ((char*)(p))
+static void copy_commit() {}
+template <int LEFT> static void copy_wait() {}
+static float exp2_approximate(float x) { return exp2f(x); }
+""",
+    "attention/async_copy": """
+template <int BYTES> static void fetch(void* to, const void* from, bool real) {
+  real ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
+}
+""",
+}
 _RUN = """
 static void** arguments;
 static void* thread_main(void* p) {
   threadIdx.x = (unsigned)(size_t)p;
-  for (unsigned b = 0; b < gridDim.x * gridDim.y; b++) {
-    if (!threadIdx.x) blockIdx.x = b % gridDim.x, blockIdx.y = b / gridDim.x;
+  for (unsigned b = 0; b < gridDim.x * gridDim.y * gridDim.z; b++) {
+    if (!threadIdx.x) {
+      blockIdx.x = b % gridDim.x, blockIdx.y = b / gridDim.x % gridDim.y;
+      blockIdx.z = b / gridDim.x / gridDim.y;
+    }
     __syncthreads();
     CALL;
     __syncthreads();
   }
   return 0;
 }
-extern "C" void run(void** given, unsigned across, unsigned down) {
-  arguments = given, gridDim.x = across, gridDim.y = down, blockDim.x = BLOCK;
+extern "C" void run(void** given, unsigned across, unsigned down, unsigned deep) {
+  arguments = given, blockDim.x = BLOCK;
+  gridDim.x = across, gridDim.y = down, gridDim.z = deep;
   pthread_barrier_init(&barrier, 0, BLOCK);
   for (int w = 0; w < BLOCK / 32; w++) pthread_barrier_init(&warps[w], 0, 32);
   pthread_t threads[BLOCK];
@@ -104,11 +135,16 @@ def aligned(a: Array) -> Array:
 def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     """places: what operands are; null where not named. Returns whether the kernel met a fault."""
     quoted = r'"(?:[^"\\]|\\.)*"'
-    text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", kernel.source)
-    declared = re.search(r"#define PARAMETERS (.*)", text)
+    text = kernel.source
+    for name, of_host in _TEMPLATES.items():
+        text = text.replace(template(name), of_host)
+    text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", text)
+    declared = re.search(r"#define PARAMETERS (.*)", text) or re.search(
+        rf"__global__ .*\b{kernel.symbol}\(([^)]*)\) \{{", text
+    )
     assert declared is not None
     parameters = [
-        re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", ""))
+        re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", ""), re.DOTALL)
         for p in declared.group(1).split(",")
     ]
     call = ", ".join(f"*({p.group(1)}*)arguments[{j}]" for j, p in enumerate(parameters) if p)
@@ -142,5 +178,5 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
             )
     assert len(values) == len(parameters)
     pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-    host.run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid[:2]))
+    host.run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid))
     return bool(fault.value)

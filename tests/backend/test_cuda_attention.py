@@ -4,11 +4,16 @@ warp-specialised one where tensor copies can read the operands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.backend import cuda_host
 from tests.backend.cuda_requests import attention, compile_kernels, copied
 from tracea_onnx.codegen.kernel_request import Kernel, Request, TensorMap, Unfit
 from tracea_onnx.ir.abi import DType
@@ -380,3 +385,78 @@ def test_symbolic_heads_are_refused() -> None:
                 r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, r.caps
             )
         )
+
+
+def _rows_without_numbers() -> tuple[dict[str, Any], Any]:
+    """Operands of one head, f32, and softmax of its scores: of the rows one has finite scores, one
+    NaN alone, one a NaN, one a +inf, one -inf alone.
+    """
+    rng = np.random.default_rng(5)
+    q, k, v = (
+        cuda_host.aligned(rng.standard_normal((n, 16)).astype(np.float32)) for n in (5, 90, 90)
+    )
+    mask = cuda_host.aligned(np.zeros((5, 90), np.float32))
+    q[1, 3] = mask[2, 70] = np.nan
+    mask[3, 5], mask[4] = np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        scores = 0.25 * (q.astype(np.float64) @ k.astype(np.float64).T) + mask
+        e = np.exp(scores - scores.max(1, keepdims=True))
+        return {"q": q, "k": k, "v": v, "mask": mask}, e / e.sum(1, keepdims=True)
+
+
+def _without_tensor_cores(r: Request, which: str) -> list[Kernel]:
+    p = discovery.module("kernels", "cuda.attention.emit").problem(r)
+    if which == "tile":
+        simt = discovery.module("kernels", "cuda.attention.simt")
+        return [simt.kernel(r, p, simt.PlainTile(1, 2, 1), 1)]
+    few = discovery.module("kernels", "cuda.attention.decode.simt")
+    tile = few.FewTile(4, 1, which == "spread")
+    return list(few.kernels(r, p, tile, 1, "scratch0"))
+
+
+@pytest.mark.parametrize("which", ["tile", "few rows", "spread"])
+@pytest.mark.parametrize("clean", [0, 1, 2])
+def test_rows_that_softmax_makes_nan(clean: int, which: str, tmp_path: Path) -> None:
+    """nan_to_zero 1 clears all of them, 2 those that are masked entirely."""
+    places, weights = _rows_without_numbers()
+    r = attention(
+        DType.F32, 16, s=5, t=90, b=1, heads=1, kv=1, mask=1, clean=clean, arch=80, scale=0.25
+    )
+    r = replace(r, ints={**r.ints, "m_q": 90}, caps=replace(r.caps, sms=2))
+    y = places["y"] = cuda_host.aligned(np.full((5, 16), 99, np.float32))
+    places["scratch0"] = cuda_host.aligned(np.full(1 << 16, 0xAB, np.uint8))
+    kernels = _without_tensor_cores(r, which)
+    assert len(kernels) == 1 + (which == "spread")
+    for j, k in enumerate(kernels):
+        cuda_host.run(k, places, tmp_path / str(j))
+    weights[[] if clean == 0 else [4] if clean == 2 else [1, 2, 3, 4]] = 0
+    np.testing.assert_allclose(y, weights @ places["v"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("dtype", "arch", "sizes"),
+    [
+        (DType.F16, 90, {}),  # wgmma: tiles in a row, of few keys, of keys that blocks divide
+        (DType.F16, 90, {"b": 64, "s": 128, "t": 128, "causal": 1, "d": 128}),
+        (DType.F16, 90, {"b": 1, "s": 20, "t": 4000}),
+        (DType.F16, 90, {"b": 1, "s": 1, "t": 16381, "heads": 48, "kv": 2, "d": 128}),
+        (DType.F16, 90, {"b": 9, "s": 1, "t": 517, "heads": 28, "kv": 7, "d": 40}),  # registers
+        (DType.F16, 80, {}),  # mma.sync: tiles, few rows of a group of heads
+        (DType.F16, 80, {"b": 1, "s": 1, "t": 16381, "heads": 16, "kv": 1, "d": 128}),
+        (DType.F32, 90, {"b": 4, "s": 1021, "t": 1021}),  # TF32
+        (DType.F32, 90, {"b": 1, "s": 131, "t": 1031, "d": 72}),
+        (DType.F32, 89, {}),  # without tensor cores: tiles, few rows
+        (DType.F32, 90, {"b": 2, "s": 1, "t": 1031}),
+    ],
+)
+def test_every_kernel_clears_nan(dtype: DType, arch: int, sizes: dict[str, Any]) -> None:
+    """The one that writes the result compares for NaN where it would not otherwise."""
+    compiler = discovery.module("kernels", "cuda.compiler")
+    target = f"compute_{arch}a" if arch == 90 else f"compute_{arch}"
+    found = []
+    for clean in (1, 2):
+        r = attention(dtype, **{"d": 64, **sizes}, clean=clean, arch=arch)
+        ptx = compiler._compile(cuda.emit(r)[-1].source, target).decode()
+        found.append(len(re.findall(r"setp\.(?:nan|num)[.\w]*f32", ptx)))
+    assert found[0] > found[1]

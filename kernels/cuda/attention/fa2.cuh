@@ -134,10 +134,11 @@ DEV void attend(const Attention& g) {
     for (int d = 0; d < kDV / 8; d++) {
       const int c = d * 8 + column;
       if (pairs && c < HEAD_V)
-        *(u32*)(y + c) = pack2((T*)nullptr, out[d][2 * e] * inverse, out[d][2 * e + 1] * inverse);
+        *(u32*)(y + c) = pack2((T*)nullptr, normalized(out[d][2 * e], inverse),
+                               normalized(out[d][2 * e + 1], inverse));
       else if (!pairs) {
-        if (c < HEAD_V) from_float(y[c], out[d][2 * e] * inverse);
-        if (c + 1 < HEAD_V) from_float(y[c + 1], out[d][2 * e + 1] * inverse);
+        if (c < HEAD_V) from_float(y[c], normalized(out[d][2 * e], inverse));
+        if (c + 1 < HEAD_V) from_float(y[c + 1], normalized(out[d][2 * e + 1], inverse));
       }
     }
   }

@@ -59,6 +59,11 @@ DEV float masked(float score, const void* mask, i64 at, float fill) {
 DEV float inverse_of(float sum) {
   return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum;
 }
+// A weighted sum of values times inverse_of the weights' sum, which is NaN where one of the row's
+// scores is NaN or +inf. The row is zero then if NAN_TO_ZERO is 1, whatever the values are.
+DEV float normalized(float out, float inverse) {
+  return NAN_TO_ZERO == 1 && inverse != inverse ? 0.f : out * inverse;
+}
 // How many keys row s sees.
 DEV int visible_keys(const Attention& g, int s) {
   return CAUSAL ? max(0, min(g.Tk, s + g.past + 1)) : g.Tk;

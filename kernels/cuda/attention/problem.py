@@ -38,7 +38,7 @@ class Problem:
     head_v: int
     mask: int
     causal: bool
-    nan_to_zero: bool
+    nan_to_zero: int
     rows_masked: bool
     mask_step: int
     softcap: float
@@ -48,13 +48,13 @@ class Problem:
         return max(self.head, self.head_v)
 
     def constants(self, dtype: DType) -> str:
-        flags = {
-            "CAUSAL": self.causal,
-            "NAN_TO_ZERO": self.nan_to_zero,
-            "IS_HALF": dtype == DType.F16,
-        }
+        flags = {"CAUSAL": self.causal, "IS_HALF": dtype == DType.F16}
         text = "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items())
-        return f"{text}constexpr int HEAD = {self.head}, HEAD_V = {self.head_v}, MASK = {self.mask};\nconstexpr float SOFTCAP = {float(self.softcap)!r};\n"
+        return (
+            f"{text}constexpr int HEAD = {self.head}, HEAD_V = {self.head_v}, MASK = {self.mask}, "
+            f"NAN_TO_ZERO = {self.nan_to_zero};\n"
+            f"constexpr float SOFTCAP = {float(self.softcap)!r};\n"
+        )
 
     def size(self, operand: str) -> int:
         """Elements of a row of q, k, v or y."""
@@ -84,7 +84,7 @@ def problem(request: Request) -> Problem:
         head_v,
         mask,
         bool(i["causal"]),
-        bool(i["nan_to_zero"]),
+        static(i["nan_to_zero"], "clearing of NaN"),
         own,
         step,
         request.floats.get("softcap", 0.0),

@@ -114,7 +114,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
       for (int c = 0; c < kGroups * 4; c++) {
         const int column = c / 4 * 64 + tx * 4 + c % 4;
-        if (column < HEAD_V) y[row * g.y_s + column] = out[i][c] * inverse;
+        if (column < HEAD_V) y[row * g.y_s + column] = normalized(out[i][c], inverse);
       }
     }
     return;

@@ -56,7 +56,7 @@ DEV void join_parts(const Part<ROWS>& part, int rows, Put put) {
     }
     const float inverse = inverse_of(sum);
 #pragma unroll
-    for (int e = 0; e < kJoined; e++) put(row, u % HEAD_V + e, out[e] * inverse);
+    for (int e = 0; e < kJoined; e++) put(row, u % HEAD_V + e, normalized(out[e], inverse));
   }
   cluster_arrive();  // what others read of this block's memory must stay until then
   cluster_wait();

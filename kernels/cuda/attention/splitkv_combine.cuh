@@ -63,6 +63,6 @@ DEV void attend(const Attention& g, int blocks) {
       total = fmaf(sums[t], weight, total);
       value = fmaf(outs[t * kAcross + e / kJoined].v[e % kJoined], weight, value);
     }
-    from_float(y[e], value * inverse_of(total));
+    from_float(y[e], normalized(value, inverse_of(total)));
   }
 }

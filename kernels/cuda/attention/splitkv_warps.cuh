@@ -15,7 +15,7 @@ DEV void join_warps(const Part<ROWS>* of, Part<ROWS>& to, int rows, Put put) {
       total += of[w].sum[row] * weight, value += of[w].out[u] * weight;
     }
     if (ALL) {
-      put(row, u % HEAD_V, value * inverse_of(total));
+      put(row, u % HEAD_V, normalized(value, inverse_of(total)));
       continue;
     }
     to.out[u] = value;

@@ -283,12 +283,13 @@ DEV void attend(const Attention& g) {
         if (WRITE == 4) {
           if (column < HEAD_V)
             *(float4*)(to + column) =
-                make_float4(r[0] * inverse, r[1] * inverse, r[2] * inverse, r[3] * inverse);
+                make_float4(normalized(r[0], inverse), normalized(r[1], inverse),
+                            normalized(r[2], inverse), normalized(r[3], inverse));
           return;
         }
 #pragma unroll
         for (int f = 0; f < 4; f++)
-          if (column + f < HEAD_V) to[column + f] = r[f] * inverse;
+          if (column + f < HEAD_V) to[column + f] = normalized(r[f], inverse);
       });
     }
     return;

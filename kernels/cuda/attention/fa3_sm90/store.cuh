@@ -49,16 +49,16 @@ DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&to
 }
 
 // A warp's rows of a tile of shared memory, m to m + 15: what its registers hold, each row times
-// its factor.
-DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float (&factor)[2]) {
+// the inverse of its weights' sum.
+DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float (&inverse)[2]) {
   const int lane = threadIdx.x & 31, r = m + (lane & 15);
 #pragma unroll
   for (int j = 0; j < kDV / 8; j += 2) {
     u32 o[4];
 #pragma unroll
     for (int q = 0; q < 4; q++)
-      o[q] = pack2((T*)nullptr, out[4 * j + 2 * q] * factor[q & 1],
-                   out[4 * j + 2 * q + 1] * factor[q & 1]);
+      o[q] = pack2((T*)nullptr, normalized(out[4 * j + 2 * q], inverse[q & 1]),
+                   normalized(out[4 * j + 2 * q + 1], inverse[q & 1]));
     const int chunk = j + (lane >> 4);
     store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0],
                    o[1], o[2], o[3]);
