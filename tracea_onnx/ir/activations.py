@@ -8,6 +8,7 @@ with 0.0447 in place of 0.044715 is not GELU. No absolute tolerance is involved 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE_ARITY, DType
 from tracea_onnx.ir.expr import Expr, Instr
@@ -36,8 +36,13 @@ class EpilogueForm:
     residual: int | None
 
 
+#: Of float64, element by element: numpy has neither, and scipy takes as long to import as the rest.
+_erf, _erfc = (np.vectorize(f, otypes=[np.float64]) for f in (math.erf, math.erfc))
+
+
 def _sigmoid(x: F64) -> F64:
-    return np.asarray(special.expit(x))
+    e = np.exp(-np.abs(x))  # never overflows
+    return np.where(x < 0, e, 1.0) / (1.0 + e)
 
 
 def _softplus(x: F64) -> F64:
@@ -60,7 +65,7 @@ def _truth(value: npt.NDArray[np.bool_]) -> F64:
 _OPS: dict[str, Callable[..., Any]] = {
     "copy": lambda a: a, "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "fma": lambda a, b, c: a * b + c,
     "min": np.minimum, "max": np.maximum, "neg": np.negative, "abs": np.abs, "sqrt": np.sqrt, "rsqrt": lambda a: 1 / np.sqrt(a),
-    "reciprocal": lambda a: 1 / a, "exp": np.exp, "log": np.log, "erf": special.erf, "tanh": np.tanh, "sigmoid": _sigmoid,
+    "reciprocal": lambda a: 1 / a, "exp": np.exp, "log": np.log, "erf": _erf, "tanh": np.tanh, "sigmoid": _sigmoid,
     "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sign": np.sign, "pow": np.power, "mod": np.mod, "fmod": np.fmod, "sin": np.sin, "cos": np.cos,
     "eq": lambda a, b: _truth(a == b), "lt": lambda a, b: _truth(a < b), "le": lambda a, b: _truth(a <= b),
     "and": lambda a, b: _truth((a != 0) & (b != 0)), "or": lambda a, b: _truth((a != 0) | (b != 0)), "not": lambda a: _truth(a == 0),
@@ -68,7 +73,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "isnan": lambda a: _truth(np.isnan(a)), "isinf": lambda a: _truth(np.isinf(a)),
     "relu": lambda a: np.maximum(a, 0.0), "leaky_relu": lambda a, b: np.where(a < 0, b * a, a), "clip": lambda a, b, c: np.minimum(np.maximum(a, b), c),
     "silu": lambda a: a * _sigmoid(a), "hard_sigmoid": lambda a, b, c: np.clip(b * a + c, 0.0, 1.0), "hard_swish": lambda a: a * np.clip(a / 6 + 0.5, 0.0, 1.0),
-    "elu": _elu, "gelu_erf": lambda a: 0.5 * a * special.erfc(-a / np.sqrt(2)), "gelu_tanh": _gelu_tanh, "quick_gelu": lambda a, b: a * _sigmoid(b * a),
+    "elu": _elu, "gelu_erf": lambda a: 0.5 * a * _erfc(-a / np.sqrt(2)), "gelu_tanh": _gelu_tanh, "quick_gelu": lambda a, b: a * _sigmoid(b * a),
     "mish": lambda a: a * np.tanh(_softplus(a)), "softplus": _softplus, "square": np.square, "prelu": lambda a, b: np.where(a >= 0, a, b * a),
     "atan": np.arctan, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "sinh": np.sinh, "cosh": np.cosh,
     "selu": lambda a, b, c: c * _elu(a, b), "celu": lambda a, b: np.where(a < 0, b * np.expm1(np.minimum(a, 0.0) / b), a),
@@ -150,7 +155,7 @@ def _fit(name: str, probe: F64) -> tuple[float, float] | None:
         if name == "elu":
             return -low, 0.0
         if name == "quick_gelu":
-            return float(special.logit(plus)), 0.0
+            return math.log(plus / (1 - plus)) if 0 < plus < 1 else math.nan, 0.0
     return 0.0, 0.0
 
 
