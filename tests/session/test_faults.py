@@ -5,10 +5,12 @@ know.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,15 @@ def test_packs_of_threads_do_not_mix(tmp_path: Path) -> None:
     assert len(packs) == 1 and [r.graph.name for r in requests] == ["mine"] and theirs == [1]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt: a shell starts `command &` with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("plain", [False, True])
 def test_ctrl_c_while_a_model_compiles_ends_the_load(
     plain: bool, monkeypatch: pytest.MonkeyPatch
