@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parents[1]
 
 
+@cache
 def template(*names: str) -> str:
     """The texts `kernels/cuda/<name>.cuh`, one after the other; a name has its folders:
     `gemm/persistent_sm90`.
