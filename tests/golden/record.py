@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -124,11 +125,8 @@ def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str
     )
 
 
-_TOKEN = re.compile(
-    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<token>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
-    r"""|\w+|\\\n|\S)|(?P<line>\n)""",
-    re.DOTALL,
-)
+_BLOCK_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|//[^\n]*)|/\*.*?\*/', re.DOTALL)
+_TOKEN = re.compile(r"""//.*|("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\w+|\S)""")
 
 
 def code(source: str) -> str:
@@ -136,20 +134,36 @@ def code(source: str) -> str:
 
     A preprocessor directive ends with its line, or where a line without a backslash does.
     """
+    if "/*" in source:
+        source = _BLOCK_COMMENT.sub(lambda m: m[1] or " ", source)
     lines: list[str] = []
     now: list[str] = []
-    for m in _TOKEN.finditer(source):
-        directive = bool(now) and now[0] == "#"
-        if m["token"] == "\\\n":
-            continue
-        if (m["line"] and directive) or (m["token"] == "#" and not directive):
+    directive = False
+    for line in source.split("\n"):
+        text, continued = _line(line)
+        if text[:1] == "#" and not directive:
             lines.append(" ".join(now))
-            now = []
-        if m["token"] and m["token"][0] == '"' and now and now[-1][0] == '"':
-            now[-1] = now[-1][:-1] + m["token"][1:]  # adjacent strings are one
-        elif m["token"]:
-            now.append(m["token"])
+            now, directive = [], True
+        if text[:1] == '"' and now and now[-1][-1] == '"':
+            now[-1] = now[-1][:-1] + text[1:]  # adjacent strings are one
+        elif text:
+            now.append(text)
+        if directive and not continued:
+            lines.append(" ".join(now))
+            now, directive = [], False
     return "\n".join([*filter(None, lines), " ".join(now)])
+
+
+@cache
+def _line(line: str) -> tuple[str, bool]:
+    """The tokens of a line, and whether a backslash at its end continues it. Most lines are those
+    of a template that many sources have.
+    """
+    tokens = [m[1] for m in _TOKEN.finditer(line) if m[1]]
+    continued = line.endswith("\\") and tokens[-1:] == ["\\"]
+    if continued:
+        del tokens[-1]
+    return " ".join(tokens).replace('" "', ""), continued
 
 
 @contextmanager
