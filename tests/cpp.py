@@ -38,6 +38,6 @@ def library(folder: Path, name: str, text: str) -> ctypes.CDLL:
             text,
         )
     )
-    flags = ["-std=c++17", "-O1", "-w", "-fno-sanitize=all", "-shared", "-fPIC", "-pthread"]
+    flags = ["-std=c++17", "-O0", "-w", "-fno-sanitize=all", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*compiler(), *flags, "-o", str(path), str(source)], check=True)
     return ctypes.CDLL(str(path))

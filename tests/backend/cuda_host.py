@@ -21,7 +21,8 @@ from tracea_onnx.support import discovery
 Array = npt.NDArray[Any]
 template = discovery.module("kernels", "cuda.common.templates").template
 _HOST = """
-#include <cmath>
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // C's functions alone: what C++ adds takes long to read
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 #define __device__
