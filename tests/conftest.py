@@ -52,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     home = Path(tempfile.mkdtemp(prefix="tracea-tests-"))
     os.environ["TRACEA_TEST_HOME"] = str(home)
     os.environ.update({name: str(home / name.lower()) for name in _FOLDERS})
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        # Workers and the programs that tests start would compile every module again.
+        os.environ["PYTHONPYCACHEPREFIX"] = str(home / "bytecode")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
