@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from tracea_onnx.codegen import kernel_choice
@@ -250,6 +251,7 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
                 yield Strips(columns, lines, ahead, blocks), cost
 
 
+@cache
 def _rows_read(lines: int, oh: int, ih: int, sh: int, top: int, depth: int) -> int:
     """Rows of an image that its strips read."""
     return sum(
