@@ -176,7 +176,9 @@ def test_malformed_header_is_one_line(text: bytes) -> None:
     import struct
 
     pack = (
-        struct.pack("<8sIIQQ32s", b"TRACEAPK", PACK_VERSION, 0, len(text), 0, hashlib.sha256(text).digest())
+        struct.pack(
+            "<8sIIQQ32s", b"TRACEAPK", PACK_VERSION, 0, len(text), 0, hashlib.sha256(text).digest()
+        )
         + text
     )
     with pytest.raises(ValueError, match=r"malformed JSON at byte \d+"):
