@@ -21,10 +21,10 @@ from typing import Any
 
 import onnx
 
-from benchmarks.difference import difference
-from benchmarks.inputs import Feeds, batch_symbol, feeds_at, first_accepted
-from benchmarks.paired import Paired, compare
-from benchmarks.sessions import assigned, machine, session
+from benchmarks.harness import Paired, compare
+from tests.support.difference import difference
+from tests.support.model_inputs import Feeds, batch_symbol, feeds_at, first_accepted
+from tests.support.sessions import assigned, machine, session
 from tracea_onnx.support import discovery
 
 #: Sizes of the zoo's symbols.

@@ -29,9 +29,10 @@ import onnxruntime as ort
 from onnx import ModelProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from benchmarks import difference, operator_fuzz, sessions
 from tests.fuzz import mutations, workers
 from tests.fuzz.workers import Verdict
+from tests.support import difference, sessions
+from tools.fuzz import operator_fuzz
 from tracea_onnx.cli import main
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.compiler import partition_compiler, plan_cache
@@ -108,7 +109,7 @@ def _export(path: Path) -> bytes:
 @cache
 def node_tests() -> tuple[tuple[bytes, dict[str, Any]], ...]:
     """Models and inputs of ONNX's own tests of operators."""
-    from benchmarks import onnx_backend_suite
+    from tools import onnx_backend_suite
 
     found = []
     for case in onnx_backend_suite.cases():

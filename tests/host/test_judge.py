@@ -1,5 +1,5 @@
-"""The float64 judge of the random graphs (`benchmarks/double.py`,
-`benchmarks/graph_differential.py`): its operators, what it takes for rounding, what it does not.
+"""The float64 judge of the random graphs (`tests/support/double.py`,
+`tools/fuzz/graph_differential.py`): its operators, what it takes for rounding, what it does not.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import double
-from benchmarks.graph_differential import _beyond, _measured
-from benchmarks.sessions import session
+from tests.support import double
+from tests.support.sessions import session
+from tools.fuzz.graph_differential import _beyond, _measured
 
 RNG = np.random.default_rng(0)
 

@@ -1,10 +1,10 @@
-"""How the soak tells growth from noise (`benchmarks/soak.py`)."""
+"""How the soak tells growth from noise (`tools/soak.py`)."""
 
 from __future__ import annotations
 
 from random import Random
 
-from benchmarks.soak import Growth, slope
+from tools.soak import Growth, slope
 
 
 def test_a_line_under_noise_has_its_slope_within_the_interval() -> None:

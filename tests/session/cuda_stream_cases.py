@@ -17,7 +17,6 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from benchmarks import ort_streams
 from tests.fake.plans import HandPlan
 from tests.session.cuda_session import (
     CAPTURES,
@@ -37,6 +36,7 @@ from tests.session.cuda_session import (
     vector,
 )
 from tests.session.provider_plans import Entries, key, model
+from tests.support import ort_streams
 from tracea_onnx import provider
 from tracea_onnx.codegen.kernel_request import Int32
 from tracea_onnx.ir import dims as D

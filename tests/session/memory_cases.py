@@ -38,8 +38,8 @@ def cpu(folder: str) -> Callable[[], None]:
 
 
 def cuda(_: str) -> Callable[[], None]:
-    from benchmarks import ort_streams
     from tests.session import cuda_session as on_gpu
+    from tests.support import ort_streams
 
     on_gpu.answer(on_gpu.cube_plan)
 

@@ -1,4 +1,4 @@
-"""The provider on a real GPU: the cases of benchmarks/cuda_smoke.py, and random stacks of layers.
+"""The provider on a real GPU: the cases of tests/gpu/launcher_cases.py, and random stacks of layers.
 
 Skipped where there is none.
 """
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _STACKS = (
     "-m",
-    "benchmarks.operator_fuzz",
+    "tools.fuzz.operator_fuzz",
     "--backend",
     "cuda",
     "--kinds",
@@ -31,7 +31,7 @@ _STACKS = (
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "command", [("benchmarks/cuda_smoke.py", "--no-build"), _STACKS], ids=["smoke", "stacks"]
+    "command", [("tests/gpu/launcher_cases.py", "--no-build"), _STACKS], ids=["smoke", "stacks"]
 )
 def test_on_the_device(command: tuple[str, ...]) -> None:
     if not diagnosis.cuda_devices():

@@ -1,7 +1,7 @@
 """A fast part of the ONNX backend suite: what ONNX Runtime's CPU provider passes, the optimizer and
 the provider pass, too.
 
-The whole suite, crash-proof, is `python -m benchmarks.onnx_backend_suite`.
+The whole suite, crash-proof, is `python -m tools.onnx_backend_suite`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.onnx_backend_suite import Case, cases, load, run_case
+from tools.onnx_backend_suite import Case, cases, load, run_case
 
 #: Groups of tests by regular expression on their names, without the "test_" in front.
 GROUPS = {

@@ -1,5 +1,5 @@
 """Random models of one operator on the provider, against ONNX Runtime: some of each kind (`python
--m benchmarks.operator_fuzz` draws thousands).
+-m tools.fuzz.operator_fuzz` draws thousands).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks import operator_fuzz
+from tools.fuzz import operator_fuzz
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,347 @@
+"""Small cases of every CUDA kernel for compute-sanitizer, through the driver alone (PyTorch and
+NVRTC are slow under it).
+
+    python -m tools.cuda_sanitizer --compile                                       # beforehand, into the cache; needs no GPU
+    compute-sanitizer --tool memcheck  --padding 4096 python -m tools.cuda_sanitizer [--part 0/4] [--only REGEX]
+    compute-sanitizer --tool racecheck python -m tools.cuda_sanitizer --racecheck [--part 0/4] [--only REGEX]
+
+Every operand is an allocation of its own with no byte to spare, and every result is compared with
+float64. Kernels are emitted for a device of few multiprocessors, so that a block has several tiles
+of a small problem. `--planted` runs two kernels that are wrong instead, which the tools must find,
+and two that are right, `handed` and `handed_by_all`: racecheck (2025.3) reports the first, as it
+does not know that __syncwarp orders what a warp's threads did before one of them arrives at an
+mbarrier. It also lets no warp past a wait for a cluster before all have come to it. `--racecheck`
+makes kernels that live with both: every thread arrives for itself, and every warp waits at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes as C
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.cases import attention as A
+from tests.gpu.cases import families as F
+from tests.gpu.cases import image as cuda_cases_image
+from tests.gpu.cases import indexed as cuda_cases_indexed
+from tests.gpu.cases import move as cuda_cases_move
+from tests.gpu.cases import rows as cuda_cases_rows
+from tests.gpu.cases import small_channels as cuda_cases_few
+from tests.gpu.cases import small_convs as cuda_cases_conv
+from tests.gpu.cases import small_products as cuda_cases_product
+from tests.support.cuda import driver as driver
+from tests.support.cuda import runner as R
+from tests.support.cuda.case import Array, Case, poisoned
+from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
+
+ARCH, FEW, MANY = 90, 6, 132
+#: Cases of the families that are neither a product nor attention, by family, name and type: each
+#: template in each of its forms.
+CHOSEN = "|".join((
+    r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|2x20001x3) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
+    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021|270x96|4200x33|40x801) .*F16", "layernorm layernorm 5x256 .*F32",
+    r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16",
+    r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16",
+    "rope rope .*F16",
+    r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min 1x700x40|mean 3x41x133|sum 1x9001x70) F16", "reduce reduce sum I64",
+    r"argmax argmax (2x3000x1|2x40x5|3x17x1|2x40009x1|1x700x40|3x41x133) min=0 last=1 F16",
+    r"cumsum cumsum F16 (2x3001x1|5x40x7|300x9x3|1x40009x1|3x700x40|7x260x1|5x7x70|3x20x45) .*", "cumsum cumsum I64 (1x40009x1|5x40x7) .*",
+    r"copy copy .* (2|8)B", "copy copy symbolic", r"gather(_elements)? .* by (11|5) 2B F32",
+    "gather gather out of range", "fill fill 1003 x 2B", "store_ints store_ints I64", "range range F32",
+    r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16", "zero_border .* F16",
+    r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to 240) F16", "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
+    "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16", "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
+    r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16",
+    r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7|70x40x5x9) F16",
+    r"resize(2d|_cubic) resize(2d|_cubic) mode=[012] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
+    r"indexed (gather_along|scatter_along|(scatter|gather)_tuples|one_hot|triangle) .*(2|8)B F32",
+    r"sampled grid_sample [012] [012] [01] 5 F16", r"sampled lrn 5 5 F32",
+    r"topk topk .* (F16|I32)", r"copies copies .* (1|2|4)B", "pointwise pointwise (columns|run|steps|backwards|short|constant|transposed|both) .*F32",
+    r"pointwise_nhwc pointwise_nhwc \w+ (1x20x3x3|3x7x4x1) F16",
+))  # fmt: skip
+#: Families whose form depends on how many multiprocessors there are.
+_WHOLE_DEVICE = frozenset({"squeeze_excite", "groupnorm", "groupnorm_nhwc"})
+
+
+def attention(rng: np.random.Generator) -> Iterator[Case]:
+    """Each kernel, the widest tiles of each form on odd shapes with the masks that they may have."""
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, A.Shape
+    hopper = (
+        ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)), ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
+        ((4, 64), bf16, shape(1, 2, 2, 261, 197, 64, 64, causal=True, past=-64, mask=3, clean=True)), ((4, 80), f16, shape(1, 2, 2, 385, 197, 64, 64)),
+        ((4, 96), f16, shape(1, 2, 1, 300, 301, 64, 64)), ((4, 96), bf16, shape(1, 1, 1, 523, 523, 40, 40, causal=True)),
+        ((1, 64, 4), f16, shape(3, 7, 7, 67, 131, 64, 64)), ((1, 64, 4), f16, shape(2, 3, 3, 129, 129, 64, 64, causal=True, packed=True)),
+        ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")), ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
+        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)), ((2, 128, 1, "OVERLAP"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
+        ((2, 128, 1, "OVERLAP"), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)),
+        ((2, 112, 1, "OVERLAP"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)), ((1, 128, 1, "OVERLAP"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
+        ((1, 96, 1, "OVERLAP"), f16, shape(1, 8, 2, 3, 513, 128, 128)),
+        ((2, 128, 1, "TURNS"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)), ((2, 128, 1, "TURNS"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
+        ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")), ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
+        ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")), ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
+        ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)), ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
+        ((4, 64), f16, shape(1, 2, 1, 257, 131, 61, 61)), ((1, 64, 4), bf16, shape(2, 3, 3, 131, 129, 47, 33, mask=1, broadcast="bk")),
+        ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)), ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
+        ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
+        ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
+        ((2, 128, 2, "WHOLE"), f16, shape(2, 3, 1, 131, 127, 128, 128, causal=True)), ((2, 128, 2, "WHOLE", 1, 112), bf16, shape(2, 2, 2, 97, 101, 72, 100, mask=1)),
+        ((1, 64, 4, "WHOLE"), f16, shape(2, 3, 3, 61, 37, 128, 61, mask=2, broadcast="bk", clean=True)),
+        ((1, 64, 2, "ALONE", 1, 0, True), f16, shape(1, 2, 2, 20, 700, 64, 61, causal=True, past=680)),
+        ((1, 64, 1, "ALONE", 1, 0, True), bf16, shape(1, 12, 2, 1, 600, 256, 200, mask=1)),
+        ((1, 64, 2), f16, shape(1, 2, 1, 131, 203, 96, 96, mask=1, cap=2.0)), ((2, 112, 1, "TURNS"), bf16, shape(2, 2, 2, 131, 160, 128, 128, mask=3)),
+        ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)), ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
+    )  # fmt: skip
+    for form, dtype, p in hopper:
+        case = A.attention_case(rng, p, dtype)
+        tile = emitter.hopper_tile(
+            emitter.problem(emitter.decode_select.as_rows(F.request_of(case))), *form
+        )
+        assert tile is not None, form
+        yield replace(case, name=f"{case.name} {tile}", tile=tile)
+    spread, large, split, group = (
+        emitter.decode_simt.FewTile,
+        emitter.simt.PlainTile,
+        emitter.tf32x3.SplitTile,
+        emitter.decode_group.GroupTile(),
+    )
+    threads = (
+        (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
+        (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
+        (group, f16, shape(1, 16, 1, 1, 700, 128, 128)), (group, bf16, shape(2, 6, 2, 3, 1031, 72, 40, causal=True, past=1000, mask=1)),
+        (group, f16, shape(1, 20, 1, 1, 300, 64, 64, mask=2, broadcast="bk", clean=True)),
+        (large(8, 8, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (large(8, 4, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
+        (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
+        (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
+        (split(4, 64, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (split(8, 32, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
+        (split(4, 32, 1), f32, shape(1, 2, 2, 67, 130, 200, 130, wild=True)),
+        (split(4, 64, 2, 2), f32, shape(1, 2, 1, 67, 260, 200, 130, causal=True, past=193)),
+        (split(4, 64, 8), f32, shape(1, 2, 1, 40, 600, 17, 33, odd=True, wild=True)),
+    )  # fmt: skip
+    for chosen, dtype, p in threads:
+        case = A.attention_case(rng, p, dtype)
+        yield replace(case, name=f"{case.name} {chosen}", tile=chosen)
+    plain = (
+        (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)), (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)), (f16, shape(1, 2, 1, 19, 23, 17, 13)),
+        (f16, shape(1, 3, 3, 1, 131, 61, 61, mask=2, broadcast="bk")), (f32, shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk")),
+        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)), (f16, shape(2, 6, 2, 1, 700, 61, 61, mask=1, broadcast="bk")),
+        (bf16, shape(1, 4, 1, 2, 300, 256, 256, causal=True, past=250)), (f32, shape(1, 2, 2, 3, 300, 72, 72)), (f32, shape(1, 2, 1, 37, 131, 61, 61, mask=2)),
+    )  # fmt: skip
+    for dtype, p in plain:
+        yield A.attention_case(rng, p, dtype)
+
+
+def jobs(only: str) -> Iterator[tuple[Case, Request]]:
+    """The cases with their requests, each for the device that suits its family."""
+    others = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed)
+    driver.assume(ARCH, FEW)
+    makers = (
+        *(
+            m
+            for module in (cuda_cases_product, cuda_cases_conv, cuda_cases_few)
+            for m in module.FAMILIES.values()
+        ),
+        attention,
+    )
+    kept = [c for make in makers for c in make(np.random.default_rng(1))]
+    for module in others:
+        made = chain.from_iterable(
+            make(np.random.default_rng(1)) for make in module.FAMILIES.values()
+        )
+        kept += [c for c in made if re.fullmatch(CHOSEN, f"{c.family} {c.name} {c.dtype.name}")]
+    for c in kept:
+        driver.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
+        if re.search(only, f"{c.family} {c.name} {c.dtype.name}"):
+            yield c, F.request_of(c)
+
+
+# --- the driver's memory ------------------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Device memory of the driver, no byte more than asked for, freed together."""
+
+    def __init__(self) -> None:
+        driver.need_context()
+        self.held: list[C.c_uint64] = []
+
+    def upload(self, a: Array) -> tuple[int, Any]:
+        raw = np.frombuffer(np.ascontiguousarray(a).tobytes() or b"\0", np.uint8)
+        place = C.c_uint64()
+        driver.check(
+            driver.cuda().cuMemAlloc_v2(C.byref(place), C.c_size_t(raw.size)), "allocating"
+        )
+        self.held.append(place)
+        driver.check(
+            driver.cuda().cuMemcpyHtoD_v2(place, C.c_void_p(raw.ctypes.data), C.c_size_t(raw.size)),
+            "copying to the device",
+        )
+        return place.value, place
+
+    def allocate(self, size: int, byte: int) -> tuple[int, Any]:
+        return self.upload(np.full(size, byte, np.uint8))
+
+    def download(self, address: int, a: Array) -> None:
+        driver.check(
+            driver.cuda().cuMemcpyDtoH_v2(
+                C.c_void_p(a.ctypes.data), C.c_uint64(address), C.c_size_t(a.nbytes)
+            ),
+            "copying from the device",
+        )
+
+    def free(self) -> None:
+        for place in self.held:
+            driver.check(driver.cuda().cuMemFree_v2(place), "freeing")
+        self.held.clear()
+
+
+def run(c: Case, r: Request) -> float:
+    """Worst error over its bound."""
+    memory = Memory()
+    places, _ = F.place(c, memory.upload)
+    results = {n: poisoned(o.count, o.dtype) for n, o in c.outputs.items()}
+    places |= {n: memory.upload(a)[0] for n, a in results.items()}
+    R.bind(r, places, c.env, memory.allocate)(0)
+    driver.check(driver.cuda().cuCtxSynchronize(), "running")
+    for n, a in results.items():
+        memory.download(places[n], a)
+    memory.free()
+    return max(o.error(results[n]) for n, o in c.outputs.items())
+
+
+PLANTED = r"""
+extern "C" __global__ void beyond(float* y, int n) { y[blockIdx.x * blockDim.x + threadIdx.x] = n; }  // one element more than there is
+extern "C" __global__ void race(float* y, int n) {
+  __shared__ float s[64];
+  s[threadIdx.x] = threadIdx.x;
+  y[threadIdx.x] = s[63 - threadIdx.x] + n;  // no barrier
+}
+static __device__ __forceinline__ void arrive(unsigned b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
+static __device__ __forceinline__ void wait(unsigned b, unsigned parity) {
+  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(b), "r"(parity) : "memory");
+}
+// One warp hands 32 numbers after the other to another; `arrivals` threads of each tell that they are done.
+static __device__ __forceinline__ void hand(float* y, int n, int arrivals) {
+  __shared__ float s[32];
+  __shared__ __align__(8) unsigned long long barriers[2];
+  const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8, lane = threadIdx.x & 31;
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %2;\nmbarrier.init.shared::cta.b64 [%1], %2;" ::"r"(full), "r"(empty), "r"(arrivals) : "memory");
+  __syncthreads();
+  float sum = 0.f;
+  for (int k = 0; k < 8; k++) {
+    if (threadIdx.x < 32) {
+      wait(empty, k & 1 ^ 1);
+      s[lane] = n * k;
+    } else {
+      wait(full, k & 1);
+      sum += s[lane ^ 5];
+    }
+    __syncwarp();
+    if (lane < arrivals) arrive(threadIdx.x < 32 ? full : empty);
+  }
+  if (threadIdx.x >= 32) y[lane] = sum;
+}
+extern "C" __global__ void handed(float* y, int n) { hand(y, n, 1); }
+extern "C" __global__ void handed_by_all(float* y, int n) { hand(y, n, 32); }
+"""
+
+
+def planted() -> None:
+    args = (Pointer("y"), Int32(1))
+    for symbol, count in (("beyond", 63), ("race", 64), ("handed", 64), ("handed_by_all", 64)):
+        memory = Memory()
+        launch = R.Launch([])
+        place = memory.upload(np.zeros(count, np.float32))[0]
+        cubin = discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
+        call = R.call_of(
+            Kernel(PLANTED, symbol, (1, 1, 1), 64, args),
+            cubin,
+            {"y": place},
+            {},
+            launch,
+            memory.allocate,
+        )
+        assert call is not None
+        call(0)
+        print(
+            f"planted {symbol}: synchronising gave {driver.cuda().cuCtxSynchronize()}", flush=True
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument(
+        "--racecheck",
+        action="store_true",
+        help="compile the kernels so that racecheck can judge them",
+    )
+    parser.add_argument("--part", default="0/1", help="k/n: every n-th case from the k-th on")
+    parser.add_argument("--only", default="", help="regular expression: cases to take")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after so long")
+    args = parser.parse_args()
+    part, parts = map(int, args.part.split("/"))
+    if args.planted:
+        planted()
+        return 0
+    if args.racecheck:
+        R.define("RACECHECK")
+    if not args.compile:
+        # before the cases are made: the tool waits for the driver only so long
+        driver.need_context()
+    begin = time.perf_counter()
+    todo = list(jobs(args.only))
+    if args.compile:
+        discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
+        failed = R.compile_all([r for _, r in todo])
+        print(
+            f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} sources, {len(failed)} do not compile",
+            *failed.values(),
+        )
+        return int(bool(failed))
+    mine = todo[part::parts]
+    done, wrong = 0, []
+    for c, r in mine:
+        if time.perf_counter() - begin > args.seconds:
+            break
+        name = f"{c.family} {c.name} {c.dtype.name}"
+        before = time.perf_counter()
+        try:
+            error = run(c, r)
+        except Exception as e:
+            wrong.append(name)
+            print(f"FAIL {name}: {type(e).__name__}: {e}", flush=True)
+            break  # the context is lost
+        done += 1
+        if not error <= 1:
+            wrong.append(name)
+        symbols = ",".join(sorted({k.symbol for k in R.kernels(r)}))
+        print(
+            f"{'ok  ' if error <= 1 else 'FAIL'} {name} [{symbols}]: {error:.3f} of its bound, {time.perf_counter() - before:.1f} s",
+            flush=True,
+        )
+    print(
+        f"part {args.part}: {done} of {len(mine)} cases ran in {time.perf_counter() - begin:.0f} s, {len(wrong)} wrong",
+        *wrong,
+        sep="; ",
+        flush=True,
+    )
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
