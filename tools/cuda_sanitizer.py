@@ -22,29 +22,30 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from tests.gpu.cases import attention as A
-from tests.gpu.cases import families as F
-from tests.gpu.cases import image as cuda_cases_image
-from tests.gpu.cases import indexed as cuda_cases_indexed
-from tests.gpu.cases import move as cuda_cases_move
-from tests.gpu.cases import rows as cuda_cases_rows
-from tests.gpu.cases import small_channels as cuda_cases_few
-from tests.gpu.cases import small_convs as cuda_cases_conv
-from tests.gpu.cases import small_products as cuda_cases_product
+from tests.gpu.cases import (
+    attention,
+    image,
+    indexed,
+    move,
+    rows,
+    small_channels,
+    small_convs,
+    small_products,
+)
+from tests.gpu.gpu import FEW
 from tests.support.cuda import driver as driver
 from tests.support.cuda import runner as R
 from tests.support.cuda.case import Array, Case, poisoned
+from tests.support.cuda.launch_case import place, request_of
 from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
-from tracea_onnx.ir.abi import DType
 from tracea_onnx.support import discovery
 
-ARCH, FEW, MANY = 90, 6, 132
+ARCH, MANY = 90, 132
 #: Cases of the families that are neither a product nor attention, by family, name and type: each
 #: template in each of its forms.
 CHOSEN = "|".join((
@@ -73,85 +74,17 @@ CHOSEN = "|".join((
 _WHOLE_DEVICE = frozenset({"squeeze_excite", "groupnorm", "groupnorm_nhwc"})
 
 
-def attention(rng: np.random.Generator) -> Iterator[Case]:
-    """Each kernel, the widest tiles of each form on odd shapes with the masks that they may have."""
-    emitter = discovery.module("kernels", "cuda.attention.emit")
-    f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, A.Shape
-    hopper = (
-        ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)), ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
-        ((4, 64), bf16, shape(1, 2, 2, 261, 197, 64, 64, causal=True, past=-64, mask=3, clean=True)), ((4, 80), f16, shape(1, 2, 2, 385, 197, 64, 64)),
-        ((4, 96), f16, shape(1, 2, 1, 300, 301, 64, 64)), ((4, 96), bf16, shape(1, 1, 1, 523, 523, 40, 40, causal=True)),
-        ((1, 64, 4), f16, shape(3, 7, 7, 67, 131, 64, 64)), ((1, 64, 4), f16, shape(2, 3, 3, 129, 129, 64, 64, causal=True, packed=True)),
-        ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")), ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
-        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)), ((2, 128, 1, "OVERLAP"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
-        ((2, 128, 1, "OVERLAP"), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)),
-        ((2, 112, 1, "OVERLAP"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)), ((1, 128, 1, "OVERLAP"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
-        ((1, 96, 1, "OVERLAP"), f16, shape(1, 8, 2, 3, 513, 128, 128)),
-        ((2, 128, 1, "TURNS"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)), ((2, 128, 1, "TURNS"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
-        ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")), ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
-        ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")), ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
-        ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)), ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
-        ((4, 64), f16, shape(1, 2, 1, 257, 131, 61, 61)), ((1, 64, 4), bf16, shape(2, 3, 3, 131, 129, 47, 33, mask=1, broadcast="bk")),
-        ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)), ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
-        ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
-        ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
-        ((2, 128, 2, "WHOLE"), f16, shape(2, 3, 1, 131, 127, 128, 128, causal=True)), ((2, 128, 2, "WHOLE", 1, 112), bf16, shape(2, 2, 2, 97, 101, 72, 100, mask=1)),
-        ((1, 64, 4, "WHOLE"), f16, shape(2, 3, 3, 61, 37, 128, 61, mask=2, broadcast="bk", clean=True)),
-        ((1, 64, 2, "ALONE", 1, 0, True), f16, shape(1, 2, 2, 20, 700, 64, 61, causal=True, past=680)),
-        ((1, 64, 1, "ALONE", 1, 0, True), bf16, shape(1, 12, 2, 1, 600, 256, 200, mask=1)),
-        ((1, 64, 2), f16, shape(1, 2, 1, 131, 203, 96, 96, mask=1, cap=2.0)), ((2, 112, 1, "TURNS"), bf16, shape(2, 2, 2, 131, 160, 128, 128, mask=3)),
-        ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)), ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
-    )  # fmt: skip
-    for form, dtype, p in hopper:
-        case = A.attention_case(rng, p, dtype)
-        tile = emitter.hopper_tile(
-            emitter.problem(emitter.decode_select.as_rows(F.request_of(case))), *form
-        )
-        assert tile is not None, form
-        yield replace(case, name=f"{case.name} {tile}", tile=tile)
-    spread, large, split, group = (
-        emitter.decode_simt.FewTile,
-        emitter.simt.PlainTile,
-        emitter.tf32x3.SplitTile,
-        emitter.decode_group.GroupTile(),
-    )
-    threads = (
-        (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
-        (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
-        (group, f16, shape(1, 16, 1, 1, 700, 128, 128)), (group, bf16, shape(2, 6, 2, 3, 1031, 72, 40, causal=True, past=1000, mask=1)),
-        (group, f16, shape(1, 20, 1, 1, 300, 64, 64, mask=2, broadcast="bk", clean=True)),
-        (large(8, 8, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (large(8, 4, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
-        (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
-        (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
-        (split(4, 64, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (split(8, 32, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
-        (split(4, 32, 1), f32, shape(1, 2, 2, 67, 130, 200, 130, wild=True)),
-        (split(4, 64, 2, 2), f32, shape(1, 2, 1, 67, 260, 200, 130, causal=True, past=193)),
-        (split(4, 64, 8), f32, shape(1, 2, 1, 40, 600, 17, 33, odd=True, wild=True)),
-    )  # fmt: skip
-    for chosen, dtype, p in threads:
-        case = A.attention_case(rng, p, dtype)
-        yield replace(case, name=f"{case.name} {chosen}", tile=chosen)
-    plain = (
-        (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)), (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)), (f16, shape(1, 2, 1, 19, 23, 17, 13)),
-        (f16, shape(1, 3, 3, 1, 131, 61, 61, mask=2, broadcast="bk")), (f32, shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk")),
-        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)), (f16, shape(2, 6, 2, 1, 700, 61, 61, mask=1, broadcast="bk")),
-        (bf16, shape(1, 4, 1, 2, 300, 256, 256, causal=True, past=250)), (f32, shape(1, 2, 2, 3, 300, 72, 72)), (f32, shape(1, 2, 1, 37, 131, 61, 61, mask=2)),
-    )  # fmt: skip
-    for dtype, p in plain:
-        yield A.attention_case(rng, p, dtype)
-
-
 def jobs(only: str) -> Iterator[tuple[Case, Request]]:
     """The cases with their requests, each for the device that suits its family."""
-    others = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed)
+    others = (rows, move, image, indexed)
     driver.assume(ARCH, FEW)
     makers = (
         *(
             m
-            for module in (cuda_cases_product, cuda_cases_conv, cuda_cases_few)
+            for module in (small_products, small_convs, small_channels)
             for m in module.FAMILIES.values()
         ),
-        attention,
+        attention.forms,
     )
     kept = [c for make in makers for c in make(np.random.default_rng(1))]
     for module in others:
@@ -162,7 +95,7 @@ def jobs(only: str) -> Iterator[tuple[Case, Request]]:
     for c in kept:
         driver.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
         if re.search(only, f"{c.family} {c.name} {c.dtype.name}"):
-            yield c, F.request_of(c)
+            yield c, request_of(c)
 
 
 # --- the driver's memory ------------------------------------------------------------------------------------------------------------
@@ -200,15 +133,15 @@ class Memory:
         )
 
     def free(self) -> None:
-        for place in self.held:
-            driver.check(driver.cuda().cuMemFree_v2(place), "freeing")
+        for held in self.held:
+            driver.check(driver.cuda().cuMemFree_v2(held), "freeing")
         self.held.clear()
 
 
 def run(c: Case, r: Request) -> float:
     """Worst error over its bound."""
     memory = Memory()
-    places, _ = F.place(c, memory.upload)
+    places, _ = place(c, memory.upload)
     results = {n: poisoned(o.count, o.dtype) for n, o in c.outputs.items()}
     places |= {n: memory.upload(a)[0] for n, a in results.items()}
     R.bind(r, places, c.env, memory.allocate)(0)

@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.cuda_models import half
-from tools.profile_cuda import input_shapes
+from tests.support.cuda.models import half, input_shapes
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.support import discovery

@@ -16,10 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnxruntime as ort
 
-from benchmarks.cuda_models import half
+from tests.support.cuda.models import half, input_shapes
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime import cuda_harness
@@ -99,18 +98,6 @@ def main() -> None:
                     }
             if args.json:
                 args.json.write_text(json.dumps(everything))
-
-
-def input_shapes(model: onnx.ModelProto, batch: int, sequence: int) -> dict[str, list[int]]:
-    """The first of an input's unknown sizes is its batch, the others are of its sequences."""
-    dims = {i.name: i.type.tensor_type.shape.dim for i in model.graph.input}
-    return {
-        name: [
-            d.dim_value if d.HasField("dim_value") else sequence if k else batch
-            for k, d in enumerate(shape)
-        ]
-        for name, shape in dims.items()
-    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Hand-made CUDA Plans of real kernels, run without ONNX Runtime: the first half of cuda_smoke.py."""
+"""Hand-made CUDA Plans of real kernels, run on a GPU without ONNX Runtime. Run by
+test_launcher.py."""
 
 from __future__ import annotations
 
@@ -89,6 +90,10 @@ extern "C" __global__ void center(const __grid_constant__ Map map, float* y, int
     if (k / 8 < pixels) y[k] = tile[k];
 }
 """
+
+
+class Skip(Exception):
+    """What a case needs is not on this machine."""
 
 
 class HandPlan(CudaPlanBuilder):
@@ -282,18 +287,7 @@ def plan_times() -> None:
         b = cube(pdl=pdl)
         for n in (1000, 1 << 22):
             t = cuda_harness.time_plan(b.to_json(), b.blobs, [vector(n)], replays=500)
-            print(
-                f"     {n} elements, pdl {pdl}: {t.total:.2f} us as a graph; alone: {', '.join(f'{s} {u:.2f}' for s, u in t.launches)}"
-            )
-            assert 0 < t.total < 1e4
+            assert t.total > 0 and len(t.launches) == 3, (pdl, n, t)
 
 
-CASES = (
-    plan_dynamic_shapes,
-    plan_constants,
-    plan_large_shared_memory,
-    plan_clusters,
-    plan_tensor_maps,
-    plan_im2col_maps,
-    plan_times,
-)
+CASES = {name: case for name, case in globals().items() if name.startswith("plan_")}

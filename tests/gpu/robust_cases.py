@@ -1,59 +1,52 @@
-"""What the CUDA provider does when something goes wrong, on a real GPU: each check in a process of
-its own; PASS, SKIP or FAIL per check, and their counts.
-
-    python tests/gpu/robust_cases.py [--no-build] [--only WORD]
-
-Checks whose calls of the driver are to fail go through `cuda_shim`. PyTorch is used where it is
-there. Exit code 1 when a check fails."""
+"""What the CUDA provider does when something goes wrong, on a GPU. Run by test_launcher.py, each
+check in a process of its own; those whose calls of the driver are to fail behind
+`tests.support.cuda.shim`."""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import helper as h
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.gpu import launcher_cases as smoke
-from tests.gpu.plan_cases import F32, HandPlan, close, cube, vector
-from tests.support.cuda import shim as cuda_shim
+from tests.gpu import session_cases as smoke
+from tests.gpu.plan_cases import F32, HandPlan, Skip, close, cube, vector
+from tests.support.cuda import shim
 from tracea_onnx.codegen.kernel_request import Int32
 from tracea_onnx.ir import dims as D
 from tracea_onnx.runtime import cuda_harness
 
-_SKIPPED = "skipped: "
-CHECKS: dict[str, Callable[[], None]] = {}
-_SHIMMED: set[str] = set()
-
-
-class Skip(Exception):
-    """What a check needs is not on this machine."""
+CASES: dict[str, Callable[[], None]] = {}
+SHIMMED: set[str] = set()
+#: What measures or takes the GPU's free memory.
+ALONE: set[str] = set()
 
 
 def check(fn: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[fn.__name__] = fn
+    CASES[fn.__name__] = fn
     return fn
 
 
 def shimmed(fn: Callable[[], None]) -> Callable[[], None]:
     """A check whose calls of the driver go through the shim."""
-    _SHIMMED.add(fn.__name__)
+    SHIMMED.add(fn.__name__)
+    return check(fn)
+
+
+def alone(fn: Callable[[], None]) -> Callable[[], None]:
+    """A check that has the GPU for itself."""
+    ALONE.add(fn.__name__)
     return check(fn)
 
 
@@ -214,11 +207,11 @@ def graphs_that_cannot_be_made() -> None:
             session = smoke.cube_session(log_level="warning")
             for n in (1000, 5000):
                 io, y, x = binding(session, n)
-                cuda_shim.fail(call, 801, 1000)
+                shim.fail(call, 801, 1000)
                 for _ in range(4):
                     session.run_with_iobinding(io)
                     close(y.numpy(), x**3)
-                cuda_shim.fail(call, 0, 0)
+                shim.fail(call, 0, 0)
                 session.run_with_iobinding(io)
                 close(y.numpy(), x**3)
         said = [
@@ -288,18 +281,18 @@ def memory_that_is_short_once() -> None:
         for _ in range(3):
             other.run_with_iobinding(io)  # leaves graphs and free blocks
         smoke.check_cube(other, 300_000)
-        cuda_shim.fail(call, 2, 1)
+        shim.fail(call, 2, 1)
         session = smoke.cube_session()
         for n in (1000, 777_777, 777_777):
             smoke.check_cube(session, n)
-        cuda_shim.fail(call, 0, 0)
+        shim.fail(call, 0, 0)
         for _ in range(3):
             other.run_with_iobinding(io)
             close(y.numpy(), x**3)
         print(f"     {call}")
 
 
-@check
+@alone
 def memory_that_others_take() -> None:
     """PyTorch takes what is left; the pool's free blocks make room for a larger run."""
     t = torch()
@@ -316,7 +309,7 @@ def memory_that_others_take() -> None:
     smoke.check_cube(session, 1000)
 
 
-@check
+@alone
 def a_memory_limit() -> None:
     session = smoke.cube_session(gpu_mem_limit=str(256 << 20))
     for n in (1000, 4_000_000, 9_000_000, 6_000_000):
@@ -333,7 +326,7 @@ def a_memory_limit() -> None:
     raises(lambda: smoke.cube_session(gpu_mem_limit="2G"), "gpu_mem_limit='2G'")
 
 
-@check
+@alone
 def memory_of_past_shapes_is_given_back() -> None:
     t = torch()
     session = smoke.cube_session()
@@ -427,6 +420,10 @@ def a_stream_of_onnx_runtime() -> None:
     """
     t = torch()
     streams = importlib.import_module("tests.support.ort_streams")
+    try:
+        streams.function(0, None)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise Skip("no C++ compiler") from e
     n = 1_000_000
     modes: list[dict[str, str]] = [
         {"enable_cuda_graph": "0"},
@@ -604,71 +601,3 @@ def a_kernel_that_the_device_cannot_run() -> None:
 @check
 def a_model_compiled_for_this_device() -> None:
     smoke.session_whole_path()
-
-
-# --- running them
-
-
-def _run(name: str, environment: dict[str, str]) -> tuple[str, str]:
-    if name == no_visible_gpu_is_one_line.__name__:
-        environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, __file__, "--check", name],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if done.returncode == 0:
-        return ("SKIP" if _SKIPPED in done.stdout else "PASS"), done.stdout
-    return "FAIL", f"{done.stdout[-3000:]}exit code {done.returncode}\n{done.stderr[-3000:]}"
-
-
-def _all(only: str) -> int:
-    counts = dict.fromkeys(("PASS", "SKIP", "FAIL"), 0)
-    with tempfile.TemporaryDirectory() as folder:
-        shim: dict[str, str] | None = None
-        if platform.machine() == "x86_64" and sys.platform == "linux":
-            try:
-                shim = cuda_shim.build(Path(folder))
-            except (OSError, subprocess.CalledProcessError, StopIteration) as e:
-                print(f"     no shim of the driver: {e}")
-        for name in CHECKS:
-            if only not in name:
-                continue
-            start = time.perf_counter()
-            if name in _SHIMMED and shim is None:
-                outcome, text = "SKIP", "     there is no shim of the driver\n"
-            else:
-                try:
-                    outcome, text = _run(name, (shim or {}) if name in _SHIMMED else {})
-                except subprocess.TimeoutExpired:
-                    outcome, text = "FAIL", "     it did not end\n"
-            counts[outcome] += 1
-            print(f"{text}{outcome} {name} ({time.perf_counter() - start:.1f} s)", flush=True)
-    print(", ".join(f"{n} {outcome}" for outcome, n in counts.items()))
-    return int(counts["FAIL"] > 0)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-build", action="store_true")
-    parser.add_argument("--only", default="", help="checks whose name contains this")
-    parser.add_argument("--check", help="run this one in this process")
-    args = parser.parse_args()
-    if args.check:
-        smoke.ort = importlib.import_module("onnxruntime")
-        smoke.provider = importlib.import_module("tracea_onnx.provider")
-        smoke.provider.register()
-        try:
-            CHECKS[args.check]()
-        except Skip as e:
-            print(f"     {_SKIPPED}{e}")
-        return 0
-    if not args.no_build:
-        importlib.import_module("tracea_onnx.ep.build").build(isa="avx2", jobs=16, werror=False)
-    return _all(args.only)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

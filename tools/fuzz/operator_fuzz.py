@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.cuda import older as cuda_older
+from tests.support.cuda import older
 from tests.support.difference import HALF, difference
 from tests.support.isolate import Lost, run_each
 from tools.fuzz import operator_draws, operator_draws_chain, operator_draws_move
@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("--arch", type=int, help="kernels for an older CUDA device (80, 89)")
     args = parser.parse_args()
     if args.arch:
-        cuda_older.pretend(args.arch)
+        older.pretend(args.arch)
     began, count, left = time.monotonic(), Counter[str](), Counter[str]()
     seeds = args.replay or list(range(args.seed, args.seed + args.count))
     for seed, result in run_each(

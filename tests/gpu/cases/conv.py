@@ -1,97 +1,20 @@
-"""CUDA convolutions: correctness against float64 (`--check`), or time against cuDNN through
-PyTorch.
-
-python -m tests.gpu.cases.conv --check
-python -m tests.gpu.cases.conv [--compile] [--only REGEX]
-"""
+"""Convolutions against float64 (PyTorch on the GPU)."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tests.gpu.cases import conv_sizes as S
-from tests.gpu.cases.gemm import TYPES, Case, launches, random, report
+from tests.gpu.cases.gemm import TYPES, Case
 from tests.support.cuda import check as K
 from tests.support.cuda import runner as R
 from tests.support.cuda import tiles as T
-from tests.support.cuda.conv_shape import Conv, layers, pitch
-from tracea_onnx.codegen.kernel_request import Request
+from tests.support.cuda.conv_shape import Conv, pitch
+from tests.support.cuda.operands import channels_last, conv_request, packed_filter, random
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.plan.kernel_families import widened_elements
 from tracea_onnx.support import discovery
-
-
-def conv_request(v: Conv, dtype: DType) -> Request:
-    (oh, ow), (height, width) = v.out, v.results
-    xc, yc = pitch(v.c, v.slack), pitch(v.oc, v.slack)
-    rc = pitch(v.oc, 2 * v.slack)
-    ints = {
-        "N": v.n, "IC": v.c, "IH": v.h, "IW": v.w, "OC": v.oc, "OH": oh, "OW": ow, "KH": v.kernel[0], "KW": v.kernel[1], "SH": v.stride[0], "SW": v.stride[1],
-        "DH": v.dilation[0], "DW": v.dilation[1], "PT": v.pads[0], "PL": v.pads[1], "G": v.groups, "x_cs": xc, "x_rs": xc * v.w, "x_ns": xc * v.w * v.h,
-        "y_cs": yc, "y_rs": yc * width, "y_ns": yc * width * height, "r_cs": rc, "r_rs": rc * ow, "r_ns": rc * ow * oh, "act": K.act_index(v.act),
-        "res_mode": v.res_mode,
-    }  # fmt: skip
-    if v.planes:
-        ints |= {"x_c": v.h * v.w, "x_cs": 1, "x_rs": v.w, "x_ns": v.c * v.h * v.w}
-    if v.pool is not None:
-        ints |= dict(zip(("PKH", "PKW", "PPT", "PPL"), v.pool[:4], strict=True)) | {
-            "PH": height,
-            "PW": width,
-        }
-        del ints["res_mode"]
-    operands = ["x", "w", "bias", "y", *(["res"] if v.res_mode else [])]
-    for j, kind in enumerate(v.kinds or ()):
-        ints[f"o{j}_kind"] = kind
-        operands.append(f"o{j}")
-    p0, p1 = K.PARAMETERS.get(v.act, (0.0, 0.0))
-    family = (
-        ("deconv2d" if v.transposed else "conv2d") + "_dw" * v.depthwise
-        if v.pool is None
-        else "conv_pool"
-    )
-    program = K.GATED if v.kinds is not None else None
-    return R.request(
-        family,
-        dtype,
-        ints,
-        {"p0": p0, "p1": p1},
-        program,
-        operands,
-        unaligned=("y",) if v.slack % 8 else (),
-        constant=("w", "bias"),
-    )
-
-
-def pack_request(v: Conv, dtype: DType, *, scaled: bool = True) -> Request:
-    ints = {"OC": v.oc, "KH": v.kernel[0], "KW": v.kernel[1]}
-    if not v.depthwise:
-        ints |= {"IC": v.c, "G": v.groups}
-    family = "pack_conv2d_dw" if v.depthwise else "pack_deconv2d" if v.transposed else "pack_conv2d"
-    return R.request(family, dtype, ints, operands=["w", "packed", *(["scale"] if scaled else [])])
-
-
-def packed_weight(v: Conv, w: Any, scale: Any, dtype: DType) -> Any:
-    taps = v.kernel[0] * v.kernel[1]
-    count = taps * pitch(v.oc) if v.depthwise else v.oc * taps * pitch(v.c // v.groups)
-    if not (v.depthwise or v.transposed) and dtype != DType.F32:
-        count += widened_elements(OC=v.oc, IC=v.c, KH=v.kernel[0], KW=v.kernel[1], G=v.groups)
-    out = K.poisoned((count,), dtype)
-    K.launch(pack_request(v, dtype), {"w": w, "packed": out, "scale": scale})
-    return out
-
-
-def channels_last(x: Any, cs: int, dtype: DType) -> Any:
-    """[N, C, H, W] stored channels last at `cs` elements per pixel, NaN in the pad channels."""
-    n, c, h, w = x.shape
-    out = K.poisoned((n, h, w, cs), dtype)
-    out[..., :c] = x.permute(0, 2, 3, 1)
-    return out
 
 
 def reference(v: Conv, x: Any, w: Any, b: Any) -> Any:
@@ -184,7 +107,7 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
         else:
             scaled = (w.float() * scale.reshape(v.oc, 1, 1, 1)).to(w.dtype)
         tensors: dict[str, Any] = {
-            "x": x if v.planes else channels_last(x, pitch(v.c, v.slack), dtype), "w": packed_weight(v, w, scale, dtype), "bias": b,
+            "x": x if v.planes else channels_last(x, pitch(v.c, v.slack), dtype), "w": packed_filter(v, w, scale, dtype), "bias": b,
             "y": y.data_ptr() + shift * dtype.size,
         }  # fmt: skip
         stored = channels_last(res, pitch(v.oc, 2 * v.slack), dtype)
@@ -339,176 +262,3 @@ def check_cases() -> list[Case]:
                 conv_case(v, d, tile, wild=v.n == 3) for tile in T.slab_tiles(conv_request(v, d))
             ]
     return cases
-
-
-# --- time -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Data:
-    """One set of operands, channels last: ours (x, packed w, f32 bias, residual, y) and PyTorch's
-    (x, w, f16 bias).
-    """
-
-    x: Any
-    packed: Any
-    bias: Any
-    res: Any
-    y: Any
-    x_torch: Any
-    w: Any
-    bias16: Any
-
-    def bind(self, r: Request) -> R.Launch:
-        places = {"x": self.x, "w": self.packed, "bias": self.bias, "res": self.res, "y": self.y}
-        return R.bind(r, {k: v.data_ptr() for k, v in places.items()})
-
-
-def layer_data(v: Conv, dtype: DType = DType.F16) -> list[Data]:
-    t = R.torch()
-    (oh, ow), last, half = v.out, t.channels_last, R.torch_dtype(dtype)
-    sets = []
-    for _ in range(
-        R.sets_for((v.n * v.h * v.w * v.c + (1 + bool(v.res_mode)) * v.n * oh * ow * v.oc) * 2)
-    ):
-        x, w = random((v.n, v.c, v.h, v.w), dtype), random(v.weight_shape, dtype, 0.05)
-        b, scale = t.randn(-(-v.oc // 32) * 32, device="cuda"), t.ones(v.oc, device="cuda")
-        res = random((v.n, v.oc, oh, ow), dtype).contiguous(memory_format=last)
-        stored = t.zeros((v.n, v.h, v.w, pitch(v.c)), device="cuda", dtype=half)
-        stored[..., : v.c] = x.permute(0, 2, 3, 1)
-        y = t.empty((v.n, oh, ow, pitch(v.oc)), device="cuda", dtype=half)
-        packed = packed_weight(v, w, scale, dtype)
-        sets.append(
-            Data(
-                stored,
-                packed,
-                b,
-                res,
-                y,
-                x.contiguous(memory_format=last),
-                w.contiguous(memory_format=last),
-                b[: v.oc].to(half),
-            )
-        )
-    return sets
-
-
-def peers(v: Conv, data: list[Data], compiled: bool) -> dict[str, Callable[[int], Any]]:
-    t = R.torch()
-    f = t.nn.functional
-
-    def plain(x: Any, w: Any, b: Any, q: Any) -> Any:
-        y = f.conv2d(x, w, b, v.stride, v.pads[:2], v.dilation, v.groups)
-        y = y + q if v.res_mode else y
-        return {"silu": f.silu, "relu": f.relu, "hard_swish": f.hardswish}.get(v.act, lambda z: z)(
-            y
-        )
-
-    def cudnn(i: int) -> Any:
-        d = data[i]
-        if v.res_mode:
-            return t.cudnn_convolution_add_relu(
-                d.x_torch, d.w, d.res, 1.0, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups
-            )
-        return t.cudnn_convolution_relu(
-            d.x_torch, d.w, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups
-        )
-
-    out: dict[str, Callable[[int], Any]] = {
-        "eager": lambda i: plain(data[i].x_torch, data[i].w, data[i].bias16, data[i].res)
-    }
-    if v.act == "relu":
-        out["cudnn"] = cudnn
-    if compiled:
-        fast = t.compile(plain, mode="max-autotune-no-cudagraphs")
-        out["compile"] = lambda i: fast(data[i].x_torch, data[i].w, data[i].bias16, data[i].res)
-    return out
-
-
-def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tune: bool) -> None:
-    """Every layer against its peers; with `tune` also every plausible tile of it."""
-    R.torch().backends.cudnn.benchmark = True
-    d = DType.F16
-    todo = [
-        (group, v, times, conv_request(v, d))
-        for group, v, times in layers(batches)
-        if re.search(only, f"{group} {v.name(d)}")
-    ]
-    forced = {id(r): candidates(v, r) if tune else [] for _, v, _, r in todo}
-    R.compile_all([x for _, v, _, r in todo for x in (r, pack_request(v, d), *forced[id(r)])])
-    totals: dict[str, dict[str, float]] = {}
-    for group, v, times, r in todo:
-        try:
-            data = layer_data(v)
-            bound = [x.bind(r) for x in data]
-            variants = {"ours": launches(bound), **peers(v, data, compiled)}
-            variants |= {
-                T.tile_name(R.forced_tile(f)): launches([x.bind(f) for x in data])
-                for f in forced[id(r)]
-            }
-            result = R.measure(
-                variants, len(data), target_us=1000 if tune else 1500, rounds=3 if tune else 5
-            )
-            (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
-            log.record(
-                name=v.name(d), group=group, count=times, m=v.n * oh * ow, n=v.oc, k=taps * v.c // v.groups, steps=taps * -(-v.c // 64), residual=v.res_mode,
-                times=result,
-            )  # fmt: skip
-            total = totals.setdefault(group, {})
-            best = "cudnn" if "cudnn" in variants else "eager"
-            for name in ("ours", best):
-                value = result[name]
-                total[name] = total.get(name, 0.0) + (
-                    value * times if isinstance(value, float) else float("nan")
-                )
-            k = bound[0].kernels[0]
-            report(
-                log,
-                f"{v.name(d)} [{k.symbol} grid {k.grid[0]} cluster {k.cluster} smem {k.smem}]",
-                result,
-            )
-            del data, bound, variants
-        except Exception as e:
-            log(f"{v.name(d)}: {type(e).__name__}: {str(e)[:200]}")
-    for group, total in totals.items():
-        log(f"{group}, sum over its layers in us: { ({k: round(x, 1) for k, x in total.items()}) }")
-
-
-def candidates(v: Conv, r: Request) -> list[Request]:
-    if v.groups > 1:
-        return []
-    (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
-    steps = taps * -(-v.c // 64)
-    if v.c < 24 and taps > 1:
-        return []
-    return [
-        R.force(r, t)
-        for t in [
-            *T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7),
-            *T.window_tiles(r, steps),
-        ]
-    ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--tune", action="store_true", help="also time every plausible tile")
-    parser.add_argument(
-        "--compile", action="store_true", help="also torch.compile max-autotune (slow to start)"
-    )
-    parser.add_argument("--only", default="", help="regular expression: cases to take")
-    parser.add_argument("--batches", default="64,1,8", help="batch sizes of the timed layers")
-    args = parser.parse_args()
-    log = R.Log(f"cuda_conv_{'check' if args.check else 'tune' if args.tune else 'time'}.txt")
-    R.torch().manual_seed(0)
-    if not args.check:
-        time_cases(
-            log, args.only, args.compile, [int(b) for b in args.batches.split(",")], args.tune
-        )
-        return 0
-    return K.check_all(log, [c for c in check_cases() if re.search(args.only, c[0])])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

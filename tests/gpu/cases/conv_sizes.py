@@ -1,6 +1,4 @@
-"""Convolutions that `cuda_conv --check` runs: each form of each kernel, at sizes that end within a
-tile.
-"""
+"""Convolutions to check: each form of each kernel, at sizes that end within a tile."""
 
 from __future__ import annotations
 

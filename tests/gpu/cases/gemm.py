@@ -1,61 +1,20 @@
-"""CUDA matrix products: correctness against float64 (`--check`), or time against cuBLAS through
-PyTorch.
-
-python -m tests.gpu.cases.gemm --check
-python -m tests.gpu.cases.gemm [--compile] [--warm SECONDS] [--only REGEX]
-"""
+"""GEMM and batched GEMM against float64 (PyTorch on the GPU)."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tests.support.cuda import check as K
 from tests.support.cuda import runner as R
 from tests.support.cuda import tiles as T
+from tests.support.cuda.operands import pack_gemm_request, packed_weight, padded, random
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
-from tracea_onnx.plan.kernel_families import weight_pitch
 
 TYPES = (DType.F16, DType.BF16, DType.F32)
 Case = tuple[str, Request, Callable[[], tuple[float, float]]]
-
-
-def packed_weight(w: Any, dtype: DType, *, trans: bool) -> Any:
-    """The packed form of w ([N, K] when trans, else [K, N]) from the packing kernel itself, into
-    poisoned memory.
-    """
-    n, k = (w.shape[0], w.shape[1]) if trans else (w.shape[1], w.shape[0])
-    out = K.poisoned((n, weight_pitch(k, dtype.size)), dtype)
-    K.launch(pack_request(n, k, dtype, trans), {"w": w, "packed": out})
-    return out
-
-
-def pack_request(n: int, k: int, dtype: DType, trans: bool) -> Request:
-    return R.request(
-        "pack_gemm",
-        dtype,
-        {"K": k, "N": n, "trans": int(trans), "ldw": k if trans else n, "N_total": n},
-        {"alpha": 1.0},
-        operands=("w", "packed"),
-    )
-
-
-def random(shape: Sequence[int], dtype: DType, scale: float = 1.0) -> Any:
-    t = R.torch()
-    return (t.randn(tuple(shape), device="cuda", dtype=t.float32) * scale).to(R.torch_dtype(dtype))
-
-
-def padded(x: Any, columns: int, dtype: DType) -> Any:
-    """Rows of x with NaN behind them up to the pitch `columns`."""
-    out = K.poisoned((x.shape[0], columns), dtype)
-    out[:, : x.shape[1]] = x
-    return out
 
 
 def gemm_case(
@@ -317,228 +276,8 @@ def large_cases(d: DType) -> list[Case]:
     ]  # fmt: skip
 
 
-# --- time -------------------------------------------------------------------------------------------------------------------
-
-#: (N, K, activation, residual) of a layer, for several M; then whole layers of ViT, a classifier
-#: and odd sizes.
-LAYERS = (
-    (768, 768, "none", 1), (2304, 768, "none", 0), (3072, 768, "gelu_erf", 0), (768, 3072, "none", 1),
-    (4096, 4096, "none", 0), (11008, 4096, "silu", 0), (4096, 11008, "none", 1),
-)  # fmt: skip
-SHAPES = [
-    (4096, 4096, 4096, "gelu_erf", 0), (8192, 8192, 8192, "none", 0), *[(m, *layer) for m in (1, 16, 128, 512, 4096) for layer in LAYERS],
-    *[(197, *layer) for layer in LAYERS[:4]], (512, 50257, 768, "none", 0),
-    *[(32 * 197, *layer) for layer in LAYERS[:4]], (32, 1000, 2048, "none", 0), (1023, 1021, 1019, "none", 0), (127, 4095, 1000, "relu", 0),
-]  # fmt: skip
-
-
-Shape = tuple[int, int, int, str, int]
-
-
-def shape_name(s: Shape) -> str:
-    return f"{s[0]}x{s[1]}x{s[2]} {s[3]}{' +res' if s[4] else ''}"
-
-
-def shape_request(s: Shape, dtype: DType = DType.F16) -> Request:
-    m, n, k, act, res = s
-    ints = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "ldx": k,
-        "ldr": n,
-        "ldy": n,
-        "act": K.act_index(act),
-        "res_mode": res,
-    }
-    return R.request(
-        "gemm",
-        dtype,
-        ints,
-        operands=["x", "w", "bias", "y", *(["res"] if res else [])],
-        constant=("w", "bias"),
-    )
-
-
-@dataclass(frozen=True)
-class Data:
-    """One set of operands: x, w as PyTorch takes it, packed w, f32 bias, f16 bias, residual, y."""
-
-    x: Any
-    w: Any
-    packed: Any
-    bias: Any
-    bias16: Any
-    res: Any
-    y: Any
-
-    def bind(self, r: Request) -> R.Launch:
-        places = {"x": self.x, "w": self.packed, "bias": self.bias, "res": self.res, "y": self.y}
-        return R.bind(r, {k: v.data_ptr() for k, v in places.items()})
-
-
-def shape_data(s: Shape) -> list[Data]:
-    m, n, k, _, res = s
-    t, d = R.torch(), DType.F16
-    sets = []
-    for _ in range(R.sets_for((m * k + n * k + (1 + res) * m * n) * 2)):
-        w, b = random((n, k), d, 1 / math.sqrt(k)), t.randn(-(-n // 32) * 32, device="cuda")
-        y = t.empty((m, n), device="cuda", dtype=t.float16)
-        sets.append(
-            Data(
-                random((m, k), d),
-                w,
-                packed_weight(w, d, trans=True),
-                b,
-                b[:n].half(),
-                random((m, n), d),
-                y,
-            )
-        )
-    return sets
-
-
-def peers(s: Shape, data: list[Data], compiled: bool) -> dict[str, Callable[[int], Any]]:
-    t = R.torch()
-    f = t.nn.functional
-    act, res = s[3], s[4]
-
-    def plain(x: Any, w: Any, b: Any, q: Any) -> Any:
-        y = f.linear(x, w, b)
-        y = y + q if res else y
-        return (
-            f.gelu(y)
-            if act == "gelu_erf"
-            else f.silu(y)
-            if act == "silu"
-            else f.relu(y)
-            if act == "relu"
-            else y
-        )
-
-    def fused(i: int) -> Any:  # what one cuBLASLt call computes: bias and GELU, bias, or residual
-        v = data[i]
-        if act == "gelu_erf":
-            return t._addmm_activation(v.bias16, v.x, v.w.T, use_gelu=True)
-        return t.addmm(v.res if res else v.bias16, v.x, v.w.T)
-
-    out: dict[str, Callable[[int], Any]] = {
-        "eager": lambda i: plain(data[i].x, data[i].w, data[i].bias16, data[i].res),
-        "cublaslt": fused,
-    }
-    if compiled:
-        fast = t.compile(plain, mode="max-autotune-no-cudagraphs")
-        out["compile"] = lambda i: fast(data[i].x, data[i].w, data[i].bias16, data[i].res)
-    return out
-
-
-def launches(bound: list[R.Launch]) -> Callable[[int], Any]:
-    return lambda i: bound[i](R.current_stream())
-
-
-def time_cases(log: R.Log, only: str, compiled: bool, warm: float) -> None:
-    shapes = [s for s in SHAPES if re.search(only, shape_name(s))]
-    R.compile_all(
-        [r for s in shapes for r in (shape_request(s), pack_request(s[1], s[2], DType.F16, True))]
-    )
-    ratios: list[float] = []
-    for s in shapes:
-        try:
-            data = shape_data(s)
-            bound = [v.bind(shape_request(s)) for v in data]
-            variants = {"ours": launches(bound), **peers(s, data, compiled)}
-            result = R.measure(variants, len(data), warm=warm, rounds=100 if warm else 7)
-            ours, peer = result["ours"], result["cublaslt"]
-            k = bound[0].kernels[0]
-            note = f"{k.symbol} grid {k.grid[0]} cluster {k.cluster} smem {k.smem}"
-            if isinstance(ours, float) and isinstance(peer, float):
-                ratios.append(peer / ours)
-                note = f"{2e-6 * s[0] * s[1] * s[2] / ours:.0f} TFLOP/s, ratio {peer / ours:.3f} [{note}]"
-            log.record(m=s[0], n=s[1], k=s[2], residual=s[4], act=s[3], times=result)
-            log(f"{shape_name(s):28s} {result} {note}")
-        except Exception as e:
-            log(f"{shape_name(s)}: {type(e).__name__}: {str(e)[:200]}")
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        log(
-            f"geometric mean against cuBLAS (its fused epilogue where it has one): {mean:.3f}, worst {min(ratios):.3f}, {len(ratios)} shapes"
-        )
-
-
-def tune_cases(log: R.Log, only: str) -> None:
-    """Time of every plausible tile: what the cost model should choose."""
-    shapes = [s for s in SHAPES if re.search(only, shape_name(s))]
-    todo = {
-        s: [
-            R.force(shape_request(s), tile)
-            for tile in T.plausible(s[0], s[1], s[2], stored=s[1] % 8 == 0)
-        ]
-        for s in shapes
-    }
-    R.compile_all(
-        [r for rs in todo.values() for r in rs]
-        + [pack_request(s[1], s[2], DType.F16, True) for s in shapes]
-    )
-    for s, rs in todo.items():
-        try:
-            data = shape_data(s)
-            variants = {"chosen": launches([v.bind(shape_request(s)) for v in data])}
-            variants |= {
-                T.tile_name(R.forced_tile(r)): launches([v.bind(r) for v in data]) for r in rs
-            }
-            result = R.measure(
-                variants | peers(s, data, False), len(data), target_us=1000, rounds=3
-            )
-            log.record(
-                m=s[0], n=s[1], k=s[2], steps=-(-s[2] // 64), residual=s[4], act=s[3], times=result
-            )
-            report(log, shape_name(s), result)
-        except Exception as e:
-            log(f"{shape_name(s)}: {type(e).__name__}: {str(e)[:200]}")
-
-
-def report(log: R.Log, name: str, result: dict[str, float | str]) -> None:
-    good = sorted((v, k) for k, v in result.items() if isinstance(v, float))
-    log(
-        f"{name}: "
-        + ", ".join(f"{k} {v}" for v, k in good)
-        + "".join(f"; {k}: {v}" for k, v in result.items() if isinstance(v, str))
-    )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--tune", action="store_true", help="time every plausible tile")
-    parser.add_argument(
-        "--compile", action="store_true", help="also torch.compile max-autotune (slow to start)"
-    )
-    parser.add_argument(
-        "--warm",
-        type=float,
-        default=0,
-        help="seconds of each shape's products before it is timed (100 rounds): the clock of a lasting load",
-    )
-    parser.add_argument("--only", default="", help="regular expression: cases to take")
-    args = parser.parse_args()
-    log = R.Log(f"cuda_gemm_{'check' if args.check else 'tune' if args.tune else 'time'}.txt")
-    R.torch().manual_seed(0)
-    if args.tune:
-        tune_cases(log, args.only)
-        return 0
-    if not args.check:
-        time_cases(log, args.only, args.compile, args.warm)
-        return 0
-
-    def also(r: Request) -> list[Request]:
-        return (
-            [pack_request(int(r.ints["N"]), int(r.ints["K"]), r.dtype, True)]
-            if r.family == "gemm"
-            else []
-        )
-
-    return K.check_all(log, [c for c in check_cases() if re.search(args.only, c[0])], also)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def also(r: Request) -> list[Request]:
+    """The requests that a case needs beside its own: packing of weights."""
+    if r.family != "gemm":
+        return []
+    return [pack_gemm_request(int(r.ints["N"]), int(r.ints["K"]), r.dtype, True)]

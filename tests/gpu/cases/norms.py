@@ -1,23 +1,15 @@
-"""Products between norms of rows (family `gemm_norm`): correctness against float64 (`--check`), or
-time beside a product and a norm of their own.
-
-python -m tests.gpu.cases.norms --check [--only REGEX]
-python -m tests.gpu.cases.norms [--only REGEX]
-"""
+"""GEMM between norms of rows (family `gemm_norm`) against float64 (PyTorch on the GPU)."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
-import sys
-from collections.abc import Callable
 from typing import Any
 
-from tests.gpu.cases.gemm import Case, random
+from tests.gpu.cases.gemm import Case
 from tests.support.cuda import check as K
 from tests.support.cuda import runner as R
 from tests.support.cuda import tiles as T
+from tests.support.cuda.operands import random
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import weight_pitch
@@ -225,149 +217,3 @@ def check_cases() -> list[Case]:
             if not hasattr(tile, "warps_m") and ("y" not in sides or tile.bn % 64 == 0):
                 out.append(case(d, m, n, k, sides, act, tile=tile))
     return out
-
-
-#: (M, N, K, sides, activation): the products of transformer layers.
-SHAPES = [
-    (m, n, k, sides, act)
-    for m in (128, 197, 512, 4096, 6304)
-    for n, k, sides, act in (
-        (2304, 768, "x", "none"),
-        (3072, 768, "x", "gelu_erf"),
-        (768, 768, "py", "none"),
-        (768, 3072, "py", "none"),
-        (768, 3072, "ry", "none"),
-    )
-]
-
-
-def time_cases(log: R.Log, only: str) -> None:
-    """Both ways in microseconds: the product alone, a norm of its own before (or after) it and the
-    product, and the folded form.
-    """
-    t = R.torch()
-    d = DType.F16
-    shapes = [s for s in SHAPES if re.search(only, f"{s[0]}x{s[1]}x{s[2]}")]
-
-    def requests(s: tuple[int, int, int, str, str]) -> tuple[Request, Request, Request]:
-        m, n, k, sides, act = s
-        ints = {
-            "M": m,
-            "N": n,
-            "K": k,
-            "ldx": k,
-            "ldr": n,
-            "ldy": n,
-            "act": K.act_index(act),
-            "res_mode": int("x" not in sides),
-        }
-        product = R.request(
-            "gemm",
-            d,
-            ints,
-            operands=["x", "w", "bias", "y", *(["res"] if "x" not in sides else [])],
-            constant=("w", "bias"),
-        )
-        width = k if "x" in sides else n
-        norm = R.request(
-            "layernorm",
-            d,
-            {"rows": m, "N": width},
-            {"eps": _EPS},
-            operands=("x", "gamma", "beta", "y"),
-        )
-        return product, norm, norm_request(d, m, n, k, sides, act, False)
-
-    R.compile_all([r for s in shapes for r in requests(s)])
-    for s in shapes:
-        m, n, k, sides, _ = s
-        product, norm, folded = requests(s)
-        sets: list[dict[str, Callable[[Any], None]]] = []
-        keep = []
-        for _ in range(R.sets_for((m * k + n * k + 2 * m * n) * 2)):
-            x, x_stats = rows(m, k, d)
-            res, r_stats = rows(m, n, d)
-            wide = max(k, n)
-            v = {
-                name: t.randn(max(n, k) + 32, device="cuda")
-                for name in ("bias", "x_sums", "r_gamma", "r_beta")
-            }
-            v |= {
-                "x": x,
-                "res": res,
-                "x_stats": x_stats,
-                "r_stats": r_stats,
-                "w": random((n, k), d, 1 / math.sqrt(k)),
-                "y_stats": t.empty_like(r_stats),
-            }
-            v |= {
-                "y": t.empty_like(res),
-                "mid": random((m, wide), d),
-                "gamma": random((wide,), d),
-                "beta": random((wide,), d),
-            }
-            keep.append(v)
-            place = {name: tensor.data_ptr() for name, tensor in v.items()}
-            before = "x" in sides
-
-            def bind(r: Request, **changed: int) -> R.Launch:
-                return R.bind(
-                    r,
-                    {
-                        name: address
-                        for name, address in {**place, **changed}.items()  # noqa: B023
-                        if name in r.operands
-                    },
-                )
-
-            alone = bind(product)
-            first = bind(norm, x=place["x"], y=place["mid"]) if before else bind(product)
-            second = (
-                bind(product, x=place["mid"])
-                if before
-                else bind(norm, x=place["y"], y=place["mid"])
-            )
-            lone = bind(norm, x=place["x"] if before else place["y"], y=place["mid"])
-            sets.append(
-                {
-                    "product": alone,
-                    "norm": lone,
-                    "first": first,
-                    "second": second,
-                    "folded": bind(folded),
-                }
-            )
-
-        def both(i: int, sets: list[dict[str, Any]] = sets) -> None:
-            sets[i]["first"](R.current_stream())
-            sets[i]["second"](R.current_stream())
-
-        def one(name: str, sets: list[dict[str, Any]] = sets) -> Callable[[int], Any]:
-            return lambda i: sets[i][name](R.current_stream())
-
-        log(
-            f"{m}x{n}x{k} {sides}: {R.measure({'product': one('product'), 'norm': one('norm'), 'both': both, 'folded': one('folded')}, len(sets))}"
-        )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--only", default="", help="regular expression: cases to take")
-    args = parser.parse_args()
-    log = R.Log(f"cuda_norms_{'check' if args.check else 'time'}.txt")
-    R.torch().manual_seed(0)
-    if not args.check:
-        time_cases(log, args.only)
-        return 0
-    return K.check_all(
-        log,
-        [c for c in check_cases() if re.search(args.only, c[0])],
-        lambda r: pack(r.ints["N"], r.ints["K"], r.dtype),
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.gpu.cases import conv as V
-from tests.gpu.cases import gemm as G
 from tests.gpu.cases.small_products import (
     ACTIVATIONS,
     Rng,
@@ -22,6 +20,7 @@ from tests.gpu.cases.small_products import (
     silu,
     with_tile,
 )
+from tests.support.cuda import operands as O
 from tests.support.cuda import runner as R
 from tests.support.cuda import tiles as T
 from tests.support.cuda.case import Array, Case, Output, plain, rounding, stored, value
@@ -136,7 +135,7 @@ def conv(rng: Rng, v: Conv, dtype: DType) -> Case:
     x, vx = drawn(rng, (v.n, v.h, v.w, v.c), dtype)
     w, vw = drawn(rng, v.weight_shape, dtype, (v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5)
     b = rng.standard_normal(-(-v.oc // 32) * 32).astype(np.float32)
-    r = V.conv_request(v, dtype)
+    r = O.conv_request(v, dtype)
     image = (
         np.ascontiguousarray(x.transpose(0, 3, 1, 2))
         if v.planes
@@ -191,7 +190,7 @@ def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
     want[:, :k] = v.T
     yield case_of(
         "pack_gemm",
-        G.pack_request(n, k, dtype, False),
+        O.pack_gemm_request(n, k, dtype, False),
         {"w": w},
         {"packed": plain(dtype, want, rounding(want, dtype, 0))},
     )
@@ -235,7 +234,7 @@ def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
         want = value(_packed(c, w, dtype), dtype)
         yield case_of(
             f"pack {c.name(dtype)}",
-            V.pack_request(c, dtype, scaled=False),
+            O.pack_conv_request(c, dtype, scaled=False),
             {"w": w},
             {"packed": plain(dtype, want, rounding(want, dtype, 0))},
         )
@@ -300,14 +299,14 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)),
     ):
         for window in discovery.module("kernels", "cuda.conv.halo_resident").candidates(
-            V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)
+            O.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)
         ):
             yield with_tile(conv(rng, v, F16), window)
     for v in (
         Conv(5, 88, 9, 11, 72, (5, 5), pads=(2, 2, 2, 2), res_mode=1),
         Conv(2, 144, 6, 6, 45, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)),
     ):
-        for slab in T.slab_tiles(V.conv_request(v, F16)):
+        for slab in T.slab_tiles(O.conv_request(v, F16)):
             yield with_tile(conv(rng, v, F16), slab)
     bundles = (
         Conv(3, 48, 11, 9, 48, groups=12),
@@ -315,7 +314,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         Conv(1, 40, 9, 11, 320, (3, 2), groups=10),
     )
     for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
-        r = V.conv_request(v, dtype)
+        r = O.conv_request(v, dtype)
         windows = discovery.module("kernels", "cuda.conv.halo_resident").candidates(
             r, v.kernel[0] * v.kernel[1]
         )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.support.cuda import late as cuda_late
+from tests.support.cuda import late
 from tests.support.cuda import runner as R
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODES, DType
 
@@ -54,43 +51,6 @@ def gated(v: Any, o0: Any, o1: Any, o2: Any) -> Any:
     return R.torch().nn.functional.silu(v * o0 + o1) + o2
 
 
-@dataclass
-class Summary:
-    log: R.Log
-    passed: int = 0
-    failed: list[str] = field(default_factory=list)
-
-    def case(self, name: str, run: Callable[[], tuple[float, float]]) -> None:
-        """`run` gives (worst error over its bound, relative RMSE); more than 1, NaN or an exception
-        fails the case.
-        """
-        try:
-            worst, rmse = run()
-            R.torch().cuda.synchronize()
-        except Exception as e:
-            self.failed.append(name)
-            self.log(f"FAIL {name}: {type(e).__name__}: {str(e)[:300]}")
-            if not isinstance(e, (AssertionError, RuntimeError)):
-                self.log(traceback.format_exc(limit=3))
-            if "CUDA 7" in str(e) or "illegal" in str(e) or "misaligned" in str(e):
-                self.end()
-                raise SystemExit(1) from e  # the context is lost
-            return
-        good = worst <= 1 and math.isfinite(rmse)
-        self.passed += good
-        if not good:
-            self.failed.append(name)
-        self.log(
-            f"{'ok  ' if good else 'FAIL'} {name}: worst {worst:.3f} of its bound, relative RMSE {rmse:.2e}"
-        )
-
-    def end(self) -> int:
-        self.log(
-            f"{self.passed} passed, {len(self.failed)} failed{': ' + '; '.join(self.failed[:40]) if self.failed else ''}"
-        )
-        return 1 if self.failed else 0
-
-
 def compare(
     got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool, rounded: bool = False
 ) -> tuple[float, float]:
@@ -124,39 +84,6 @@ def compare(
     return worst, rmse
 
 
-def riskiest_last(cases: Sequence[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """Hopper kernels after the general ones: a fault ends the process, and should hide as little as
-    possible.
-    """
-
-    def risk(case: tuple[str, Any, Any]) -> bool:
-        try:
-            return any(k.symbol == "product_wgmma" for k in R.kernels(case[1]))
-        except Exception:
-            return True
-
-    return sorted(cases, key=risk)
-
-
-def check_all(
-    log: R.Log,
-    cases: Sequence[tuple[str, Any, Callable[[], tuple[float, float]]]],
-    also: Callable[[Any], Iterable[Any]] = lambda r: (),
-) -> int:
-    """Compile (name, request, run) cases and what `also` says that a request needs, run them, and
-    give the exit code.
-    """
-    ordered = riskiest_last(cases)
-    failed = R.compile_all([k for _, r, _ in ordered for k in (r, *also(r))])
-    log(
-        f"compiled for {len(ordered)} cases, {len(failed)} sources failed {list(failed.values())[:3]}"
-    )
-    summary = Summary(log)
-    for name, _, run in ordered:
-        summary.case(name, run)
-    return summary.end()
-
-
 def poisoned(shape: tuple[int, ...], dtype: DType) -> Any:
     """A buffer of NaN."""
     return R.torch().full(shape, float("nan"), dtype=R.torch_dtype(dtype), device="cuda")
@@ -164,10 +91,10 @@ def poisoned(shape: tuple[int, ...], dtype: DType) -> Any:
 
 def launch(r: Any, operands: Mapping[str, Any]) -> None:
     """Bind and run one request on tensors (or addresses), which come late where they are not
-    constant (`cuda_late`).
+    constant (`late`).
     """
     bound = R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in operands.items()})
-    cuda_late.behind(
+    late.behind(
         lambda: bound(R.current_stream()),
         [v for k, v in operands.items() if not isinstance(v, int) and k not in r.constant],
     )

@@ -5,6 +5,8 @@ tensor maps, the structures of a launch.
 from __future__ import annotations
 
 import ctypes as C
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -85,6 +87,16 @@ _assumed: list[tuple[int, int]] = []
 def assume(arch: int, sms: int) -> None:
     """Kernels are emitted for such a device from now on: to compile them on a machine without it."""
     _assumed[:] = [(arch, sms)]
+
+
+@contextmanager
+def assumed(arch: int, sms: int) -> Iterator[None]:
+    before = list(_assumed)
+    assume(arch, sms)
+    try:
+        yield
+    finally:
+        _assumed[:] = before
 
 
 def device() -> tuple[int, int]:

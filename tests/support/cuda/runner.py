@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import ctypes as C
 import importlib
-import json
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from tests.support.cuda import driver as driver
@@ -38,9 +34,15 @@ from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.pricing.device_caps import usual
 from tracea_onnx.support import discovery
 
+_torch: Any = None
+
 
 def torch() -> Any:
-    return importlib.import_module("torch")
+    """PyTorch, once it is needed. (A module that is global can be seen through by its compiler.)"""
+    global _torch
+    if _torch is None:
+        _torch = importlib.import_module("torch")
+    return _torch
 
 
 def torch_dtype(dtype: DType) -> Any:
@@ -218,6 +220,24 @@ def bind(
     return launch
 
 
+def bind_all(
+    requests: Sequence[Request],
+    places: Sequence[Mapping[str, Any]],
+    env: Mapping[str, int] | None = None,
+) -> Callable[[int], None]:
+    """One launch after the other, on tensors or addresses within them."""
+    bound = [
+        bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in p.items()}, env)
+        for r, p in zip(requests, places, strict=True)
+    ]
+
+    def call(stream: int) -> None:
+        for launch in bound:
+            launch(stream)
+
+    return call
+
+
 def call_of(
     k: Kernel,
     cubin: bytes,
@@ -292,105 +312,5 @@ def call_of(
     return call
 
 
-# --- measuring ------------------------------------------------------------------------------------------------------------
-
-
 def current_stream() -> int:
     return int(torch().cuda.current_stream().cuda_stream)
-
-
-def graph_of(fn: Callable[[int], Any], sets: int, repetitions: int) -> Any:
-    """A CUDA graph of `repetitions` calls fn(i), i rotating over the input sets."""
-    t = torch()
-    side = t.cuda.Stream()
-    side.wait_stream(t.cuda.current_stream())
-    with t.cuda.stream(side):
-        for i in range(min(sets, 2)):
-            fn(i)
-    t.cuda.current_stream().wait_stream(side)
-    t.cuda.synchronize()
-    graph = t.cuda.CUDAGraph()
-    with t.cuda.graph(graph):
-        for k in range(repetitions):
-            fn(k % sets)
-    return graph
-
-
-def measure(
-    variants: Mapping[str, Callable[[int], Any]],
-    sets: int = 1,
-    *,
-    target_us: float = 3000,
-    rounds: int = 7,
-    most: int = 96,
-    least: int = 2,
-    warm: float = 0,
-) -> dict[str, float | str]:
-    """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant
-    that fails gives its error line.
-
-    least: calls of a graph also where they take up to ten times `target_us`: variants of as many
-    calls have the same share of what a replay takes to start. warm: seconds of replays in turn
-    before, after which the device's clock is that of a lasting load."""
-    t = torch()
-    results: dict[str, float | str] = {}
-    graphs: dict[str, tuple[Any, int]] = {}
-    for name, fn in variants.items():
-        try:
-            for i in range(2):
-                fn(i % sets)
-            t.cuda.synchronize()
-            begin = time.perf_counter()
-            for i in range(4):
-                fn(i % sets)
-            t.cuda.synchronize()
-            once = (time.perf_counter() - begin) / 4 * 1e6
-            calls = int(target_us / max(once, 1.0))
-            count = max(2, min(most, max(calls, min(least, 10 * calls))))
-            count = max(sets, count // sets * sets)
-            graphs[name] = graph_of(fn, sets, count), count
-        except Exception as e:
-            results[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:140] if str(e) else ''}"
-            t.cuda.synchronize()
-    times: dict[str, list[float]] = {n: [] for n in graphs}
-    begin = time.perf_counter()
-    while True:
-        for graph, _ in graphs.values():
-            graph.replay()
-        t.cuda.synchronize()
-        if time.perf_counter() - begin >= warm:
-            break
-    for _ in range(rounds):
-        for name, (graph, count) in graphs.items():
-            a, b = t.cuda.Event(enable_timing=True), t.cuda.Event(enable_timing=True)
-            a.record()
-            graph.replay()
-            b.record()
-            b.synchronize()
-            times[name].append(a.elapsed_time(b) / count * 1e3)
-    return results | {n: round(statistics.median(v), 3) for n, v in times.items()}
-
-
-def sets_for(bytes_per_set: int, total: int = 160 << 20, most: int = 12) -> int:
-    """How many input sets make the rotation larger than the L2 cache."""
-    return max(1, min(most, -(-total // max(bytes_per_set, 1))))
-
-
-class Log:
-    """Lines to stdout and to a file in $OUT (or the working directory)."""
-
-    def __init__(self, name: str) -> None:
-        folder = Path(os.environ.get("OUT") or "out")
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / name).open("w")
-        self.records = (folder / name).with_suffix(".jsonl").open("w")
-        self.begin = time.time()
-
-    def __call__(self, *parts: object) -> None:
-        line = f"[{time.time() - self.begin:6.1f}s] " + " ".join(map(str, parts))
-        print(line, flush=True)
-        print(line, file=self.file, flush=True)
-
-    def record(self, **values: object) -> None:
-        """One line of JSON beside the log."""
-        print(json.dumps(values), file=self.records, flush=True)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.cases import conv as V
-from tests.gpu.cases.gemm import pack_request, packed_weight
 from tests.support.cuda import runner as R
 from tests.support.cuda.check import act_index
 from tests.support.cuda.conv_shape import pitch
+from tests.support.cuda.operands import channels_last, pack_gemm_request, packed_weight
 from tests.support.cuda.trials.trial import Places, Tensors, Trial, random, result
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
@@ -150,7 +149,7 @@ def _image(n: int, c: int, h: int, w: int, dtype: DType) -> Callable[[], Tensors
 def _into(n: int, c: int, h: int, w: int, dtype: DType) -> Callable[[Tensors], tuple[Places, Any]]:
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((n, h, w, pitch(c)), dtype)
-        return [{"x": V.channels_last(x["x"], pitch(c), dtype), "y": y}], y[..., :c].permute(
+        return [{"x": channels_last(x["x"], pitch(c), dtype), "y": y}], y[..., :c].permute(
             0, 3, 1, 2
         )
 
@@ -203,7 +202,7 @@ def global_pool(dtype: DType, n: int, c: int, h: int, w: int) -> Trial:
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((n, c), dtype)
-        return [{"x": V.channels_last(x["x"], pitch(c), dtype), "y": y}], y
+        return [{"x": channels_last(x["x"], pitch(c), dtype), "y": y}], y
 
     return Trial(
         f"global mean {dtype.name} {n}x{c}x{h}x{w}",
@@ -295,7 +294,7 @@ def excite(dtype: DType, n: int, c: int, h: int, w: int, hidden: int) -> Trial:
         eager,
         ours,
         2.0,
-        extra=[pack_request(hidden, c, dtype, True)],
+        extra=[pack_gemm_request(hidden, c, dtype, True)],
     )
 
 

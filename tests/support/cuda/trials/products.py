@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from tests.gpu.cases import conv as V
-from tests.gpu.cases import gemm as G
 from tests.support.cuda import check as K
+from tests.support.cuda import operands as O
 from tests.support.cuda import runner as R
 from tests.support.cuda.conv_shape import Conv, pitch
 from tests.support.cuda.trials.trial import Places, Tensors, Trial, random, result
 from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+#: Scores that the float64 reference of attention holds at once.
+_SCORES = 1 << 28
 
 
 def _act(name: str, y: Any) -> Any:
@@ -24,33 +26,41 @@ def _act(name: str, y: Any) -> Any:
         "relu": lambda: f.relu(y),
         "silu": lambda: f.silu(y),
         "gelu_erf": lambda: f.gelu(y),
+        "hard_swish": lambda: f.hardswish(y),
     }[name]()
 
 
-def linear(dtype: DType, m: int, n: int, k: int, act: str = "none", *, pad: int = 0) -> Trial:
-    """act(x w^T + b); pad: x is the first k columns of wider rows."""
+def linear(
+    dtype: DType, m: int, n: int, k: int, act: str = "none", *, pad: int = 0, res: bool = False
+) -> Trial:
+    """act(x w^T + b + res); pad: x is the first k columns of wider rows."""
     ints = {"M": m, "N": n, "K": k, "ldx": k + pad, "ldr": n, "ldy": n, "act": K.act_index(act)}
-    r = R.request("gemm", dtype, ints, operands=("x", "w", "bias", "y"), constant=("w", "bias"))
+    operands = ("x", "w", "bias", "y", *(["res"] if res else []))
+    r = R.request(
+        "gemm", dtype, ints | {"res_mode": int(res)}, operands=operands, constant=("w", "bias")
+    )
 
     def inputs() -> Tensors:
         return {
             "x": random(m, k + pad, dtype=dtype)[:, :k],
             "w": random(n, k, dtype=dtype, scale=k**-0.5),
             "b": random(n, dtype=dtype),
+            **({"res": random(m, n, dtype=dtype)} if res else {}),
         }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         bias = R.torch().zeros(-(-n // 32) * 32, device="cuda")
         bias[:n] = x["b"]
         y = result((m, n), dtype)
-        return [
-            {"x": x["x"], "w": G.packed_weight(x["w"], dtype, trans=True), "bias": bias, "y": y}
-        ], y
+        packed = O.packed_weight(x["w"], dtype, trans=True)
+        given = {k: v for k, v in x.items() if k in ("x", "res")}
+        return [{**given, "w": packed, "bias": bias, "y": y}], y
 
     def eager(x: Tensors) -> Any:
-        return _act(act, R.torch().nn.functional.linear(x["x"], x["w"], x["b"]))
+        y = R.torch().nn.functional.linear(x["x"], x["w"], x["b"])
+        return _act(act, y + x["res"] if res else y)
 
-    name = f"linear {dtype.name} {m}x{n}x{k} {act}{f' rows of {k + pad}' if pad else ''}"
+    name = f"linear {dtype.name} {m}x{n}x{k} {act}{f' rows of {k + pad}' if pad else ''}{' +res' * res}"
     return Trial(
         name,
         dtype,
@@ -60,7 +70,7 @@ def linear(dtype: DType, m: int, n: int, k: int, act: str = "none", *, pad: int 
         ours,
         0.0 if act in ("none", "relu") else 2.0,
         True,
-        [G.pack_request(n, k, dtype, True)],
+        [O.pack_gemm_request(n, k, dtype, True)],
         terms=k,
     )
 
@@ -113,65 +123,54 @@ def convolution(dtype: DType, v: Conv) -> Trial:
 
     def inputs() -> Tensors:
         last = R.torch().channels_last
-        x, w = (
-            random(v.n, v.c, v.h, v.w, dtype=dtype),
-            random(
-                *v.weight_shape,
-                dtype=dtype,
-                scale=(v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5,
-            ),
-        )
+        terms = v.c // v.groups * v.kernel[0] * v.kernel[1]
+        x = random(v.n, v.c, v.h, v.w, dtype=dtype)
+        w = random(*v.weight_shape, dtype=dtype, scale=terms**-0.5)
         if not v.planes:
             x, w = x.contiguous(memory_format=last), w.contiguous(memory_format=last)
-        return {"x": x, "w": w, "b": random(v.oc, dtype=dtype)}
+        made = {"x": x, "w": w, "b": random(v.oc, dtype=dtype)}
+        if v.res_mode:
+            made["res"] = random(v.n, v.oc, oh, ow, dtype=dtype).contiguous(memory_format=last)
+        return made
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         t = R.torch()
         bias = t.zeros(-(-v.oc // 32) * 32, device="cuda")
         bias[: v.oc] = x["b"]
-        packed = V.packed_weight(v, x["w"].contiguous(), t.ones(v.oc, device="cuda"), dtype)
+        packed = O.packed_filter(v, x["w"].contiguous(), t.ones(v.oc, device="cuda"), dtype)
         y = result((v.n, oh, ow, wide), dtype)
-        image = x["x"] if v.planes else V.channels_last(x["x"], pitch(v.c), dtype)
-        return [{"x": image, "w": packed, "bias": bias, "y": y}], y[..., : v.oc].permute(0, 3, 1, 2)
+        image = x["x"] if v.planes else O.channels_last(x["x"], pitch(v.c), dtype)
+        places = {"x": image, "w": packed, "bias": bias, "y": y}
+        if v.res_mode:
+            places["res"] = O.channels_last(x["res"], wide, dtype)
+        return [places], y[..., : v.oc].permute(0, 3, 1, 2)
 
     def eager(x: Tensors) -> Any:
-        f, p = R.torch().nn.functional, v.pads
+        f, p, image, pads = R.torch().nn.functional, v.pads, x["x"], v.pads[:2]
         if v.transposed:
-            return _act(
-                v.act,
-                f.conv_transpose2d(
-                    x["x"], x["w"], x["b"], v.stride, p[:2], v.extra, v.groups, v.dilation
-                ),
+            y = f.conv_transpose2d(
+                image, x["w"], x["b"], v.stride, pads, v.extra, v.groups, v.dilation
             )
-        if p[:2] == p[2:]:
-            return _act(
-                v.act, f.conv2d(x["x"], x["w"], x["b"], v.stride, p[:2], v.dilation, v.groups)
-            )
-        return _act(
-            v.act,
-            f.conv2d(
-                f.pad(x["x"], (p[1], p[3], p[0], p[2])),
-                x["w"],
-                x["b"],
-                v.stride,
-                0,
-                v.dilation,
-                v.groups,
-            ),
-        )
+        else:
+            if p[:2] != p[2:]:
+                image, pads = f.pad(image, (p[1], p[3], p[0], p[2])), (0, 0)
+            y = f.conv2d(image, x["w"], x["b"], v.stride, pads, v.dilation, v.groups)
+        if v.res_mode == 2:
+            return _act(v.act, y) + x["res"]
+        return _act(v.act, y + x["res"] if v.res_mode else y)
 
     rounded = 0.0 if v.act in ("none", "relu") else 2.0
     terms = v.c // v.groups * v.kernel[0] * v.kernel[1]
     return Trial(
         v.name(dtype),
         dtype,
-        [V.conv_request(v, dtype)],
+        [O.conv_request(v, dtype)],
         inputs,
         eager,
         ours,
         rounded,
         True,
-        [V.pack_request(v, dtype)],
+        [O.pack_conv_request(v, dtype)],
         terms=terms,
     )
 
@@ -225,9 +224,14 @@ def attention(
         return [{**x, "y": y}], y.transpose(1, 2)
 
     def eager(x: Tensors) -> Any:
-        return R.torch().nn.functional.scaled_dot_product_attention(
-            x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal, enable_gqa=kv != h
-        )
+        sdpa = R.torch().nn.functional.scaled_dot_product_attention
+        if x["q"].dtype == R.torch().float64 and b * h * s * t > _SCORES:  # head by head
+            y = R.torch().empty_like(x["q"])
+            for i, j in itertools.product(range(b), range(h)):
+                head = (x[o][i, j if o == "q" else j // (h // kv)] for o in "qkv")
+                y[i, j] = sdpa(*(v[None] for v in head), x.get("mask"), is_causal=causal)[0]
+            return y
+        return sdpa(x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal, enable_gqa=kv != h)
 
     # weights err as much relative to themselves as scores do absolutely, and these as their
     # products' sizes

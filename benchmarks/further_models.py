@@ -1,32 +1,20 @@
-"""Further architectures on the CUDA backend, beside PyTorch's own model in fp16 as a CUDA graph.
-
-    python -m benchmarks.zoo FOLDER [NAME ...] [--batch 1 8]
-
-Models are torchvision's and transformers' at their usual sizes with random weights. What FOLDER
-lacks is exported into it (TorchScript exporter; Qwen2 by dynamo) and made fp16 by `optimize
---backend cuda --precision fp16`. Reported: nodes left to ONNX Runtime, the largest difference from
-its CPU provider on the same file at batch 1 relative to each output's largest value, and
-milliseconds a run, tensors on the device, runs interleaved in rounds, medians."""
+"""Further architectures for `benchmarks.models` (`further:NAME`): torchvision's and transformers'
+models at their usual sizes with random weights. They are exported (TorchScript exporter; Qwen2 by
+dynamo) and made fp16 by `optimize --backend cuda --precision fp16`."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-import onnxruntime as ort
 
-from benchmarks.cuda_models import Bound, Run, interleaved
-from tracea_onnx import provider
 from tracea_onnx.pipeline import optimizer
 
 #: A model and its inputs for a batch of two.
 Made = tuple[Any, tuple[Any, ...]]
-_NVIDIA = 0x10DE
 
 
 def _first(model: Any, *names: str, pick: str = "") -> Any:
@@ -163,6 +151,13 @@ def export(name: str, path: Path) -> None:
             )
 
 
+def given(name: str, batch: int) -> tuple[Any, tuple[Any, ...]]:
+    """PyTorch's model in fp16 on the GPU and its inputs."""
+    model, inputs = ZOO[name]()
+    rows = (x[:1].expand(batch, *x.shape[1:]).contiguous().cuda() for x in inputs)
+    return model.cuda().half(), tuple(x.half() if x.is_floating_point() else x for x in rows)
+
+
 def optimized(name: str, folder: Path) -> Path:
     """The fp16 file, made if the folder has none."""
     full, half = folder / f"{name}.onnx", folder / f"{name}.fp16.onnx"
@@ -176,100 +171,3 @@ def optimized(name: str, folder: Path) -> Path:
             str(half),
         )
     return half
-
-
-def feeds(session: ort.InferenceSession, batch: int) -> dict[str, Any]:
-    rng = np.random.default_rng(batch)
-    out: dict[str, Any] = {}
-    for i in session.get_inputs():
-        dims = [batch, *i.shape[1:]]
-        out[i.name] = (
-            rng.integers(3, 1000, dims)
-            if "int" in i.type
-            else rng.standard_normal(dims).astype(np.float16 if "float16" in i.type else np.float32)
-        )
-    return out
-
-
-def graph(name: str, batch: int) -> Run:
-    """PyTorch's model as a CUDA graph, channels last where it takes images."""
-    import torch
-
-    torch.backends.cudnn.benchmark = True
-    made, inputs = ZOO[name]()
-    model, given = (
-        made.cuda().half(),
-        [x[:1].expand(batch, *x.shape[1:]).contiguous().cuda() for x in inputs],
-    )
-    given = [x.half() if x.is_floating_point() else x for x in given]
-    if given[0].ndim == 4:
-        model, given[0] = (
-            model.to(memory_format=torch.channels_last),
-            given[0].contiguous(memory_format=torch.channels_last),
-        )
-    with torch.inference_mode():
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(4):
-                model(*given)
-        torch.cuda.synchronize()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            model(*given)
-
-    # the graph holds addresses alone: what it reads must live on
-    def replay(_read: object = (model, given)) -> None:
-        captured.replay()
-        torch.cuda.synchronize()
-
-    return replay
-
-
-def measure(name: str, folder: Path, batches: list[int]) -> None:
-    path = str(optimized(name, folder))
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = provider.create_session(path, {"backend": "cuda"}, options)
-    left = [
-        n.op_type
-        for p in session.get_provider_graph_assignment_info()
-        if p.ep_name != provider.PROVIDER_NAME
-        for n in p.get_nodes()
-    ]
-    x = feeds(session, 1)
-    want = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, x)
-    ours = Bound(session, x, [w.shape for w in want], _NVIDIA)
-    ours()
-    error = ours.error(want)
-    for batch in batches:
-        runs: dict[str, Run] = {
-            "ours": Bound(
-                session, feeds(session, batch), [(batch, *w.shape[1:]) for w in want], _NVIDIA
-            ),
-            "graph": graph(name, batch),
-        }
-        ms = interleaved(runs)
-        times = ", ".join(f"{k} {v:.3f}" for k, v in ms.items())
-        print(
-            f"{name:16s} b{batch:<3d} left to ORT {len(left)}  difference {error:.1e}  ms: {times}  {ms['graph'] / ms['ours']:.2f}x",
-            flush=True,
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name", nargs="*", default=list(ZOO), help=", ".join(ZOO))
-    parser.add_argument("--batch", nargs="*", type=int, default=[1, 8])
-    args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for name in args.name:
-        try:
-            measure(name, args.folder, args.batch)
-        except Exception as e:
-            print(f"{name:16s} FAIL {type(e).__name__}: {str(e)[:300]}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

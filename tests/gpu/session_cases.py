@@ -1,24 +1,13 @@
-"""The CUDA launcher on a real GPU: hand-made Plans through NVRTC, the launcher and ONNX Runtime
-sessions; PASS or FAIL per case, microseconds per run.
-
-    python tests/gpu/launcher_cases.py [--no-build] [--only WORD]
-
-Builds the native library first (cmake, ninja and a C++ compiler). PyTorch is used where it is there
-(zero-copy cases). Exit code 1 when a case fails."""
+"""Hand-made CUDA Plans in ONNX Runtime sessions, on a GPU. Run by test_launcher.py, each case in a
+process of its own."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import statistics
-import sys
-import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,15 +16,11 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.gpu import plan_cases as plans
-from tests.gpu.plan_cases import F32, HandPlan, close, cube, vector
+from tests.gpu.plan_cases import F32, HandPlan, Skip, close, cube, vector
 from tracea_onnx.codegen.kernel_request import Int32
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import write_pack
-from tracea_onnx.runtime import cuda_harness
 
 NVIDIA = 0x10DE
 ort: Any
@@ -172,8 +157,7 @@ def session_torch_pointers() -> None:
     views off the 16-byte boundary; DLPack out.
     """
     if torch is None:
-        print("     no PyTorch with CUDA: skipped")
-        return
+        raise Skip("no PyTorch with CUDA")
     for graph in ("0", "1"):
         session = cube_session(enable_cuda_graph=graph)
         for offset in (0, 1, 4):
@@ -290,8 +274,7 @@ def session_two_gpus() -> None:
         if d.ep_name == provider.PROVIDER_NAME
     ][1:]
     if len(gpus) < 2:
-        print("     one GPU: skipped")
-        return
+        raise Skip("one GPU")
 
     def work(gpu: int, sessions: list[Any]) -> None:
         for k, session in enumerate(sessions * 20):
@@ -326,44 +309,6 @@ def session_two_gpus() -> None:
     at_once([partial(work, gpu, both) for gpu, both in sessions.items()])
 
 
-def session_microseconds() -> None:
-    n = 1000
-    x = vector(n)
-    rows: dict[str, Callable[[], Any]] = {}
-    for name, graph in (
-        ("one kernel list", "0"),
-        ("graph per partition", "1"),
-        ("graph of the session", "session"),
-    ):
-        session = cube_session(enable_cuda_graph=graph)
-        rows[f"device tensors, {name}"] = partial(
-            session.run_with_iobinding,
-            bound(session, device_tensor(x), empty_tensor(n), empty_tensor(n)),
-        )
-        if graph != "session":
-            rows[f"numpy, {name}"] = partial(session.run, None, {"x": x})
-    for graph in ("0", "1"):
-        options = {"backend": "cuda", "enable_cuda_graph": graph}
-        host = ort.InferenceSession(
-            cube_model(),
-            providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"],
-            enable_fallback=0,
-        )
-        rows[f"numpy, host tensors, graphs {graph}"] = partial(host.run, None, {"x": x})
-    samples: dict[str, list[float]] = {name: [] for name in rows}
-    for run in rows.values():
-        for _ in range(20):
-            run()
-    for _ in range(15):
-        for name, run in rows.items():
-            start = time.perf_counter()
-            for _ in range(200):
-                run()
-            samples[name].append((time.perf_counter() - start) / 200 * 1e6)
-    for name, values in samples.items():
-        print(f"     {statistics.median(values):7.2f} us per run: {name} (3 kernels, {n} elements)")
-
-
 def session_whole_path() -> None:
     """A model through the partition compiler, its emitters and NVRTC, against ONNX Runtime's CPU
     provider.
@@ -392,43 +337,15 @@ def session_whole_path() -> None:
         )
 
 
-def main() -> int:
+def setup(with_torch: bool) -> None:
+    """Before a case: the provider is registered. with_torch: PyTorch has started CUDA."""
     global ort, provider, torch
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-build", action="store_true")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    args = parser.parse_args()
-    if not args.no_build:
-        start = time.perf_counter()
-        importlib.import_module("tracea_onnx.ep.build").build(isa="avx2", jobs=16, werror=False)
-        print(f"built in {time.perf_counter() - start:.0f} s")
-    print(cuda_harness.device())
     ort = importlib.import_module("onnxruntime")
     provider = importlib.import_module("tracea_onnx.provider")
     provider.register()
-    if importlib.util.find_spec("torch"):
+    if with_torch and importlib.util.find_spec("torch"):
         torch = importlib.import_module("torch")
         torch = torch if torch.cuda.is_available() else None
-    print(f"onnxruntime {ort.__version__}, torch {getattr(torch, '__version__', 'absent')}")
-    failed = 0
-    cases = [
-        *plans.CASES,
-        *(case for name, case in globals().items() if name.startswith("session_")),
-    ]
-    for case in cases:
-        name = case.__name__
-        if args.only not in name:
-            continue
-        start = time.perf_counter()
-        try:
-            case()
-            print(f"PASS {name} ({time.perf_counter() - start:.1f} s)", flush=True)
-        except BaseException:
-            failed += 1
-            print(f"FAIL {name}\n{traceback.format_exc(limit=-4)}", flush=True)
-    print(f"{failed} failed")
-    return int(failed > 0)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {name: case for name, case in globals().items() if name.startswith("session_")}

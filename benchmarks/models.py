@@ -1,0 +1,187 @@
+"""How fast a whole model is, beside its peers.
+
+    python -m benchmarks.models [NAME|FILE.onnx ...] [--threads 1] [--batch 1]      # on the CPU
+    python -m benchmarks.models [NAME ...] --backend cuda [--batch 1 32] [--peers ort graph compile]
+    python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
+
+Without names: the zoo. On the CPU: the provider, and the optimized file on stock ONNX Runtime
+(`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without
+TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`. Results are
+compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed. Times are
+medians; a ratio is a peer's time over ours (above 1: ours is faster)."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import tracea_onnx
+from benchmarks import further_models, gpu_peers, harness
+from tests.support.cuda.models import NVIDIA, Bound, feeds, half
+from tests.support.difference import difference
+from tests.support.model_inputs import Feeds, batch_symbol, feeds_at, first_accepted
+from tests.support.sessions import assigned, session
+from tracea_onnx import provider
+from tracea_onnx.support import discovery
+
+#: Sizes of the zoo's symbols.
+ZOO_SIZES = {"batch": 1, "sequence": 128}
+ON_GPU = ("resnet50", "mobilenet_v3", "efficientnet_b0", "bert_base", "vit_b16", "gpt2")
+#: Tokens of a prompt, where they are not --sequence.
+_SEQUENCE = {"gpt2": 512}
+#: Differences beyond these are no rounding: nothing is timed. (Random weights amplify rounding.)
+_LARGEST = {"cpu": 5e-3, "fp16": 0.1, "fp32": 1e-3}
+
+
+def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
+    """`ours` is the provider."""
+    with tempfile.TemporaryDirectory() as scratch:
+        zoo = name in discovery.names("models")
+        source = Path(scratch) / f"{name}.onnx" if zoo else Path(name)
+        if zoo:
+            onnx.save(discovery.module("models", name).build(), source)
+        model = onnx.load(source, load_external_data=False)
+        optimized = Path(scratch) / "optimized.onnx"
+        tracea_onnx.optimize(source, output=optimized, verify=False)
+        sizes = dict(ZOO_SIZES)
+        if not zoo:
+            probe = session(source)
+            sizes = first_accepted(model, source.parent, lambda f: probe.run(None, f))
+        for batch in args.batch:
+            if (symbol := batch_symbol(model)) is not None:
+                sizes[symbol] = batch
+            given = [feeds_at(model, source.parent, sizes, seed) for seed in range(4)]
+            for threads in args.threads:
+                sessions = {
+                    harness.OURS: session(source, provider=True, threads=threads),
+                    "ort": session(source, threads=threads),
+                    "optimized": session(optimized, threads=threads),
+                }
+                _on_cpu(f"{source.stem} b{batch} {threads} threads", sessions, given, args, report)
+                del sessions
+                gc.collect()
+
+
+def _on_cpu(
+    name: str, sessions: Mapping[str, Any], given: Sequence[Feeds], args: argparse.Namespace,
+    report: harness.Report,
+) -> None:  # fmt: skip
+    want = [sessions["ort"].run(None, f) for f in given[:2]]
+    worst = max(
+        difference(w, s.run(None, f))
+        for s in sessions.values()
+        for f, w in zip(given, want, strict=False)
+    )
+    if not worst <= _LARGEST["cpu"]:
+        report.fail(name, f"differs by {worst:.1e}")
+        return
+
+    def caller(made: Any) -> Callable[[int], object]:
+        return lambda k: made.run(None, given[k % len(given)])
+
+    samplers = {n: harness.host(caller(s), clock=args.clock) for n, s in sessions.items()}
+    times = harness.interleaved(samplers, seconds=args.seconds)
+    ran, nodes = assigned(sessions[harness.OURS])
+    text = f"{times}, {ran} of {nodes} nodes on the provider, difference {worst:.1e}"
+    report.row(name, text, times=times, ran=ran, nodes=nodes, difference=worst)
+
+
+def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
+    further = name.startswith("further:")
+    if further:
+        path = further_models.optimized(name.partition(":")[2], args.folder)
+        full = onnx.load(str(path))
+    else:
+        zoo = name in discovery.names("models")
+        full = discovery.module("models", name).build() if zoo else onnx.load(name)
+    plain = ort.InferenceSession(full.SerializeToString(), providers=["CPUExecutionProvider"])
+    source = (full if further or args.single else half(full)).SerializeToString()
+    began = time.perf_counter()
+    made = provider.create_session(source, {"backend": "cuda"})
+    load = time.perf_counter() - began
+    left = sorted(
+        n.op_type
+        for p in made.get_provider_graph_assignment_info()
+        if p.ep_name != provider.PROVIDER_NAME
+        for n in p.get_nodes()
+    )
+    sequence = _SEQUENCE.get(name, args.sequence)
+    prepared: dict[str, bytes] = {}
+    for batch in args.batch:
+        if batch > 1 and name in _SEQUENCE:  # a prompt
+            continue
+        x = feeds(plain, batch, sequence, np.random.default_rng(0))
+        want = plain.run(None, x)
+        ours = Bound(made, x, [w.shape for w in want], NVIDIA)
+        for _ in range(3):  # the third run replays a graph
+            ours()
+        error, title = ours.error(want), f"{name} b{batch}"
+        if not error <= _LARGEST["fp32" if args.single else "fp16"]:
+            report.fail(title, f"differs by {error:.1e}")
+            continue
+        runs: dict[str, Callable[[], None]] = {harness.OURS: ours}
+        failed = {}
+        for kind in args.peers:
+            try:
+                if kind == "ort":
+                    if kind not in prepared:
+                        prepared[kind] = source if further else gpu_peers.ort_model(name, full)
+                    runs |= gpu_peers.ort_bound(name, prepared[kind], x, want)
+                elif kind == "tensorrt":
+                    runs |= gpu_peers.tensorrt_bound(full.SerializeToString(), x, want)
+                else:
+                    runs[kind] = gpu_peers.torch_run(kind, name, batch, sequence, args.single)
+            except Exception as e:
+                failed[kind] = harness.described(e)
+        samplers = {n: harness.run_sampler(run) for n, run in runs.items()}
+        times = harness.interleaved(samplers, seconds=args.seconds)
+        times.failed = failed
+        text = f"{times}, loaded in {load:.1f} s, left to ORT {len(left)}, difference {error:.1e}"
+        report.row(title, text, times=times, load=load, left=left, difference=error)
+
+
+def main() -> int:
+    parser = harness.parser(__doc__)
+    parser.add_argument("models", nargs="*", help="names of the zoo, .onnx files, further:NAME")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--batch", nargs="*", type=int, default=[1])
+    parser.add_argument("--sequence", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=4.0, help="at least, for each row")
+    cpu, cuda = parser.add_argument_group("cpu"), parser.add_argument_group("cuda")
+    cpu.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    cpu.add_argument(
+        "--clock", choices=tuple(harness.CLOCKS), default="wall",
+        help="cpu: the calling thread's time, for one thread on a busy machine",
+    )  # fmt: skip
+    cuda.add_argument("--peers", nargs="*", default=[], choices=gpu_peers.NAMES)
+    cuda.add_argument("--single", action="store_true", help="fp32 rather than fp16")
+    cuda.add_argument("--folder", type=Path, default=Path("further"), help="of exported models")
+    args = parser.parse_args()
+    if args.single and {"ort", "tensorrt"} & set(args.peers):
+        parser.error("--single is measured beside PyTorch alone")
+    gpu = args.backend == "cuda"
+    if gpu:
+        gpu_peers.load_libraries()
+        args.folder.mkdir(parents=True, exist_ok=True)
+    report = harness.Report("models", args, device=gpu)
+    zoo = [n for n in discovery.names("models") if n != "demo"]
+    for name in args.models or (list(ON_GPU) if gpu else zoo):
+        try:
+            (on_gpu if gpu else on_cpu)(name, args, report)
+        except Exception as e:  # one model that does not run must not hide the others
+            report.fail(name, harness.described(e))
+    return report.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

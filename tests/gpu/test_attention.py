@@ -1,0 +1,20 @@
+"""Attention: head sizes, masks, causal, grouped heads, packed operands, every kernel's tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gpu.cases import attention
+from tests.gpu.gpu import Gpu, Maker, makers
+
+pytestmark = pytest.mark.cuda
+
+
+def maker_cases(config: pytest.Config) -> list[Any]:
+    return makers(attention)
+
+
+def test_against_float64(gpu: Gpu, maker: Maker) -> None:
+    gpu.maker(maker, few=maker[1] == "forms")

@@ -1,0 +1,20 @@
+"""Gather and scatter by index, TopK, sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gpu.cases import indexed
+from tests.gpu.gpu import Gpu, Maker, makers
+
+pytestmark = pytest.mark.cuda
+
+
+def maker_cases(config: pytest.Config) -> list[Any]:
+    return makers(indexed)
+
+
+def test_against_float64(gpu: Gpu, maker: Maker) -> None:
+    gpu.maker(maker)
