@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only-compile", action="store_true", help="emit and compile, run nothing")
     group.addoption("--cases", default="", help="regular expression: cases of these names")
     group.addoption("--arch", type=int, help="kernels for an older device (80, 89), through PTX")
-    group.addoption("--drawn", type=int, default=132, help="operators of sizes drawn at random")
+    group.addoption("--drawn", type=int, default=66, help="operators of sizes drawn at random")
     group.addoption("--seed", type=int, default=7, help="of these")
 
 

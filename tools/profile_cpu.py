@@ -1,7 +1,7 @@
 """Where the time of a model goes: every launch of its Plans, run alone with its own operands,
 slowest first.
 
-python tools/profile_cpu.py model.onnx [--dim batch=1] [--top 30]
+python -m tools.profile_cpu model.onnx [--dim batch=1] [--top 30]
 """
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(argument, made)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Warnings of PyTorch, and of references that divide by zero, are no failures here."""
+    item.add_marker(pytest.mark.filterwarnings("default"))
+
+
 @pytest.fixture(scope="session")
 def gpu(pytestconfig: pytest.Config) -> Gpu:
     reason = _missing(pytestconfig)

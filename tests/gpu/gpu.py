@@ -26,6 +26,8 @@ from tracea_onnx.support import discovery
 
 #: Errors after which the context of a process is of no use.
 _LOST = ("CUDA 7", "illegal", "misaligned")
+#: Bytes that PyTorch may keep between cases.
+_RESERVED = 1 << 30
 #: A module of cases, the name of one of its makers, which part of its cases, of how many.
 Maker = tuple[ModuleType, str, int, int]
 #: SMs of the device for which small cases are emitted: few, so that a CTA has several tiles.
@@ -62,6 +64,9 @@ class Gpu:
             if any(word in str(e) for word in _LOST):
                 self.lost = name
             return f"{name}: {type(e).__name__}: {str(e)[:300]}"
+        finally:
+            if not self.lost:
+                _leave_memory()
         return "" if worst <= 1 else f"{name}: {worst:.3g} of its bound"
 
     def torch_case(self, case: TorchCase, also: Sequence[Request] = ()) -> None:
@@ -123,6 +128,13 @@ class Gpu:
         )
 
 
+def _leave_memory() -> None:
+    """Other processes use the GPU, too: PyTorch keeps little of what it has freed."""
+    cuda = R.torch().cuda
+    if cuda.memory_reserved() > _RESERVED:
+        cuda.empty_cache()
+
+
 def _passes(wrong: Sequence[str]) -> None:
     found = [w for w in wrong if w]
     assert not found, f"{len(found)} of {len(wrong)} wrong:\n" + "\n".join(found)
@@ -149,8 +161,15 @@ def makers(*modules: ModuleType) -> list[Any]:
 
 
 def torch_cases(cases: Iterable[TorchCase], config: pytest.Config) -> list[Any]:
+    """Those of bfloat16 are slow: their templates are those of float16."""
     only = config.getoption("--cases")
-    return [pytest.param(c, id=c[0].replace(" ", "_")) for c in cases if re.search(only, c[0])]
+    return [
+        pytest.param(
+            c, id=c[0].replace(" ", "_"), marks=[pytest.mark.slow] if " BF16 " in c[0] else []
+        )
+        for c in cases
+        if re.search(only, c[0])
+    ]
 
 
 def trials(found: Iterable[Trial], config: pytest.Config) -> list[Any]:
