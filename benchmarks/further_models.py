@@ -18,7 +18,7 @@ Made = tuple[Any, tuple[Any, ...]]
 
 
 def _first(model: Any, *names: str, pick: str = "") -> Any:
-    """The model as a module of positional inputs (`names` are what it calls them) and one output."""
+    """The model with positional inputs (`names` are what it calls them) and one output."""
     import torch
 
     class First(torch.nn.Module):  # type: ignore[misc]
@@ -60,7 +60,8 @@ def _text(kind: str, tokens: int, **options: Any) -> Callable[[], Made]:
 
         config = getattr(
             t,
-            f"{kind.removesuffix('Encoder').removesuffix('Text')}{'Text' if kind.endswith('Text') else ''}Config",
+            f"{kind.removesuffix('Encoder').removesuffix('Text')}"
+            f"{'Text' if kind.endswith('Text') else ''}Config",
         )(**options)
         config.use_cache = False
         model = _first(getattr(t, f"{kind}Model")(config), "input_ids", pick="last_hidden_state")
@@ -106,15 +107,21 @@ def _wav2vec() -> Made:
 
 
 ZOO: dict[str, Callable[[], Made]] = {
-    "densenet121": _vision("densenet121"), "convnext_tiny": _vision("convnext_tiny"), "shufflenet": _vision("shufflenet_v2_x1_0"), "swin_t": _vision("swin_t"),
-    "resnext50": _vision("resnext50_32x4d"), "regnet_y_400mf": _vision("regnet_y_400mf"), "effnet_v2_s": _vision("efficientnet_v2_s"),
+    "densenet121": _vision("densenet121"), "convnext_tiny": _vision("convnext_tiny"),
+    "shufflenet": _vision("shufflenet_v2_x1_0"), "swin_t": _vision("swin_t"),
+    "resnext50": _vision("resnext50_32x4d"), "regnet_y_400mf": _vision("regnet_y_400mf"),
+    "effnet_v2_s": _vision("efficientnet_v2_s"),
     "inception": _vision("inception_v3", 299, aux_logits=False, init_weights=False),
-    "deeplab": _vision("deeplabv3_mobilenet_v3_large", 256, part="segmentation", weights_backbone=None),
+    "deeplab": _vision("deeplabv3_mobilenet_v3_large", 256, part="segmentation",
+        weights_backbone=None),
     "segformer": _images("SegformerForSemanticSegmentation", 512, ("pixel_values",), "logits"),
-    "dinov2": _images("Dinov2Model", 224, ("pixel_values",), "last_hidden_state", hidden_size=384, num_attention_heads=6, image_size=224),
+    "dinov2": _images("Dinov2Model", 224, ("pixel_values",), "last_hidden_state", hidden_size=384,
+        num_attention_heads=6, image_size=224),
     "clip_vision": _images("CLIPVisionModel", 224, ("pixel_values",), "pooler_output"),
-    "clip_text": _text("CLIPText", 77, eos_token_id=2), "roberta": _text("Roberta", 128), "t5_encoder": _text("T5Encoder", 128),
-    "qwen2": _text("Qwen2", 256, vocab_size=32000, hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2),
+    "clip_text": _text("CLIPText", 77, eos_token_id=2), "roberta": _text("Roberta", 128),
+    "t5_encoder": _text("T5Encoder", 128),
+    "qwen2": _text("Qwen2", 256, vocab_size=32000, hidden_size=896, intermediate_size=4864,
+        num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2),
     "whisper": _whisper, "wav2vec2": _wav2vec,
 }  # fmt: skip
 _DYNAMO = frozenset({"qwen2"})

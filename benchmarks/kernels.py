@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels [gemm conv attention rows] [--compile] [--only REGEX]
     python -m benchmarks.kernels --shapes odd|slow|drawn [--count 264 --seed 7]    # beside eager
-    python -m benchmarks.kernels --shapes drawn --symbolic one|several             # sizes as symbols
+    python -m benchmarks.kernels --shapes drawn --symbolic one|several            # sizes as symbols
 
 Each case is compared with PyTorch in float64, then timed: CUDA graphs of many calls, replayed in
 random order, on inputs rotated past L2, so that no side pays for launching. Peers: `eager` PyTorch

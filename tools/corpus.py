@@ -81,7 +81,7 @@ def _check(path: Path, line: Line, scratch: Path, backend: str) -> None:
 
     try:
         oracle = session(path, optimize=False)
-    except Exception as e:  # ORT's own refusal: nothing can be asked of this model, but that it is refused in words here, too
+    except Exception as e:  # ORT refuses it: it must be refused in words here, too
         line.status, line.reason = "skipped", " ".join(str(e).split())[:200]
         with contextlib.suppress(TraceaError):
             tracea_onnx.optimize(path, verify=False)
@@ -226,7 +226,10 @@ def main() -> int:
             print(f"{line.name}: {line.status}: {line.reason}", file=sys.stderr, flush=True)
     lines.sort(key=lambda x: x.name)
     rows = [
-        "| model | nodes | optimized | provider ran | of the optimized | batches | worst relative error | result |",
+        (
+            "| model | nodes | optimized | provider ran | of the optimized | batches | worst "
+            "relative error | result |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for x in lines:
@@ -234,7 +237,8 @@ def main() -> int:
         verdict = f"{x.status}: {x.reason}" if x.reason else x.status
         shares = " | ".join(f"{a} / {b}" for a, b in (x.share, x.optimized_share))
         rows.append(
-            f"| {x.name} | {x.nodes} | {x.optimized} | {shares} | {sizes} | {x.worst:.1e} | {verdict} |"
+            f"| {x.name} | {x.nodes} | {x.optimized} | {shares} | {sizes} | {x.worst:.1e} | "
+            f"{verdict} |"
         )
     counts = {
         s: sum(x.status == s for x in lines) for s in ("ok", "wrong", "error", "crash", "skipped")

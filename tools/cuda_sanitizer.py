@@ -1,9 +1,11 @@
 """Small cases of every CUDA kernel for compute-sanitizer, through the driver alone (PyTorch and
 NVRTC are slow under it).
 
-    python -m tools.cuda_sanitizer --compile                                       # beforehand, into the cache; needs no GPU
-    compute-sanitizer --tool memcheck  --padding 4096 python -m tools.cuda_sanitizer [--part 0/4] [--only REGEX]
-    compute-sanitizer --tool racecheck python -m tools.cuda_sanitizer --racecheck [--part 0/4] [--only REGEX]
+    python -m tools.cuda_sanitizer --compile     # beforehand, into the cache; needs no GPU
+    compute-sanitizer --tool memcheck --padding 4096 python -m tools.cuda_sanitizer [--part 0/4]
+    compute-sanitizer --tool racecheck python -m tools.cuda_sanitizer --racecheck [--only REGEX]
+
+The cases are those of `tests/gpu/cases`.
 
 Every operand is an allocation of its own with no byte to spare, and every result is compared with
 float64. Kernels are emitted for a device of few multiprocessors, so that a block has several tiles
@@ -52,22 +54,29 @@ CHOSEN = "|".join((
     r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|2x20001x3) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
     r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021|270x96|4200x33|40x801) .*F16", "layernorm layernorm 5x256 .*F32",
     r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16",
-    r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16",
+    (r"groupnorm(_nhwc)? groupnorm(_nhwc)? "
+    r"(2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16"),
     "rope rope .*F16",
     r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min 1x700x40|mean 3x41x133|sum 1x9001x70) F16", "reduce reduce sum I64",
     r"argmax argmax (2x3000x1|2x40x5|3x17x1|2x40009x1|1x700x40|3x41x133) min=0 last=1 F16",
-    r"cumsum cumsum F16 (2x3001x1|5x40x7|300x9x3|1x40009x1|3x700x40|7x260x1|5x7x70|3x20x45) .*", "cumsum cumsum I64 (1x40009x1|5x40x7) .*",
+    r"cumsum cumsum F16 (2x3001x1|5x40x7|300x9x3|1x40009x1|3x700x40|7x260x1|5x7x70|3x20x45) .*",
+    "cumsum cumsum I64 (1x40009x1|5x40x7) .*",
     r"copy copy .* (2|8)B", "copy copy symbolic", r"gather(_elements)? .* by (11|5) 2B F32",
-    "gather gather out of range", "fill fill 1003 x 2B", "store_ints store_ints I64", "range range F32",
-    r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16", "zero_border .* F16",
+    "gather gather out of range", "fill fill 1003 x 2B", "store_ints store_ints I64",
+    "range range F32",
+    r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16",
+    "zero_border .* F16",
     r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to 240) F16", "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
-    "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16", "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
+    "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16",
+    "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
     r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16",
     r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7|70x40x5x9) F16",
-    r"resize(2d|_cubic) resize(2d|_cubic) mode=[012] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
+    r"resize(2d|_cubic) resize(2d|_cubic) mode=[012] coord=0 rounding=0 7x6->3x13 F16",
+    r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
     r"indexed (gather_along|scatter_along|(scatter|gather)_tuples|one_hot|triangle) .*(2|8)B F32",
     r"sampled grid_sample [012] [012] [01] 5 F16", r"sampled lrn 5 5 F32",
-    r"topk topk .* (F16|I32)", r"copies copies .* (1|2|4)B", "pointwise pointwise (columns|run|steps|backwards|short|constant|transposed|both) .*F32",
+    r"topk topk .* (F16|I32)", r"copies copies .* (1|2|4)B",
+    "pointwise pointwise (columns|run|steps|backwards|short|constant|transposed|both) .*F32",
     r"pointwise_nhwc pointwise_nhwc \w+ (1x20x3x3|3x7x4x1) F16",
 ))  # fmt: skip
 #: Families whose form depends on how many multiprocessors there are.
@@ -98,7 +107,7 @@ def jobs(only: str) -> Iterator[tuple[Case, Request]]:
             yield c, request_of(c)
 
 
-# --- the driver's memory ------------------------------------------------------------------------------------------------------------
+# --- the driver's memory
 
 
 class Memory:
@@ -242,7 +251,8 @@ def main() -> int:
         discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
         failed = R.compile_all([r for _, r in todo])
         print(
-            f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} sources, {len(failed)} do not compile",
+            f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} "
+            f"sources, {len(failed)} do not compile",
             *failed.values(),
         )
         return int(bool(failed))
@@ -264,11 +274,13 @@ def main() -> int:
             wrong.append(name)
         symbols = ",".join(sorted({k.symbol for k in R.kernels(r)}))
         print(
-            f"{'ok  ' if error <= 1 else 'FAIL'} {name} [{symbols}]: {error:.3f} of its bound, {time.perf_counter() - before:.1f} s",
+            f"{'ok  ' if error <= 1 else 'FAIL'} {name} [{symbols}]: {error:.3f} of its bound, "
+            f"{time.perf_counter() - before:.1f} s",
             flush=True,
         )
     print(
-        f"part {args.part}: {done} of {len(mine)} cases ran in {time.perf_counter() - begin:.0f} s, {len(wrong)} wrong",
+        f"part {args.part}: {done} of {len(mine)} cases ran in {time.perf_counter() - begin:.0f} "
+        f"s, {len(wrong)} wrong",
         *wrong,
         sep="; ",
         flush=True,

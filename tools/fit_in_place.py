@@ -1,7 +1,10 @@
 """Linear layers in their places in networks: what `_split.between` is fitted to, and what it gains.
 
-    python -m tools.fit_in_place [MODEL ...] [--batch 1] [--sequence 128]   # whole runs, tiles chosen by what they take by themselves and as they are, in turn
-    python -m tools.fit_in_place [MODEL ...] --tiles 12                     # and the likely tiles of each kind of launch, each in its place
+    python -m tools.fit_in_place [MODEL ...] [--batch 1] [--sequence 128]
+    python -m tools.fit_in_place [MODEL ...] --tiles 12
+
+Whole runs are timed in turn: tiles chosen by what they take by themselves, and tiles as they are
+chosen. With --tiles, so many likely tiles of each kind of launch are timed, each in its place.
 
 MODEL: of the zoo, in fp16, or stack_M_D_L: a linear layer of M rows of D numbers, then L blocks of
 layers to 3 D and 4 D and back, to D, residuals, and norms between them; or plain_M_D_L: L blocks of
@@ -132,7 +135,10 @@ class Place:
         before = list(measure.parts(self.request, self.sizes))
         by_itself(False)
         found = measure._compare(before, self.usual, 0, _TURNS)
-        return f"{statistics.median(a for a, _ in found.totals):.1f} us by themselves, {found.ratio:.4f} of that in place"
+        return (
+            f"{statistics.median(a for a, _ in found.totals):.1f} us by themselves, "
+            f"{found.ratio:.4f} of that in place"
+        )
 
     def tiles(self, most: int) -> list[str]:
         """A line for each tile of each kind of launch: its price and its time relative to the
@@ -157,7 +163,8 @@ class Place:
             for key, name in trial.items():
                 price = offers[key][name] / min(offers[key].values())
                 lines.append(
-                    f"  {measure.text(asked[key], self.sizes)}: {name} price {price:.3f} time {found.other[key] / found.usual[key]:.3f}"
+                    f"  {measure.text(asked[key], self.sizes)}: {name} price {price:.3f} time "
+                    f"{found.other[key] / found.usual[key]:.3f}"
                 )
         return sorted(lines)
 

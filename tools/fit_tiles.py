@@ -23,8 +23,10 @@ from tracea_onnx.support import discovery
 F16 = DType.F16
 #: Of attention: warpgroups, CTAs of an SM, what overlaps, keys of a tile.
 SWEPT: tuple[tuple[int, int, str, tuple[int, ...]], ...] = (
-    (1, 1, "OVERLAP", (64, 112, 128)), (1, 1, "ALONE", (64, 112, 128, 208)), (1, 2, "FREE", (64, 112, 128)), (1, 3, "FREE", (64, 80)), (1, 4, "FREE", (64,)),
-    (2, 1, "FREE", (96, 128, 176)), (2, 1, "OVERLAP", (96, 128, 176)), (2, 1, "TURNS", (96, 128)), (2, 1, "SPLIT", (64, 112, 128)), (2, 2, "FREE", (64, 80)),
+    (1, 1, "OVERLAP", (64, 112, 128)), (1, 1, "ALONE", (64, 112, 128, 208)),
+    (1, 2, "FREE", (64, 112, 128)), (1, 3, "FREE", (64, 80)), (1, 4, "FREE", (64,)),
+    (2, 1, "FREE", (96, 128, 176)), (2, 1, "OVERLAP", (96, 128, 176)), (2, 1, "TURNS", (96, 128)),
+    (2, 1, "SPLIT", (64, 112, 128)), (2, 2, "FREE", (64, 80)),
     (3, 1, "FREE", (96, 112, 128)), (4, 1, "FREE", (64, 80, 96)),
 )  # fmt: skip
 #: A trial, and its tiles by name.

@@ -319,7 +319,8 @@ def report(results: dict[str, dict[str, Outcome]], selected: Sequence[Case]) -> 
         ]
         regressions += [f"{leg} {n}: {outcomes[n].status} {outcomes[n].reason}" for n in worse]
         lines.append(
-            f"| {leg} | {len(outcomes)} | {count['pass']} | {count['fail']} | {count['crash']} | {'-' if leg == 'ort' else len(worse)} |"
+            f"| {leg} | {len(outcomes)} | {count['pass']} | {count['fail']} | {count['crash']} | "
+            f"{'-' if leg == 'ort' else len(worse)} |"
         )
     lines += ["", *regressions]
     kinds = {c.name: c.kind for c in selected}
@@ -333,17 +334,19 @@ def report(results: dict[str, dict[str, Outcome]], selected: Sequence[Case]) -> 
             if not ran and len(results[leg]) > 100:
                 regressions.append(leg)
                 lines.append(
-                    f"{leg}: the provider ran nothing at all: compiling fails, or the provider was not chosen"
+                    f"{leg}: the provider ran nothing at all: compiling fails, or the provider "
+                    "was not chosen"
                 )
             lines.append(
-                f"{leg}: the provider ran nodes of {len(ran)} of {len(results[leg])} tests ({by_kind}); {whole} of them entirely"
+                f"{leg}: the provider ran nodes of {len(ran)} of {len(results[leg])} tests "
+                f"({by_kind}); {whole} of them entirely"
             )
     return "\n".join(lines), len(regressions)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Run the ONNX backend suite through ONNX Runtime, the optimizer and the provider."
+        description="The ONNX backend suite on ONNX Runtime, the optimizer and the provider."
     )
     parser.add_argument(
         "--filter", default="", help="only tests whose name matches this regular expression"

@@ -47,7 +47,8 @@ def main() -> None:
     print(f"{total * 1e6:.0f} us in {len(rows)} launches")
     for family, seconds in sorted(by_family.items(), key=lambda kv: -kv[1]):
         print(
-            f"  {family:16s} {seconds * 1e6:9.0f} us  {100 * seconds / total:5.1f} %  {sum(r[1] == family for r in rows)} launches"
+            f"  {family:16s} {seconds * 1e6:9.0f} us  {100 * seconds / total:5.1f} %  "
+            f"{sum(r[1] == family for r in rows)} launches"
         )
     for seconds, family, text in sorted(rows, reverse=True)[: args.top]:
         print(f"{seconds * 1e6:9.1f} us {family:16s} {text}")
@@ -118,12 +119,18 @@ def _describe(family: str, i: dict[str, int], program: Any, seconds: float) -> s
     if family in _CONV_FLOPS:
         flops = 2 * i["N"] * i["OC"] * i["OH"] * i["OW"] * i["IC"] // i["G"] * i["KH"] * i["KW"]
         act = f" act{i['act']}" + (f" res{i['res_mode']}" if i["res_mode"] else "")
-        shapes = f"{i['N']}x{i['IC']}x{i['IH']}x{i['IW']} -> {i['OC']}x{i['OH']}x{i['OW']} k{i['KH']}x{i['KW']} s{i['SH']} g{i['G']}"
+        shapes = (
+            f"{i['N']}x{i['IC']}x{i['IH']}x{i['IW']} -> {i['OC']}x{i['OH']}x{i['OW']} "
+            f"k{i['KH']}x{i['KW']} s{i['SH']} g{i['G']}"
+        )
         return f"{shapes}{act}{extra}  {flops / seconds / 1e9:.1f} GF/s"
     if family in ("gemm", "matmul"):
         batch = i.get("B0", 1) * i.get("B1", 1)
         flops = 2 * batch * i["M"] * i["N"] * i["K"]
-        return f"{batch}x {i['M']}x{i['N']}x{i['K']} act{i['act']}{extra}  {flops / seconds / 1e9:.1f} GF/s"
+        return (
+            f"{batch}x {i['M']}x{i['N']}x{i['K']} act{i['act']}{extra}  "
+            f"{flops / seconds / 1e9:.1f} GF/s"
+        )
     return " ".join(
         f"{k}={v}"
         for k, v in i.items()

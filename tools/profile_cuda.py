@@ -56,7 +56,8 @@ def report(
         by_family[family].append(us)
         same[family, text].append(us)
     print(
-        f"== {name} b{batch}: replay {total:.1f} us, {len(rows)} launches of {sum(r[0] for r in rows):.1f} us"
+        f"== {name} b{batch}: replay {total:.1f} us, {len(rows)} launches of "
+        f"{sum(r[0] for r in rows):.1f} us"
     )
     print(
         "  "

@@ -275,7 +275,7 @@ def slope(points: Sequence[tuple[int, int]]) -> Slope:
 
 @dataclass
 class Growth:
-    """Live bytes after so many units, of what was read right before each part and right after it."""
+    """Live bytes after so many units: read right before each part, and right after it."""
 
     points: list[tuple[int, int]] = field(default_factory=list)
 
@@ -378,7 +378,8 @@ def _warm_contexts(
 
             crew.do(run)
         print(
-            f"soak: {counters()['prepared'] - before} launch lists prepared of {threads} contexts for {len(of_session)} shapes",
+            f"soak: {counters()['prepared'] - before} launch lists prepared of {threads} contexts "
+            f"for {len(of_session)} shapes",
             flush=True,
         )
 
@@ -443,10 +444,12 @@ def soak(args: argparse.Namespace) -> bool:
     said = wrong[0] if wrong else "all bits as one thread"
     who = f"{args.threads} threads of {len(models)} sessions with {len(rows)} shapes"
     print(
-        f"soak: {done} runs by {who} in {took:.0f} s, as many of stock ONNX Runtime among them: {said}"
+        f"soak: {done} runs by {who} in {took:.0f} s, as many of stock ONNX Runtime among them: "
+        f"{said}"
     )
     print(
-        f"soak: bytes for 1,000 runs {ours} (bar {_PER_THOUSAND}), stock ONNX Runtime {stock}; of {len(growth[args.backend].late())} readings each"
+        f"soak: bytes for 1,000 runs {ours} (bar {_PER_THOUSAND}), stock ONNX Runtime {stock}; of "
+        f"{len(growth[args.backend].late())} readings each"
     )
     print(
         "soak: held after half of them -> in the end: "
@@ -503,10 +506,12 @@ def churn(args: argparse.Namespace) -> bool:
     more = {k: (half[k], v) for k, v in must.items() if v > half[k] + _SLACK.get(k, 0)}
     fine = not more and ours.middle <= _PER_SESSION
     print(
-        f"soak: {args.made} sessions made and dropped in {took:.0f} s, as many of stock ONNX Runtime among them"
+        f"soak: {args.made} sessions made and dropped in {took:.0f} s, as many of stock ONNX "
+        "Runtime among them"
     )
     print(
-        f"soak: bytes for each {ours} (bar {_PER_SESSION}), stock ONNX Runtime {stock}; of {len(growth[args.backend].late())} readings each"
+        f"soak: bytes for each {ours} (bar {_PER_SESSION}), stock ONNX Runtime {stock}; of "
+        f"{len(growth[args.backend].late())} readings each"
     )
     print(
         "soak: first, after half of them, in the end: "

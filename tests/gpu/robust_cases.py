@@ -338,7 +338,8 @@ def memory_of_past_shapes_is_given_back() -> None:
         session.run(None, {"x": np.ones(1000, np.float32)})
     end, _ = t.cuda.mem_get_info()
     print(
-        f"     free: {before >> 20} MB, {after >> 20} MB behind the large run, {end >> 20} MB in the end"
+        f"     free: {before >> 20} MB, {after >> 20} MB behind the large run, {end >> 20} MB in "
+        "the end"
     )
     assert before - after > 1 << 30 and before - end < 200 << 20
 

@@ -38,7 +38,7 @@ def case_cases(config: pytest.Config) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def shimmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which calls of the driver can be made to fail; empty where there is none."""
+    """The environment in which calls of the driver can be made to fail; empty: there is none."""
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return {}
     try:

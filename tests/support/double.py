@@ -96,7 +96,8 @@ class ConvTranspose(OpRun):
     """The evaluator's own ConvTranspose takes one output channel of each group."""
 
     def _run(
-        self, x: Any, w: Any, b: Any = None, auto_pad: Any = None, dilations: Any = None, group: int = 1, kernel_shape: Any = None, output_padding: Any = None,
+        self, x: Any, w: Any, b: Any = None, auto_pad: Any = None, dilations: Any = None,
+        group: int = 1, kernel_shape: Any = None, output_padding: Any = None,
         output_shape: Any = None, pads: Any = None, strides: Any = None,
     ) -> tuple[Any]:  # fmt: skip
         rank = x.ndim - 2
@@ -153,7 +154,7 @@ class GatherElements(OpRun):
 
 
 class MeanVarianceNormalization(OpRun):
-    """The evaluator's own MeanVarianceNormalization is a function whose constants are of float32."""
+    """The evaluator's own MeanVarianceNormalization is a function with float32 constants."""
 
     def _run(self, x: Any, axes: Sequence[int] = (0, 2, 3)) -> tuple[Any]:
         over = tuple(axes)
@@ -173,9 +174,12 @@ class Resize(OpRun):
     """
 
     def _run(
-        self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, antialias: int = 0, axes: Any = None,
-        coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0,
-        keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
+        self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, antialias: int = 0,
+        axes: Any = None,
+        coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
+        exclude_outside: int = 0, extrapolation_value: float = 0.0,
+        keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+        nearest_mode: str = "round_prefer_floor",
     ) -> tuple[Any]:  # fmt: skip
         coord = coordinate_transformation_mode
         known = (
@@ -328,7 +332,10 @@ _EXACT, _SUMS = (
         """Abs Cast CastLike Ceil Clip Compress Concat Constant ConstantOfShape DepthToSpace Dropout Expand Flatten Floor Gather GatherElements GatherND
         GlobalMaxPool Identity If Loop Max MaxPool Min Neg OneHot Pad ReduceMax ReduceMin Relu Reshape ReverseSequence Round Scan ScatterElements ScatterND Sign
         Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unsqueeze Where""",
-        "Attention AveragePool Conv ConvTranspose CumSum Einsum GRU Gemm GlobalAveragePool LSTM LogSoftmax MatMul Mean RNN Resize Softmax Sum",
+        (
+            "Attention AveragePool Conv ConvTranspose CumSum Einsum GRU Gemm GlobalAveragePool LSTM "
+            "LogSoftmax MatMul Mean RNN Resize Softmax Sum"
+        ),
     )
 )
 

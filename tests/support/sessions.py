@@ -120,8 +120,12 @@ def machine() -> str:
         lines = info.read_text().splitlines()
         fields = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         cores = sum(line.startswith("processor") for line in lines)
-        name = f"{fields.get('model name', name)} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}), {cores} logical cores"
+        name = (
+            f"{fields.get('model name', name)} (family {fields.get('cpu family', '?')}, model "
+            f"{fields.get('model', '?')}), {cores} logical cores"
+        )
     return (
-        f"{name}; {platform.system()} {platform.release()}; Python {platform.python_version()}, onnx {onnx.__version__}, onnxruntime {ort.__version__}, "
+        f"{name}; {platform.system()} {platform.release()}; Python {platform.python_version()}, "
+        f"onnx {onnx.__version__}, onnxruntime {ort.__version__}, "
         f"numpy {np.__version__}, tracea-onnx {tracea_onnx.__version__}"
     )

@@ -1,8 +1,8 @@
 """Random graphs (`tools.fuzz.graph_draws`) through `optimize` and the provider, against ONNX
 Runtime with its optimisations off.
 
-    python -m tools.fuzz.graph_differential [--count 500] [--seed 0] [--jobs N] [--seconds 0] [--keep FOLDER]
-    python -m tools.fuzz.graph_differential --replay 123 ... [--keep FOLDER]       # with fewer nodes, where it is wrong
+    python -m tools.fuzz.graph_differential [--count 500] [--seed 0] [--jobs N] [--keep FOLDER]
+    python -m tools.fuzz.graph_differential --replay 123 ...   # with fewer nodes, where it is wrong
 
 Legs: the optimized model on stock ONNX Runtime; the original, and the optimized model, on the
 provider, which takes what pays or all that it can. Two of the four runs of the provider are drawn
@@ -95,7 +95,10 @@ def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
     for name, a, b in zip(reference.names, first, again, strict=True):
         if isinstance(a, np.ndarray) and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
             at = np.argwhere(a != b)
-            return f"'{name}' changes from run to run at {len(at)} of {a.size} places, from {at[:2].tolist()} on: {a[a != b][:2]} became {b[a != b][:2]}"
+            return (
+                f"'{name}' changes from run to run at {len(at)} of {a.size} places, from "
+                f"{at[:2].tolist()} on: {a[a != b][:2]} became {b[a != b][:2]}"
+            )
     found = verification.compared(reference, again)
     bad = [
         o
@@ -290,7 +293,7 @@ def run(seed: int, legs: Sequence[str] = ()) -> Outcome:
     return Outcome("rounding" if rounding else "right", "", rounding, ours, nodes, ops, chains)
 
 
-# --- smaller ----------------------------------------------------------------------------------------------------------------
+# --- smaller
 
 
 def _fails(model: ModelProto, fed: dict[str, Any], leg: str, status: str) -> bool:
@@ -432,7 +435,8 @@ def main() -> int:
             bad.append((seed, o))
             legs[o.leg] += 1
             print(
-                f"{o.status} {seed} {o.leg}: {o.text} ({o.ours} of {o.nodes} nodes); {' '.join(o.ops)[:200]}",
+                f"{o.status} {seed} {o.leg}: {o.text} ({o.ours} of {o.nodes} nodes); "
+                f"{' '.join(o.ops)[:200]}",
                 flush=True,
             )
         if args.seconds and time.monotonic() - began > args.seconds:
@@ -447,14 +451,16 @@ def main() -> int:
             f"--- {seed} {o.leg}\n{small.reason if isinstance(small, Lost) else small}", flush=True
         )
     print(
-        f"{len(took)} operators in right graphs; the provider ran {ours} of {nodes} nodes; refused: {dict(left.most_common(5))}"
+        f"{len(took)} operators in right graphs; the provider ran {ours} of {nodes} nodes; "
+        f"refused: {dict(left.most_common(5))}"
     )
     shown = ["right", "rounding", "refused", "wrong", "error", "unexplained", "crash"]
     counts = ", ".join(f"{count[status]} {status}" for status in shown)
     took_s = f"{time.monotonic() - began:.0f} s with {args.jobs} jobs, seeds from {seeds[0]}"
     by_leg = f"; by leg {dict(legs)}" if legs else ""
     print(
-        f"graph_differential: {count.total()} graphs: {counts}; {chains} fused chains in {fused} graphs; {took_s}{by_leg}"
+        f"graph_differential: {count.total()} graphs: {counts}; {chains} fused chains in {fused} "
+        f"graphs; {took_s}{by_leg}"
     )
     return 1 if bad else 0
 

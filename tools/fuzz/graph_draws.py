@@ -34,9 +34,12 @@ _SUFFIX = ".dynamo23.onnx"
 _EXPORTS = Path(__file__).resolve().parents[1] / "tests" / "exports"
 #: Operators whose results jump: they read only what is fed, which is the same on every side.
 _JUMPS = frozenset({
-    "Floor", "Ceil", "Round", "Sign", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "TopK", "ArgMax", "ArgMin", "Hardmax", "Mod",
-    "IsNaN", "IsInf", "Not", "And", "Or", "Xor", "NonZero", "Unique", "Cast", "ThresholdedRelu", "BitwiseAnd", "OneHot", "Pow", "ReduceProd",
-    "ReduceLogSum", "ReduceLogSumExp", "Reciprocal", "Div", "Log", "Exp", "Sinh", "Range", "Where", "GridSample", "MeanVarianceNormalization",
+    "Floor", "Ceil", "Round", "Sign", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual",
+    "TopK", "ArgMax", "ArgMin", "Hardmax", "Mod",
+    "IsNaN", "IsInf", "Not", "And", "Or", "Xor", "NonZero", "Unique", "Cast", "ThresholdedRelu",
+    "BitwiseAnd", "OneHot", "Pow", "ReduceProd",
+    "ReduceLogSum", "ReduceLogSumExp", "Reciprocal", "Div", "Log", "Exp", "Sinh", "Range", "Where",
+    "GridSample", "MeanVarianceNormalization",
     "InstanceNormalization", "GroupNormalization", "LpNormalization",
 })  # fmt: skip
 _SQUASH = ("Tanh", "Sigmoid", "Softsign", "HardSigmoid", "Erf", "Sin", "Cos")
@@ -209,11 +212,11 @@ def _more_outputs(model: ModelProto, random: Random) -> None:
         model.graph.output.append(onnx.ValueInfoProto(name=name))
 
 
-# --- a part of the graph elsewhere ------------------------------------------------------------------------------------------
+# --- a part of the graph elsewhere
 
 
 def _part(model: ModelProto, random: Random) -> tuple[int, int, list[str], list[str]]:
-    """A range of nodes, the values that they read from outside, and those that others read of them."""
+    """A range of nodes, the values they read from outside, and those that others read of them."""
     nodes = model.graph.node
     first = random.randrange(len(nodes))
     last = min(len(nodes), first + random.randrange(1, 12))

@@ -86,7 +86,7 @@ class Draw:
         )
 
 
-# --- windows ----------------------------------------------------------------------------------------------------------------
+# --- windows
 
 
 def _window(d: Draw, rank: int, span: int) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -246,7 +246,7 @@ def pool(d: Draw) -> None:
     d.add(op, x, kernel_shape=kernel, strides=strides, pads=pads, **more)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------------
+# --- rows
 
 
 def reduce(d: Draw) -> None:
@@ -370,7 +370,7 @@ def norm(d: Draw) -> None:
         d.add("InstanceNormalization", x, d.weight((c,)), d.weight((c,)))
 
 
-# --- products ---------------------------------------------------------------------------------------------------------------
+# --- products
 
 
 def matmul(d: Draw) -> None:
@@ -448,5 +448,6 @@ def attention(d: Draw) -> None:
 
 
 KINDS: Mapping[str, Callable[[Draw], None]] = {
-    "conv": conv, "conv_transpose": conv_transpose, "pool": pool, "reduce": reduce, "along_axis": along_axis, "norm": norm, "matmul": matmul, "attention": attention,
+    "conv": conv, "conv_transpose": conv_transpose, "pool": pool, "reduce": reduce,
+    "along_axis": along_axis, "norm": norm, "matmul": matmul, "attention": attention,
 }  # fmt: skip

@@ -155,7 +155,8 @@ def _convolution(g: _Graph) -> None:
     depthwise = d.random.random() < 0.3
     filters = c if depthwise else d.size(65)
     group = c if depthwise else 1
-    y = d.add("Conv", x, d.weight((filters, c // group, k, k), (c // group * k * k) ** -0.5), *([d.weight((filters,))] if d.random.random() < 0.5 else []),
+    y = d.add("Conv", x, d.weight((filters, c // group, k, k), (c // group * k * k) ** -0.5),
+        *([d.weight((filters,))] if d.random.random() < 0.5 else []),
               kernel_shape=[k, k], pads=[k // 2] * 4, group=group)  # fmt: skip
     if d.random.random() < 0.3:
         y = d.add(
@@ -168,7 +169,8 @@ def _convolution(g: _Graph) -> None:
 
 
 _STEPS: tuple[Callable[[_Graph], None], ...] = (
-    _map, _map, _gate, _with_weight, _with_weight, _join, _join, _turn, _reshape, _cut, _halves, _rows, _product, _convolution, _convolution,
+    _map, _map, _gate, _with_weight, _with_weight, _join, _join, _turn, _reshape, _cut, _halves,
+    _rows, _product, _convolution, _convolution,
 )  # fmt: skip
 
 
@@ -213,7 +215,8 @@ def stack(d: Draw) -> None:
             n, window, group = d.size(130), d.random.choice((1, 3, 5)), 1
             if d.random.random() < 0.3:
                 n = group = k
-            x = d.add("Conv", x, d.weight((n, k // group, window, window), (k // group * window**2) ** -0.5), d.weight((n,)), kernel_shape=[window] * 2,
+            x = d.add("Conv", x, d.weight((n, k // group, window, window),
+                (k // group * window**2) ** -0.5), d.weight((n,)), kernel_shape=[window] * 2,
                       pads=[window // 2] * 4, group=group)  # fmt: skip
             x, k = (d.add("Relu", x) if d.random.random() < 0.8 else x), n
             if side > 5 and d.random.random() < 0.4:

@@ -10,8 +10,10 @@ import numpy as np
 from tools.fuzz.operator_draws import Draw
 
 _UNARY = (
-    "Abs", "Neg", "Exp", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos", "Atan", "Tanh", "Erf", "Sigmoid", "Relu", "Softplus", "Softsign", "HardSwish", "Mish",
-    "Gelu", "Elu", "Selu", "Celu", "HardSigmoid", "ThresholdedRelu", "Reciprocal", "Sqrt", "Log", "Sinh", "Asinh", "Swish", "IsNaN", "Not", "Identity",
+    "Abs", "Neg", "Exp", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos", "Atan", "Tanh", "Erf",
+    "Sigmoid", "Relu", "Softplus", "Softsign", "HardSwish", "Mish",
+    "Gelu", "Elu", "Selu", "Celu", "HardSigmoid", "ThresholdedRelu", "Reciprocal", "Sqrt", "Log",
+    "Sinh", "Asinh", "Swish", "IsNaN", "Not", "Identity",
 )  # fmt: skip
 _BINARY = (
     "Add",
@@ -34,7 +36,8 @@ _BINARY = (
 )
 
 _MOVES = (
-    "Transpose", "Transpose", "Slice", "Slice", "Concat", "Split", "Pad", "Pad", "Expand", "Tile", "Trilu", "Reshape", "Squeeze", "DepthToSpace", "SpaceToDepth",
+    "Transpose", "Transpose", "Slice", "Slice", "Concat", "Split", "Pad", "Pad", "Expand", "Tile",
+    "Trilu", "Reshape", "Squeeze", "DepthToSpace", "SpaceToDepth",
 )  # fmt: skip
 
 

@@ -221,7 +221,10 @@ def describe(model: onnx.ModelProto, fed: Mapping[str, Any]) -> str:
         for t in model.graph.initializer
     }
     symbolic = any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim)
-    return f"{nodes} fed { {k: (v.shape, str(v.dtype)) for k, v in fed.items()} } stored {stored}{' symbolic' * symbolic}"
+    return (
+        f"{nodes} fed { {k: (v.shape, str(v.dtype)) for k, v in fed.items()} } stored "
+        f"{stored}{' symbolic' * symbolic}"
+    )
 
 
 def main() -> int:
@@ -260,14 +263,16 @@ def main() -> int:
         if args.replay or o.status not in ("right", "refused"):
             kind, model, fed = draw(seed, args.kinds)
             print(
-                f"{o.status} {seed} {kind} {o.text} ({o.ours} of {o.nodes} nodes): {describe(model, fed)[:900]}",
+                f"{o.status} {seed} {kind} {o.text} ({o.ours} of {o.nodes} nodes): "
+                f"{describe(model, fed)[:900]}",
                 flush=True,
             )
         if args.seconds and time.monotonic() - began > args.seconds:
             break
     counts = ", ".join(f"{n} {status}" for status, n in count.most_common())
     print(
-        f"{counts} in {time.monotonic() - began:.0f} s; not all on the provider: {dict(left.most_common(12))}"
+        f"{counts} in {time.monotonic() - began:.0f} s; not all on the provider: "
+        f"{dict(left.most_common(12))}"
     )
     return 1 if count["wrong"] + count["error"] + count["crash"] else 0
 

@@ -45,60 +45,93 @@ class Shape:
         flags += [f"clean {int(self.clean)}"] * (self.clean > 0)
         mask = f" mask{self.mask}[{self.broadcast}]" if self.mask else ""
         cap = f" cap {self.cap:g}" if self.cap else ""
-        return f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask}{cap} {' '.join(flags)}"
+        return (
+            f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask}"
+            f"{cap} {' '.join(flags)}"
+        )
 
 
 SHAPES = (
-    Shape(2, 3, 3, 64, 64, 64, 64), Shape(1, 2, 1, 17, 129, 64, 64, causal=True, past=112), Shape(1, 4, 2, 127, 65, 128, 128), Shape(2, 2, 2, 1, 300, 64, 64),
-    Shape(1, 2, 2, 200, 200, 64, 64, causal=True), Shape(1, 1, 1, 129, 129, 128, 128, causal=True), Shape(1, 2, 2, 33, 47, 32, 32),
+    Shape(2, 3, 3, 64, 64, 64, 64), Shape(1, 2, 1, 17, 129, 64, 64, causal=True, past=112),
+    Shape(1, 4, 2, 127, 65, 128, 128), Shape(2, 2, 2, 1, 300, 64, 64),
+    Shape(1, 2, 2, 200, 200, 64, 64, causal=True), Shape(1, 1, 1, 129, 129, 128, 128, causal=True),
+    Shape(1, 2, 2, 33, 47, 32, 32),
     Shape(1, 2, 1, 50, 70, 40, 40),
-    Shape(1, 2, 2, 65, 66, 80, 80), Shape(1, 1, 1, 70, 90, 96, 96), Shape(1, 2, 2, 67, 131, 256, 256), Shape(1, 1, 1, 31, 97, 256, 256, causal=True, past=66),
-    Shape(2, 2, 2, 40, 77, 64, 64, mask=1), Shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk"), Shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk"),
-    Shape(2, 2, 2, 40, 40, 64, 64, mask=2, broadcast="qk", fill=-1e4), Shape(1, 2, 2, 40, 77, 128, 128, mask=3, broadcast="bhqk", clean=True),
-    Shape(1, 2, 2, 40, 77, 64, 64, mask=3, broadcast="bhqk", causal=True, past=37), Shape(1, 2, 2, 64, 64, 64, 64, mask=1, broadcast="hqk", causal=True),
-    Shape(2, 3, 3, 128, 128, 64, 64, packed=True), Shape(1, 2, 2, 13, 13, 40, 40, packed=True), Shape(1, 2, 1, 19, 23, 17, 13), Shape(1, 1, 1, 5, 3, 1, 1),
-    Shape(1, 2, 2, 30, 40, 64, 64, odd=True), Shape(1, 1, 1, 20, 0, 64, 64), Shape(0, 2, 2, 8, 8, 64, 64), Shape(1, 1, 1, 40, 50, 64, 64, scale=-0.3),
-    Shape(1, 2, 2, 40, 50, 64, 128), Shape(1, 2, 2, 40, 50, 128, 64), Shape(1, 1, 1, 70, 30, 64, 64, causal=True, past=-20), Shape(1, 8, 2, 3, 513, 128, 128),
-    Shape(2, 2, 2, 257, 300, 64, 64, mask=1, broadcast="b1k"), Shape(1, 2, 2, 300, 260, 128, 128, mask=2, broadcast="qk", clean=True),
+    Shape(1, 2, 2, 65, 66, 80, 80), Shape(1, 1, 1, 70, 90, 96, 96),
+    Shape(1, 2, 2, 67, 131, 256, 256), Shape(1, 1, 1, 31, 97, 256, 256, causal=True, past=66),
+    Shape(2, 2, 2, 40, 77, 64, 64, mask=1), Shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk"),
+    Shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk"),
+    Shape(2, 2, 2, 40, 40, 64, 64, mask=2, broadcast="qk", fill=-1e4),
+    Shape(1, 2, 2, 40, 77, 128, 128, mask=3, broadcast="bhqk", clean=True),
+    Shape(1, 2, 2, 40, 77, 64, 64, mask=3, broadcast="bhqk", causal=True, past=37),
+    Shape(1, 2, 2, 64, 64, 64, 64, mask=1, broadcast="hqk", causal=True),
+    Shape(2, 3, 3, 128, 128, 64, 64, packed=True), Shape(1, 2, 2, 13, 13, 40, 40, packed=True),
+    Shape(1, 2, 1, 19, 23, 17, 13), Shape(1, 1, 1, 5, 3, 1, 1),
+    Shape(1, 2, 2, 30, 40, 64, 64, odd=True), Shape(1, 1, 1, 20, 0, 64, 64),
+    Shape(0, 2, 2, 8, 8, 64, 64), Shape(1, 1, 1, 40, 50, 64, 64, scale=-0.3),
+    Shape(1, 2, 2, 40, 50, 64, 128), Shape(1, 2, 2, 40, 50, 128, 64),
+    Shape(1, 1, 1, 70, 30, 64, 64, causal=True, past=-20), Shape(1, 8, 2, 3, 513, 128, 128),
+    Shape(2, 2, 2, 257, 300, 64, 64, mask=1, broadcast="b1k"),
+    Shape(1, 2, 2, 300, 260, 128, 128, mask=2, broadcast="qk", clean=True),
     Shape(1, 2, 2, 385, 385, 64, 64, causal=True),
-    Shape(1, 1, 1, 256, 512, 128, 128, causal=True, past=256), Shape(1, 3, 3, 150, 352, 128, 128), Shape(9, 16, 8, 129, 65, 64, 64),
+    Shape(1, 1, 1, 256, 512, 128, 128, causal=True, past=256), Shape(1, 3, 3, 150, 352, 128, 128),
+    Shape(9, 16, 8, 129, 65, 64, 64),
     # few rows: one head's, a group's, divided keys, keys that no row sees
-    Shape(2, 7, 7, 1, 1031, 64, 64), Shape(2, 8, 2, 1, 700, 128, 128), Shape(1, 6, 2, 2, 333, 61, 61, mask=1, broadcast="bk"), Shape(1, 1, 1, 3, 0, 64, 64),
-    Shape(3, 4, 4, 5, 1500, 80, 80, causal=True, past=1495), Shape(1, 3, 3, 7, 900, 200, 256, causal=True, past=-3),
-    Shape(1, 4, 1, 2, 270, 33, 47, mask=2, odd=True), Shape(40, 16, 4, 1, 150, 64, 64, mask=1, broadcast="bk"),
+    Shape(2, 7, 7, 1, 1031, 64, 64), Shape(2, 8, 2, 1, 700, 128, 128),
+    Shape(1, 6, 2, 2, 333, 61, 61, mask=1, broadcast="bk"), Shape(1, 1, 1, 3, 0, 64, 64),
+    Shape(3, 4, 4, 5, 1500, 80, 80, causal=True, past=1495),
+    Shape(1, 3, 3, 7, 900, 200, 256, causal=True, past=-3),
+    Shape(1, 4, 1, 2, 270, 33, 47, mask=2, odd=True),
+    Shape(40, 16, 4, 1, 150, 64, 64, mask=1, broadcast="bk"),
     # of more keys than a cluster should read
-    Shape(1, 2, 1, 1, 3300, 128, 128), Shape(2, 3, 3, 5, 6200, 64, 61, mask=1, broadcast="bk"), Shape(1, 2, 1, 2, 4000, 200, 256, causal=True, past=3990),
+    Shape(1, 2, 1, 1, 3300, 128, 128), Shape(2, 3, 3, 5, 6200, 64, 61, mask=1, broadcast="bk"),
+    Shape(1, 2, 1, 2, 4000, 200, 256, causal=True, past=3990),
     # of more heads than a block has rows
-    Shape(1, 16, 1, 1, 3000, 128, 128), Shape(2, 12, 1, 2, 4100, 128, 72, causal=True, past=4090), Shape(1, 20, 1, 1, 6000, 64, 40, mask=2, broadcast="bk", clean=True),
+    Shape(1, 16, 1, 1, 3000, 128, 128), Shape(2, 12, 1, 2, 4100, 128, 72, causal=True, past=4090),
+    Shape(1, 20, 1, 1, 6000, 64, 40, mask=2, broadcast="bk", clean=True),
     Shape(3, 12, 1, 2, 333, 72, 61, causal=True, past=330, mask=1, broadcast="bk"),
     # whose f32 tiles are large
-    Shape(1, 12, 6, 390, 515, 61, 61, causal=True, past=125), Shape(1, 8, 8, 515, 390, 128, 72, mask=1, broadcast="bk"), Shape(2, 3, 3, 450, 600, 200, 256),
+    Shape(1, 12, 6, 390, 515, 61, 61, causal=True, past=125),
+    Shape(1, 8, 8, 515, 390, 128, 72, mask=1, broadcast="bk"), Shape(2, 3, 3, 450, 600, 200, 256),
     # heads and pitches that tensor copies cannot read, long heads
-    Shape(1, 7, 7, 131, 131, 61, 61), Shape(1, 2, 1, 140, 200, 47, 33, mask=1), Shape(2, 3, 3, 70, 90, 100, 120, causal=True, past=20),
+    Shape(1, 7, 7, 131, 131, 61, 61), Shape(1, 2, 1, 140, 200, 47, 33, mask=1),
+    Shape(2, 3, 3, 70, 90, 100, 120, causal=True, past=20),
     Shape(30, 8, 8, 131, 140, 61, 61),
-    Shape(1, 2, 2, 129, 150, 191, 191), Shape(1, 2, 2, 70, 260, 160, 256, causal=True, past=190), Shape(4, 12, 12, 300, 333, 96, 91),
+    Shape(1, 2, 2, 129, 150, 191, 191), Shape(1, 2, 2, 70, 260, 160, 256, causal=True, past=190),
+    Shape(4, 12, 12, 300, 333, 96, 91),
     Shape(20, 9, 9, 150, 170, 256, 200),
     # rows of which there are too few for the device, of many keys
-    Shape(1, 1, 1, 37, 2500, 64, 64), Shape(1, 2, 1, 20, 3000, 128, 128, causal=True, past=2980), Shape(1, 1, 1, 40, 1500, 256, 256, mask=2),
-    Shape(1, 2, 2, 130, 2000, 64, 64, mask=1, broadcast="bk", causal=True, past=-60), Shape(1, 1, 1, 100, 2100, 61, 61, mask=1),
+    Shape(1, 1, 1, 37, 2500, 64, 64), Shape(1, 2, 1, 20, 3000, 128, 128, causal=True, past=2980),
+    Shape(1, 1, 1, 40, 1500, 256, 256, mask=2),
+    Shape(1, 2, 2, 130, 2000, 64, 64, mask=1, broadcast="bk", causal=True, past=-60),
+    Shape(1, 1, 1, 100, 2100, 61, 61, mask=1),
     # one row of each of many heads that share keys
-    Shape(2, 71, 1, 1, 2039, 64, 64), Shape(7, 40, 8, 1, 1531, 128, 128), Shape(3, 64, 4, 1, 3001, 128, 72, causal=True, past=3000),
-    Shape(1, 130, 2, 1, 1000, 64, 64, mask=1), Shape(3, 66, 2, 1, 1021, 64, 61), Shape(2, 36, 2, 1, 1500, 128, 128, mask=2, broadcast="bk", clean=True),
+    Shape(2, 71, 1, 1, 2039, 64, 64), Shape(7, 40, 8, 1, 1531, 128, 128),
+    Shape(3, 64, 4, 1, 3001, 128, 72, causal=True, past=3000),
+    Shape(1, 130, 2, 1, 1000, 64, 64, mask=1), Shape(3, 66, 2, 1, 1021, 64, 61),
+    Shape(2, 36, 2, 1, 1500, 128, 128, mask=2, broadcast="bk", clean=True),
     Shape(2, 44, 4, 1, 1300, 80, 80, mask=3, broadcast="hk", fill=-1e4),
     # whose scores are capped
-    Shape(1, 4, 2, 127, 65, 128, 128, cap=0.7), Shape(2, 8, 2, 1, 700, 128, 128, cap=2), Shape(1, 16, 1, 1, 3000, 128, 128, causal=True, past=2999, cap=50),
-    Shape(1, 2, 2, 300, 260, 64, 72, mask=1, broadcast="qk", cap=1.5), Shape(40, 16, 16, 61, 61, 96, 96, causal=True, cap=1), Shape(1, 4, 4, 390, 515, 61, 61, cap=3),
+    Shape(1, 4, 2, 127, 65, 128, 128, cap=0.7), Shape(2, 8, 2, 1, 700, 128, 128, cap=2),
+    Shape(1, 16, 1, 1, 3000, 128, 128, causal=True, past=2999, cap=50),
+    Shape(1, 2, 2, 300, 260, 64, 72, mask=1, broadcast="qk", cap=1.5),
+    Shape(40, 16, 16, 61, 61, 96, 96, causal=True, cap=1), Shape(1, 4, 4, 390, 515, 61, 61, cap=3),
     # f32 whose warps divide columns; one row of each head: a tile for each, two beside each other,
     # keys divided
-    Shape(7, 7, 7, 130, 70, 240, 256), Shape(3, 6, 6, 100, 90, 256, 256), Shape(9, 15, 15, 1, 200, 40, 40), Shape(2, 3, 3, 1, 200, 64, 64),
+    Shape(7, 7, 7, 130, 70, 240, 256), Shape(3, 6, 6, 100, 90, 256, 256),
+    Shape(9, 15, 15, 1, 200, 40, 40), Shape(2, 3, 3, 1, 200, 64, 64),
     Shape(2, 6, 3, 1, 400, 80, 64),
     # whose keys flow to registers
-    Shape(9, 28, 7, 1, 517, 40, 40), Shape(21, 6, 6, 1, 397, 72, 104), Shape(30, 10, 10, 1, 333, 64, 40, cap=2), Shape(20, 14, 14, 1, 257, 96, 96),
+    Shape(9, 28, 7, 1, 517, 40, 40), Shape(21, 6, 6, 1, 397, 72, 104),
+    Shape(30, 10, 10, 1, 333, 64, 40, cap=2), Shape(20, 14, 14, 1, 257, 96, 96),
 )  # fmt: skip
 #: What is infinite must come out where products of f32 have it.
 WILD = (
-    Shape(1, 2, 2, 40, 50, 64, 64, wild=True), Shape(9, 16, 8, 129, 65, 64, 64, wild=True), Shape(1, 12, 6, 390, 515, 61, 61, mask=1, wild=True),
-    Shape(1, 2, 1, 130, 2000, 64, 33, wild=True), Shape(1, 8, 8, 515, 390, 128, 72, mask=3, clean=True, wild=True), Shape(2, 3, 3, 450, 600, 200, 256, wild=True),
+    Shape(1, 2, 2, 40, 50, 64, 64, wild=True), Shape(9, 16, 8, 129, 65, 64, 64, wild=True),
+    Shape(1, 12, 6, 390, 515, 61, 61, mask=1, wild=True),
+    Shape(1, 2, 1, 130, 2000, 64, 33, wild=True),
+    Shape(1, 8, 8, 515, 390, 128, 72, mask=3, clean=True, wild=True),
+    Shape(2, 3, 3, 450, 600, 200, 256, wild=True),
     Shape(1, 2, 2, 3, 700, 64, 64, wild=True), Shape(3, 6, 6, 100, 90, 256, 256, wild=True),
 )  # fmt: skip
 #: Rows whose scores are NaN, which nan_to_zero 1 clears: one problem at least for each kernel.
@@ -276,33 +309,51 @@ def attention_case(
 
 
 def forms(rng: np.random.Generator) -> Iterator[Case]:
-    """Each kernel, the widest tiles of each form on odd shapes with the masks that they may have."""
+    """Each kernel, the widest tiles of each form, on odd shapes with the masks they may have."""
     emitter = discovery.module("kernels", "cuda.attention.emit")
     f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, Shape
     hopper = (
-        ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)), ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
-        ((4, 64), bf16, shape(1, 2, 2, 261, 197, 64, 64, causal=True, past=-64, mask=3, clean=True)), ((4, 80), f16, shape(1, 2, 2, 385, 197, 64, 64)),
-        ((4, 96), f16, shape(1, 2, 1, 300, 301, 64, 64)), ((4, 96), bf16, shape(1, 1, 1, 523, 523, 40, 40, causal=True)),
-        ((1, 64, 4), f16, shape(3, 7, 7, 67, 131, 64, 64)), ((1, 64, 4), f16, shape(2, 3, 3, 129, 129, 64, 64, causal=True, packed=True)),
-        ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")), ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
-        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)), ((2, 128, 1, "OVERLAP"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
+        ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)),
+        ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
+        ((4, 64), bf16, shape(1, 2, 2, 261, 197, 64, 64, causal=True, past=-64, mask=3,
+            clean=True)), ((4, 80), f16, shape(1, 2, 2, 385, 197, 64, 64)),
+        ((4, 96), f16, shape(1, 2, 1, 300, 301, 64, 64)),
+        ((4, 96), bf16, shape(1, 1, 1, 523, 523, 40, 40, causal=True)),
+        ((1, 64, 4), f16, shape(3, 7, 7, 67, 131, 64, 64)),
+        ((1, 64, 4), f16, shape(2, 3, 3, 129, 129, 64, 64, causal=True, packed=True)),
+        ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")),
+        ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
+        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)),
+        ((2, 128, 1, "OVERLAP"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
         ((2, 128, 1, "OVERLAP"), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)),
-        ((2, 112, 1, "OVERLAP"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)), ((1, 128, 1, "OVERLAP"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
+        ((2, 112, 1, "OVERLAP"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)),
+        ((1, 128, 1, "OVERLAP"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
         ((1, 96, 1, "OVERLAP"), f16, shape(1, 8, 2, 3, 513, 128, 128)),
-        ((2, 128, 1, "TURNS"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)), ((2, 128, 1, "TURNS"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
-        ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")), ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
-        ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")), ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
-        ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)), ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
-        ((4, 64), f16, shape(1, 2, 1, 257, 131, 61, 61)), ((1, 64, 4), bf16, shape(2, 3, 3, 131, 129, 47, 33, mask=1, broadcast="bk")),
-        ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)), ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
+        ((2, 128, 1, "TURNS"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)),
+        ((2, 128, 1, "TURNS"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
+        ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")),
+        ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
+        ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")),
+        ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
+        ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)),
+        ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
+        ((4, 64), f16, shape(1, 2, 1, 257, 131, 61, 61)),
+        ((1, 64, 4), bf16, shape(2, 3, 3, 131, 129, 47, 33, mask=1, broadcast="bk")),
+        ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)),
+        ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
         ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
         ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
-        ((2, 128, 2, "WHOLE"), f16, shape(2, 3, 1, 131, 127, 128, 128, causal=True)), ((2, 128, 2, "WHOLE", 1, 112), bf16, shape(2, 2, 2, 97, 101, 72, 100, mask=1)),
-        ((1, 64, 4, "WHOLE"), f16, shape(2, 3, 3, 61, 37, 128, 61, mask=2, broadcast="bk", clean=True)),
-        ((1, 64, 2, "ALONE", 1, 0, True), f16, shape(1, 2, 2, 20, 700, 64, 61, causal=True, past=680)),
+        ((2, 128, 2, "WHOLE"), f16, shape(2, 3, 1, 131, 127, 128, 128, causal=True)),
+        ((2, 128, 2, "WHOLE", 1, 112), bf16, shape(2, 2, 2, 97, 101, 72, 100, mask=1)),
+        ((1, 64, 4, "WHOLE"), f16, shape(2, 3, 3, 61, 37, 128, 61, mask=2, broadcast="bk",
+            clean=True)),
+        ((1, 64, 2, "ALONE", 1, 0, True), f16,
+            shape(1, 2, 2, 20, 700, 64, 61, causal=True, past=680)),
         ((1, 64, 1, "ALONE", 1, 0, True), bf16, shape(1, 12, 2, 1, 600, 256, 200, mask=1)),
-        ((1, 64, 2), f16, shape(1, 2, 1, 131, 203, 96, 96, mask=1, cap=2.0)), ((2, 112, 1, "TURNS"), bf16, shape(2, 2, 2, 131, 160, 128, 128, mask=3)),
-        ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)), ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
+        ((1, 64, 2), f16, shape(1, 2, 1, 131, 203, 96, 96, mask=1, cap=2.0)),
+        ((2, 112, 1, "TURNS"), bf16, shape(2, 2, 2, 131, 160, 128, 128, mask=3)),
+        ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)),
+        ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = attention_case(rng, p, dtype)
@@ -318,14 +369,21 @@ def forms(rng: np.random.Generator) -> Iterator[Case]:
         emitter.decode_group.GroupTile(),
     )
     threads = (
-        (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
-        (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
-        (group, f16, shape(1, 16, 1, 1, 700, 128, 128)), (group, bf16, shape(2, 6, 2, 3, 1031, 72, 40, causal=True, past=1000, mask=1)),
+        (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)),
+        (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
+        (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)),
+        (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
+        (group, f16, shape(1, 16, 1, 1, 700, 128, 128)),
+        (group, bf16, shape(2, 6, 2, 3, 1031, 72, 40, causal=True, past=1000, mask=1)),
         (group, f16, shape(1, 20, 1, 1, 300, 64, 64, mask=2, broadcast="bk", clean=True)),
-        (large(8, 8, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (large(8, 4, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
-        (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
-        (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
-        (split(4, 64, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (split(8, 32, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
+        (large(8, 8, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)),
+        (large(8, 4, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
+        (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")),
+        (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
+        (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)),
+        (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
+        (split(4, 64, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")),
+        (split(8, 32, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
         (split(4, 32, 1), f32, shape(1, 2, 2, 67, 130, 200, 130, wild=True)),
         (split(4, 64, 2, 2), f32, shape(1, 2, 1, 67, 260, 200, 130, causal=True, past=193)),
         (split(4, 64, 8), f32, shape(1, 2, 1, 40, 600, 17, 33, odd=True, wild=True)),
@@ -334,10 +392,15 @@ def forms(rng: np.random.Generator) -> Iterator[Case]:
         case = attention_case(rng, p, dtype)
         yield replace(case, name=f"{case.name} {chosen}", tile=chosen)
     plain = (
-        (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)), (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)), (f16, shape(1, 2, 1, 19, 23, 17, 13)),
-        (f16, shape(1, 3, 3, 1, 131, 61, 61, mask=2, broadcast="bk")), (f32, shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk")),
-        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)), (f16, shape(2, 6, 2, 1, 700, 61, 61, mask=1, broadcast="bk")),
-        (bf16, shape(1, 4, 1, 2, 300, 256, 256, causal=True, past=250)), (f32, shape(1, 2, 2, 3, 300, 72, 72)), (f32, shape(1, 2, 1, 37, 131, 61, 61, mask=2)),
+        (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)),
+        (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)),
+        (f16, shape(1, 2, 1, 19, 23, 17, 13)),
+        (f16, shape(1, 3, 3, 1, 131, 61, 61, mask=2, broadcast="bk")),
+        (f32, shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk")),
+        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)),
+        (f16, shape(2, 6, 2, 1, 700, 61, 61, mask=1, broadcast="bk")),
+        (bf16, shape(1, 4, 1, 2, 300, 256, 256, causal=True, past=250)),
+        (f32, shape(1, 2, 2, 3, 300, 72, 72)), (f32, shape(1, 2, 1, 37, 131, 61, 61, mask=2)),
     )  # fmt: skip
     for dtype, p in plain:
         yield attention_case(rng, p, dtype)

@@ -42,7 +42,7 @@ def reference(v: Conv, x: Any, w: Any, b: Any) -> Any:
 
 
 def pooled(v: Conv, x: Any) -> Any:
-    """The largest of each window of the pooling, infinitely small where that is beyond the image."""
+    """The largest of each window of the pooling; -inf where that is beyond the image."""
     if v.pool is None:
         return x
     kh, kw, top, left, bottom, right = v.pool
@@ -73,7 +73,8 @@ def tamed(got: Any, want: Any, size: Any, dtype: DType) -> tuple[Any, ...]:
     )
     if bool(wrong.any()) or not bool(rounded.isnan().any()) or not bool(rounded.isinf().any()):
         raise AssertionError(
-            f"{int(wrong.sum())} of {wrong.numel()} elements are not finite where the reference is, or the reverse"
+            f"{int(wrong.sum())} of {wrong.numel()} elements are not finite where the reference "
+            "is, or the reverse"
         )
     return tuple(t.where(rounded.isfinite(), a, 0) for a in (got, want, size))
 
@@ -107,7 +108,8 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
         else:
             scaled = (w.float() * scale.reshape(v.oc, 1, 1, 1)).to(w.dtype)
         tensors: dict[str, Any] = {
-            "x": x if v.planes else channels_last(x, pitch(v.c, v.slack), dtype), "w": packed_filter(v, w, scale, dtype), "bias": b,
+            "x": x if v.planes else channels_last(x, pitch(v.c, v.slack), dtype),
+            "w": packed_filter(v, w, scale, dtype), "bias": b,
             "y": y.data_ptr() + shift * dtype.size,
         }  # fmt: skip
         stored = channels_last(res, pitch(v.oc, 2 * v.slack), dtype)

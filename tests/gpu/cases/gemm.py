@@ -118,20 +118,26 @@ def gemm_case(
             raise AssertionError("wrote beyond the last row")
         slope = want.abs().clamp_min(1) if act == "exp" else 1.2
         return K.compare(
-            out[:, :n], want, size * slope, dtype, fast=dtype != DType.F32 and (act not in ("none", "relu", "leaky_relu", "clip") or kinds is not None),
+            out[:, :n], want, size * slope, dtype,
+            fast=dtype != DType.F32 and (act not in ("none", "relu", "leaky_relu",
+                "clip") or kinds is not None),
             rounded=T.rounds(tile),
         )  # fmt: skip
 
     extra = f" res{res_mode}" if res_mode else f" program {kinds}" if kinds else ""
     return (
-        f"gemm {dtype.name} {m}x{n}x{k} {act}{extra}{' nobias' if not bias else ''}{f' pad{pad}' if pad else ''}{f' shift{shift}' if shift else ''}",
+        (
+            f"gemm {dtype.name} {m}x{n}x{k} {act}{extra}{' nobias' if not bias else ''}"
+            f"{f' pad{pad}' if pad else ''}{f' shift{shift}' if shift else ''}"
+        ),
         r,
         run,
     )
 
 
 def matmul_case(
-    dtype: DType, b0: int, b1: int, m: int, n: int, k: int, layout: str, act: str = "none", *, broadcast: bool = False, res_mode: int = 0, tile: Any = None
+    dtype: DType, b0: int, b1: int, m: int, n: int, k: int, layout: str, act: str = "none", *,
+    broadcast: bool = False, res_mode: int = 0, tile: Any = None
 ) -> Case:  # fmt: skip
     """layout: two letters, which axis of a ([M,K]: m or k) and of b ([K,N]: k or n) is contiguous;
     `s` is neither. tile: by which, whatever would be chosen.
@@ -141,9 +147,11 @@ def matmul_case(
     b_n, b_k = {"k": (k, 1), "n": (1, n), "s": (2 * k, 2)}[layout[1]]
     size_a, size_b = m * k * (2 if layout[0] == "s" else 1), n * k * (2 if layout[1] == "s" else 1)
     ints = {
-        "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * size_a, "a_1": size_a, "a_m": a_m, "a_k": a_k, "b_0": 0 if broadcast else b1 * size_b,
+        "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * size_a, "a_1": size_a, "a_m": a_m,
+        "a_k": a_k, "b_0": 0 if broadcast else b1 * size_b,
         "b_1": size_b,
-        "b_k": b_k, "b_n": b_n, "y_0": b1 * m * n, "y_1": m * n, "ldy": n, "act": K.act_index(act), "res_mode": res_mode,
+        "b_k": b_k, "b_n": b_n, "y_0": b1 * m * n, "y_1": m * n, "ldy": n, "act": K.act_index(act),
+        "res_mode": res_mode,
     }  # fmt: skip
     p0, p1 = K.PARAMETERS.get(act, (0.0, 0.0))
     r = R.request(
@@ -188,7 +196,10 @@ def matmul_case(
         )
 
     return (
-        f"matmul {dtype.name} {b0}x{b1}x{m}x{n}x{k} {layout} {act}{' broadcast' if broadcast else ''}{f' res{res_mode}' if res_mode else ''}",
+        (
+            f"matmul {dtype.name} {b0}x{b1}x{m}x{n}x{k} {layout} "
+            f"{act}{' broadcast' if broadcast else ''}{f' res{res_mode}' if res_mode else ''}"
+        ),
         r,
         run,
     )
@@ -198,9 +209,11 @@ def check_cases() -> list[Case]:
     cases: list[Case] = []
     for d in TYPES:
         for m, n, k in (
-                        (1, 1, 1), (1, 7, 3), (2, 3, 1), (17, 31, 13), (1, 768, 768), (16, 1000, 2048), (63, 65, 127), (64, 64, 64), (65, 63, 65),
+                        (1, 1, 1), (1, 7, 3), (2, 3, 1), (17, 31, 13), (1, 768, 768),
+                        (16, 1000, 2048), (63, 65, 127), (64, 64, 64), (65, 63, 65),
                         (127, 129, 191),
-                        (128, 128, 128), (129, 257, 72), (5, 8, 4096), (33, 40, 24), (200, 96, 1024), (512, 768, 776), (1031, 523, 251),
+                        (128, 128, 128), (129, 257, 72), (5, 8, 4096), (33, 40, 24),
+                        (200, 96, 1024), (512, 768, 776), (1031, 523, 251),
                         (2048, 512, 512)):  # fmt: skip
             cases.append(gemm_case(d, m, n, k))
         for act in ACTIVATIONS:
@@ -269,10 +282,16 @@ def large_cases(d: DType) -> list[Case]:
     if d == DType.F32:
         return [gemm_case(d, 1024, 1024, 512, "gelu_erf")]
     return [
-        gemm_case(d, 4096, 4096, 1024, "gelu_erf"), gemm_case(d, 4096, 3072, 768, "relu", res_mode=1), gemm_case(d, 4100, 3080, 776, "silu", res_mode=2),
-        gemm_case(d, 8192, 1024, 136), gemm_case(d, 1000, 2048, 4096, "none", res_mode=1), gemm_case(d, 4096, 2304, 768, kinds=(0, 1, 3)),
-        gemm_case(d, 12544, 256, 64, "relu"), gemm_case(d, 12544, 64, 256, "relu"), gemm_case(d, 3000, 1000, 72), gemm_case(d, 2048, 2048, 64, pad=8),
-        gemm_case(d, 4099, 1288, 320, bias=False), gemm_case(d, 6272, 512, 2048, "relu", res_mode=1), gemm_case(d, 640, 3072, 768, "gelu_tanh"),
+        gemm_case(d, 4096, 4096, 1024, "gelu_erf"),
+        gemm_case(d, 4096, 3072, 768, "relu", res_mode=1),
+        gemm_case(d, 4100, 3080, 776, "silu", res_mode=2),
+        gemm_case(d, 8192, 1024, 136), gemm_case(d, 1000, 2048, 4096, "none", res_mode=1),
+        gemm_case(d, 4096, 2304, 768, kinds=(0, 1, 3)),
+        gemm_case(d, 12544, 256, 64, "relu"), gemm_case(d, 12544, 64, 256, "relu"),
+        gemm_case(d, 3000, 1000, 72), gemm_case(d, 2048, 2048, 64, pad=8),
+        gemm_case(d, 4099, 1288, 320, bias=False),
+        gemm_case(d, 6272, 512, 2048, "relu", res_mode=1),
+        gemm_case(d, 640, 3072, 768, "gelu_tanh"),
     ]  # fmt: skip
 
 

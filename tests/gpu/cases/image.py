@@ -56,9 +56,12 @@ def channels_last(want: Array, dtype: DType, bound: Array) -> tuple[Output, dict
 
 
 _POOLS = (
-    (2, 64, 15, 13, 3, 3, 2, 2, 1, 1, (1, 1, 1, 1)), (1, 5, 7, 7, 2, 2, 2, 2, 1, 1, (0, 0, 0, 0)), (1, 16, 9, 11, 3, 2, 1, 2, 2, 2, (2, 1, 1, 0)),
-    (2, 24, 1, 17, 1, 5, 1, 3, 1, 1, (0, 2, 0, 2)), (1, 8, 5, 5, 5, 5, 1, 1, 1, 1, (4, 4, 4, 4)), (0, 8, 5, 5, 2, 2, 1, 1, 1, 1, (0, 0, 0, 0)),
-    (16, 64, 60, 58, 3, 3, 2, 2, 1, 1, (1, 1, 1, 1)), (4, 70, 61, 63, 3, 2, 1, 1, 2, 1, (2, 1, 0, 1)),
+    (2, 64, 15, 13, 3, 3, 2, 2, 1, 1, (1, 1, 1, 1)), (1, 5, 7, 7, 2, 2, 2, 2, 1, 1, (0, 0, 0, 0)),
+    (1, 16, 9, 11, 3, 2, 1, 2, 2, 2, (2, 1, 1, 0)),
+    (2, 24, 1, 17, 1, 5, 1, 3, 1, 1, (0, 2, 0, 2)), (1, 8, 5, 5, 5, 5, 1, 1, 1, 1, (4, 4, 4, 4)),
+    (0, 8, 5, 5, 2, 2, 1, 1, 1, 1, (0, 0, 0, 0)),
+    (16, 64, 60, 58, 3, 3, 2, 2, 1, 1, (1, 1, 1, 1)),
+    (4, 70, 61, 63, 3, 2, 1, 1, 2, 1, (2, 1, 0, 1)),
 )  # fmt: skip
 
 
@@ -93,7 +96,8 @@ def pool(rng: np.random.Generator) -> Iterator[Case]:
                 else parts.sum(0) / len(taps)
             )
         out, to = channels_last(want, dtype, rounding(want, dtype, 0 if mode == 0 else 4))
-        ints = {"mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        ints = {"mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh,
+            "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
                 "PT": pt, "PL": pl, "PB": pb, "PR": pr, **pitch, **to}  # fmt: skip
         yield Case(
             f"pool2d mode={mode} {n}x{c}x{h}x{w} {kh}x{kw}",
@@ -228,7 +232,7 @@ def resize(rng: np.random.Generator) -> Iterator[Case]:
                 )
 
 
-# --- pointwise --------------------------------------------------------------------------------------------------------------
+# --- pointwise
 _CHAIN = Expr(
     2,
     (
@@ -240,7 +244,8 @@ _CHAIN = Expr(
     5,
 )
 _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-    ((64, 256), (64, 256)), ((1009,), (1009,)), ((3, 5, 7), (7,)), ((4, 33, 16), (33, 1)), ((2, 3, 4, 8), (2, 1, 4, 1)), ((5, 1), (1, 24)), ((1,), (1,)),
+    ((64, 256), (64, 256)), ((1009,), (1009,)), ((3, 5, 7), (7,)), ((4, 33, 16), (33, 1)),
+    ((2, 3, 4, 8), (2, 1, 4, 1)), ((5, 1), (1, 24)), ((1,), (1,)),
     ((0, 4), (4,)), ((2, 8, 1, 6, 1, 24), (1, 1, 3, 6, 5, 1)),
 )  # fmt: skip
 
@@ -341,8 +346,10 @@ def _staged(rng: np.random.Generator) -> Iterator[Case]:
     root = compile_program(Expr(1, (Instr("abs", (0,)), Instr("sqrt", (1,))), 2), type="f32")
     where = compile_program(Expr(3, (Instr("where", (0, 1, 2)),), 3), type="f32")
     stages = [
-        {"program": less, "dtype": int(DType.BOOL), "from": [0, 1]}, {"program": gap, "dtype": int(DType.I32), "from": [0, 1]},
-        {"program": root, "dtype": int(DType.I64), "from": [4]}, {"program": where, "dtype": int(DType.F16), "from": [3, 2, 5]},
+        {"program": less, "dtype": int(DType.BOOL), "from": [0, 1]},
+        {"program": gap, "dtype": int(DType.I32), "from": [0, 1]},
+        {"program": root, "dtype": int(DType.I64), "from": [4]},
+        {"program": where, "dtype": int(DType.F16), "from": [3, 2, 5]},
     ]  # fmt: skip
     for rows, columns in ((7, 9), (300, 64), (1, 1003)):
         a, b, c = (
@@ -570,9 +577,12 @@ def _conversions(rng: np.random.Generator) -> Iterator[Case]:
 
 def _integers(rng: np.random.Generator) -> Iterator[Case]:
     exact: dict[str, Any] = {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": lambda a, b: np.trunc(a / b).astype(np.int64), "min": np.minimum, "max": np.maximum,
-        "neg": np.negative, "abs": np.abs, "sign": np.sign, "mod": np.mod, "fmod": np.fmod, "eq": np.equal, "lt": np.less, "le": np.less_equal,
-        "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor, "where": lambda a, b, c: np.where(a != 0, b, c),
+        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": lambda a,
+        b: np.trunc(a / b).astype(np.int64), "min": np.minimum, "max": np.maximum,
+        "neg": np.negative, "abs": np.abs, "sign": np.sign, "mod": np.mod, "fmod": np.fmod,
+        "eq": np.equal, "lt": np.less, "le": np.less_equal,
+        "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor,
+        "where": lambda a, b, c: np.where(a != 0, b, c),
         "square": np.square,
     }  # fmt: skip
     for op in sorted(I64_OPCODES - {"const", "copy"}):
@@ -598,14 +608,22 @@ def _integers(rng: np.random.Generator) -> Iterator[Case]:
 
 #: n, channels, hidden channels, height, width, activations and their parameters.
 _EXCITES = (
-    (2, 32, 8, 33, 31, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (3, 96, 4, 20, 24, ("relu", 0.0, 0.0), ("hard_sigmoid", 0.2, 0.5)),
-    (1, 144, 6, 56, 56, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (2, 1152, 48, 7, 7, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
-    (1, 5, 3, 2, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (2, 83, 17, 5, 1, ("hard_swish", 0.0, 0.0), ("none", 0.0, 0.0)),
-    (5, 672, 168, 14, 14, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (1, 2048, 128, 3, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
-    (0, 32, 8, 4, 4, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (1, 24, 6, 112, 112, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
-    (35, 480, 120, 7, 5, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (41, 48, 6, 30, 31, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
-    (150, 208, 13, 6, 6, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (1, 144, 6, 161, 150, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
-    (37, 960, 240, 3, 3, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (33, 96, 4, 40, 40, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (2, 32, 8, 33, 31, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (3, 96, 4, 20, 24, ("relu", 0.0, 0.0), ("hard_sigmoid", 0.2, 0.5)),
+    (1, 144, 6, 56, 56, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (2, 1152, 48, 7, 7, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (1, 5, 3, 2, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (2, 83, 17, 5, 1, ("hard_swish", 0.0, 0.0), ("none", 0.0, 0.0)),
+    (5, 672, 168, 14, 14, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)),
+    (1, 2048, 128, 3, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (0, 32, 8, 4, 4, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (1, 24, 6, 112, 112, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (35, 480, 120, 7, 5, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)),
+    (41, 48, 6, 30, 31, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (150, 208, 13, 6, 6, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (1, 144, 6, 161, 150, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (37, 960, 240, 3, 3, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)),
+    (33, 96, 4, 40, 40, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
 )  # fmt: skip
 
 
@@ -658,7 +676,10 @@ def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
             "w2": kept[1],
             **({"b1": b1, "b2": b2} if biased else {}),
         }
-        name = f"squeeze_excite {n}x{c}x{h}x{w} to {r}{'' if biased else ' no bias'}{' early' if early else ''}"
+        name = (
+            f"squeeze_excite {n}x{c}x{h}x{w} to {r}{'' if biased else ' no bias'}"
+            f"{' early' if early else ''}"
+        )
         constant = frozenset(operands.keys() - {"x"}) if early else frozenset()
         yield Case(
             name,

@@ -216,7 +216,7 @@ def _copies(
     strides: Sequence[int],
     name: str,
 ) -> Case:
-    """parts: shape, strides in x and first element of y; `width` elements of y have these strides."""
+    """parts: shape, strides in x, first element of y; `width` elements of y have these strides."""
     ints: dict[str, DimLike] = {"elem": size}
     want = np.zeros(width, f"u{size}")
     operands = {}

@@ -190,7 +190,10 @@ def case(
                 raise AssertionError(f"statistics differ by {error:.1e}")
         return K.compare(y[: m * n].reshape(m, n), want, size * 1.5, d, fast=act != "none")
 
-    name = f"gemm_norm {d.name} {m}x{n}x{k} {sides} {act}{' rms' if rms else ''}{f' [{T.tile_name(tile)}]' if tile is not None else ''}"
+    name = (
+        f"gemm_norm {d.name} {m}x{n}x{k} {sides} {act}{' rms' if rms else ''}"
+        f"{f' [{T.tile_name(tile)}]' if tile is not None else ''}"
+    )
     return name, r, run
 
 
@@ -210,7 +213,8 @@ def check_cases() -> list[Case]:
             case(d, m, 64, 72, "y") for m in (5, 130)
         ]
     for d, m, n, k, sides, act in (
-        (DType.F16, 300, 576, 1088, "xry", "none"), (DType.BF16, 1500, 320, 192, "x", "gelu_tanh"), (DType.F16, 331, 389, 256, "x", "relu"),
+        (DType.F16, 300, 576, 1088, "xry", "none"), (DType.BF16, 1500, 320, 192, "x", "gelu_tanh"),
+        (DType.F16, 331, 389, 256, "x", "relu"),
         (DType.F16, 70, 192, 4096, "py", "none"),
     ):  # fmt: skip
         for tile in T.tiles(d, n, -(-k // 64)):

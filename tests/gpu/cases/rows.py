@@ -196,8 +196,10 @@ def layernorm_sum(rng: np.random.Generator) -> Iterator[Case]:
             deviation = np.sqrt(s.var(-1, keepdims=True) + 1e-5)
             want = (s - s.mean(-1, keepdims=True)) / deviation * vg
             ints: dict[str, DimLike] = {
-                "outer": symbol("outer"), "inner": inner, "N": n, "x0_o": inner, "x0_i": 1, "x0_ld": n, "x0_n": 11, "x0_hi": inner,
-                "i0_dtype": int(DType.I64 if index is np.int64 else DType.I32), "x1_i": n, "x1_hi": inner, "x2_o": cut * n, "x2_i": n, "x2_hi": cut,
+                "outer": symbol("outer"), "inner": inner, "N": n, "x0_o": inner, "x0_i": 1,
+                "x0_ld": n, "x0_n": 11, "x0_hi": inner,
+                "i0_dtype": int(DType.I64 if index is np.int64 else DType.I32), "x1_i": n,
+                "x1_hi": inner, "x2_o": cut * n, "x2_i": n, "x2_hi": cut,
                 "x3_o": (inner - cut) * n, "x3_i": n, "x3_lo": cut, "x3_hi": inner,
             }  # fmt: skip
             given = {"x0": table, "i0": idx, "x1": shared, "x2": left, "x3": right, "gamma": gamma}
@@ -349,17 +351,22 @@ def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         total = np.abs(v).sum(1)
         table = {
-            "sum": lambda: (v.sum(1), total), "mean": lambda: (v.sum(1) / np.float64(count), total / max(count, 1)),
-            "max": lambda: (v.max(1, initial=-np.inf), 0 * total), "min": lambda: (v.min(1, initial=np.inf), 0 * total),
-            "prod": lambda: (v.prod(1), np.abs(v.prod(1)) * count), "l1": lambda: (total, total), "l2": lambda: (np.sqrt((v**2).sum(1)),) * 2,
-            "sum_square": lambda: ((v**2).sum(1),) * 2, "log_sum": lambda: (np.log(v.sum(1)), 1 + np.abs(np.log(v.sum(1)))),
+            "sum": lambda: (v.sum(1), total),
+            "mean": lambda: (v.sum(1) / np.float64(count), total / max(count, 1)),
+            "max": lambda: (v.max(1, initial=-np.inf), 0 * total),
+            "min": lambda: (v.min(1, initial=np.inf), 0 * total),
+            "prod": lambda: (v.prod(1), np.abs(v.prod(1)) * count), "l1": lambda: (total, total),
+            "l2": lambda: (np.sqrt((v**2).sum(1)),) * 2,
+            "sum_square": lambda: ((v**2).sum(1),) * 2,
+            "log_sum": lambda: (np.log(v.sum(1)), 1 + np.abs(np.log(v.sum(1)))),
             "log_sum_exp": lambda: (np.log(np.exp(v).sum(1)), 4 + np.abs(np.log(np.exp(v).sum(1)))),
         }  # fmt: skip
         return table[name]()
 
 
 _REDUCED = (
-    (3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33), (1, 3, 17011),
+    (3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1),
+    (1, 700, 40), (2, 300, 33), (1, 3, 17011),
     (3, 5, 143), (350, 11, 302), (140, 321, 11),  # a thread for each column, slabs of few columns
     # vectors wherever columns lie
     (3, 41, 133), (1, 9001, 70), (701, 45, 13), (301, 18, 32), (3, 3000, 7),
@@ -423,7 +430,8 @@ def reduce(rng: np.random.Generator) -> Iterator[Case]:
 
 
 _EXTREMES = (
-    (3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40), (3, 5, 143), (140, 321, 3), (3, 41, 133), (1, 9001, 70), (301, 80, 7), (3, 3000, 15),
+    (3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40), (3, 5, 143),
+    (140, 321, 3), (3, 41, 133), (1, 9001, 70), (301, 80, 7), (3, 3000, 15),
 )  # fmt: skip
 
 
@@ -457,7 +465,8 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
 
 def cumsum(rng: np.random.Generator) -> Iterator[Case]:
     shapes = (
-        (3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3), (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1),
+        (3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3),
+        (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1),
         (1, 140003, 1), (2, 9001, 1), (2, 4093, 1), (3, 1024, 1), (530, 1100, 1),
         (5, 7, 70), (140, 9, 243), (3, 20, 45),
     )  # fmt: skip
@@ -495,6 +504,7 @@ def cumsum(rng: np.random.Generator) -> Iterator[Case]:
 
 
 FAMILIES = {
-    "softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum, "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax,
+    "softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum,
+    "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax,
     "cumsum": cumsum,
 }  # fmt: skip

@@ -81,10 +81,14 @@ def patches(rng: np.random.Generator) -> Iterator[Case]:
     """
     tile = discovery.module("kernels", "cuda.conv.small_c_patch").PatchTile
     for v, dtype, t in (
-        (Conv(1, 24, 9, 11, 40, (5, 5), pads=(2,) * 4), F16, tile(4, 11, 1, 2, 40)), (Conv(2, 17, 13, 15, 24, stride=(2, 2), res_mode=1), BF16, tile(4, 8, 1, 1, 24)),
-        (Conv(1, 40, 7, 30, 67, (3, 4), _ONE, (2, 1), (2, 1, 2, 2), act="silu"), F16, tile(2, 15, 1, 2, 40)),
-        (Conv(1, 9, 20, 11, 13, (4, 3), (3, 2), (1, 2), (1, 2, 1, 2), slack=8), F16, tile(4, 4, 1, 1, 16)),
-        (Conv(2, 24, 11, 9, 64, transposed=True), BF16, tile(5, 9, 1, 4, 64)), (Conv(1, 3, 21, 30, 48, (11, 11), (4, 4), kinds=(1, 0, 3)), F16, tile(4, 8, 2, 1, 48)),
+        (Conv(1, 24, 9, 11, 40, (5, 5), pads=(2,) * 4), F16, tile(4, 11, 1, 2, 40)),
+        (Conv(2, 17, 13, 15, 24, stride=(2, 2), res_mode=1), BF16, tile(4, 8, 1, 1, 24)),
+        (Conv(1, 40, 7, 30, 67, (3, 4), _ONE, (2, 1), (2, 1, 2, 2), act="silu"), F16,
+            tile(2, 15, 1, 2, 40)),
+        (Conv(1, 9, 20, 11, 13, (4, 3), (3, 2), (1, 2), (1, 2, 1, 2), slack=8), F16,
+            tile(4, 4, 1, 1, 16)),
+        (Conv(2, 24, 11, 9, 64, transposed=True), BF16, tile(5, 9, 1, 4, 64)),
+        (Conv(1, 3, 21, 30, 48, (11, 11), (4, 4), kinds=(1, 0, 3)), F16, tile(4, 8, 2, 1, 48)),
         (Conv(1, 135, 13, 11, 9, (5, 5), pads=(2,) * 4, res_mode=1), F16, tile(5, 11, 2, 1, 16, 5)),
         (Conv(3, 67, 9, 12, 20, stride=(2, 2), slack=8), BF16, tile(5, 6, 1, 2, 24, 2)),
     ):  # fmt: skip

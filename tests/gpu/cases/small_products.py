@@ -25,7 +25,8 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _costs, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
     discovery.module("kernels", f"cuda.gemm.{name}")
     for name in (
-        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv.staged", "repitch", "register_mma", "unaligned_mma", "simt", "gemv.registers",
+        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv.staged", "repitch",
+        "register_mma", "unaligned_mma", "simt", "gemv.registers",
     )
 )  # fmt: skip
 Rng = np.random.Generator
@@ -75,7 +76,8 @@ def case_of(
 
 
 def gemm(
-    rng: Rng, dtype: DType, m: int, n: int, k: int, act: str = "none", *, res_mode: int = 0, kinds: Sequence[int] | None = None, pad: int = 0, early: bool = False,
+    rng: Rng, dtype: DType, m: int, n: int, k: int, act: str = "none", *, res_mode: int = 0,
+    kinds: Sequence[int] | None = None, pad: int = 0, early: bool = False,
     special: Sequence[float] = (),
 ) -> Case:  # fmt: skip
     """y[m, n] = epilogue(x[m, k] w[n, k]^T + bias); pad: NaN columns behind the rows of x, y and
@@ -224,8 +226,10 @@ def matmul(
     b, vb = drawn(rng, (b0, b1, n, k) if b_turned else (b0, b1, k, n), dtype, k**-0.5)
     va, vb = va.swapaxes(2, 3) if a_turned else va, vb.swapaxes(2, 3) if b_turned else vb
     ints = {
-        "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * m * k, "a_1": m * k, "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
-        "b_0": b1 * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1, "y_0": b1 * m * n, "y_1": m * n, "ldy": n,
+        "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * m * k, "a_1": m * k,
+        "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
+        "b_0": b1 * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1,
+        "y_0": b1 * m * n, "y_1": m * n, "ldy": n,
     }  # fmt: skip
     want = 0.3 * (va @ vb)
     out = plain(dtype, want, bounded(want, 0.3 * (np.abs(va) @ np.abs(vb)), dtype, False))
@@ -292,9 +296,12 @@ def products(rng: Rng) -> Iterator[Case]:
     for kind in ((64, 64, False, 3, 1, 1), (64, 56, True, 1, 1, 2), (128, 64, True, 2, 2, 1)):
         yield with_tile(norm(rng, F16, 90, 192, 384, "xry"), split(*kind))
     kinds = (
-        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
-        (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (192, 144, False, 1, 2, 1),
-        (64, 128, False, 1, 2, 1), (128, 96, False, 6, 1, 1), (128, 256, False, 1, 1, 1), (64, 32, False, 1, 1, 3), (128, 192, False, 4, 2, 1),
+        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1),
+        (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
+        (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1),
+        (64, 64, False, 4, 1, 2), (192, 144, False, 1, 2, 1),
+        (64, 128, False, 1, 2, 1), (128, 96, False, 6, 1, 1), (128, 256, False, 1, 1, 1),
+        (64, 32, False, 1, 1, 3), (128, 192, False, 4, 2, 1),
     )  # fmt: skip
     for j, kind in enumerate(kinds):
         m, k = (kind[1] - 3 if kind[2] and kind[1] < 64 else 210), 64 * max(2 * kind[3], 3) + 8
@@ -495,8 +502,10 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     lane = _lanes.LaneTile
     for a_turned, b_turned in itertools.product((False, True), (False, True)):
         for t in (
-            lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3), lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2), lane(8, 4, 1, 1, 8),
-            lane(8, 4, 1, 1, 4, 3, 2), lane(8, 8, 1, 1, 4, split=4), lane(4, 4, 1, 1, 4, 3, tall=True), lane(8, 4, 1, 1, 8, tall=True),
+            lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3),
+            lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2), lane(8, 4, 1, 1, 8),
+            lane(8, 4, 1, 1, 4, 3, 2), lane(8, 8, 1, 1, 4, split=4),
+            lane(4, 4, 1, 1, 4, 3, tall=True), lane(8, 4, 1, 1, 8, tall=True),
         ):  # fmt: skip
             yield with_tile(
                 matmul(rng, F32, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t
@@ -544,7 +553,8 @@ def _shared_batches(rng: Rng) -> Iterator[Case]:
     the matrix.
     """
     forms = (
-        (64, 64, 1, 1, 2), (64, 96, 1, 4, 1), (128, 64, 1, 1, 4), (64, 64, 2, 2, 2), (64, 128, 1, 2, 4), (192, 64, 1, 4, 2), (64, 64, 3, 1, 2),
+        (64, 64, 1, 1, 2), (64, 96, 1, 4, 1), (128, 64, 1, 1, 4), (64, 64, 2, 2, 2),
+        (64, 128, 1, 2, 4), (192, 64, 1, 4, 2), (64, 64, 3, 1, 2),
         (128, 128, 1, 2, 2),
     )  # fmt: skip
     for j, (rows, columns, split, share, beside) in enumerate(forms):
@@ -570,8 +580,10 @@ def _shared_batches(rng: Rng) -> Iterator[Case]:
 def _persistent_batches(rng: Rng) -> Iterator[Case]:
     """The same by tiles of several widths, shared and swapped in every way."""
     forms = (
-        (64, 200, True, 1, 1), (64, 144, True, 2, 1), (64, 104, True, 1, 2), (128, 152, True, 1, 2), (128, 48, True, 2, 2), (128, 232, False, 2, 1),
-        (128, 88, False, 1, 1), (256, 104, False, 1, 2), (256, 80, False, 2, 2), (64, 160, True, 4, 1), (128, 72, True, 1, 4), (128, 64, False, 2, 4),
+        (64, 200, True, 1, 1), (64, 144, True, 2, 1), (64, 104, True, 1, 2), (128, 152, True, 1, 2),
+        (128, 48, True, 2, 2), (128, 232, False, 2, 1),
+        (128, 88, False, 1, 1), (256, 104, False, 1, 2), (256, 80, False, 2, 2),
+        (64, 160, True, 4, 1), (128, 72, True, 1, 4), (128, 64, False, 2, 4),
         (64, 96, True, 4, 2),
     )  # fmt: skip
     for j, (bm, bn, ping, cluster, beside) in enumerate(forms):

@@ -17,8 +17,10 @@ Array = np.ndarray[Any, Any]
 #: Unit roundoff of a stored result.
 ROUNDOFF = {DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 _NUMPY = {
-    DType.F32: np.float32, DType.F16: np.float16, DType.BF16: np.uint16, DType.F64: np.float64, DType.I64: np.int64, DType.I32: np.int32, DType.I16: np.int16,
-    DType.I8: np.int8, DType.U64: np.uint64, DType.U32: np.uint32, DType.U16: np.uint16, DType.U8: np.uint8, DType.BOOL: np.uint8,
+    DType.F32: np.float32, DType.F16: np.float16, DType.BF16: np.uint16, DType.F64: np.float64,
+    DType.I64: np.int64, DType.I32: np.int32, DType.I16: np.int16,
+    DType.I8: np.int8, DType.U64: np.uint64, DType.U32: np.uint32, DType.U16: np.uint16,
+    DType.U8: np.uint8, DType.BOOL: np.uint8,
 }  # fmt: skip
 
 

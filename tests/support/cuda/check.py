@@ -17,10 +17,15 @@ def activation(name: str, x: Any, p0: float, p1: float) -> Any:
     t = R.torch()
     f = t.nn.functional
     table: dict[str, Callable[[], Any]] = {
-        "none": lambda: x, "relu": lambda: x.relu(), "leaky_relu": lambda: t.where(x >= 0, x, p0 * x), "clip": lambda: x.clamp(p0, p1), "sigmoid": x.sigmoid,
-        "silu": lambda: f.silu(x), "hard_sigmoid": lambda: (p0 * x + p1).clamp(0, 1), "hard_swish": lambda: x * (x / 6 + 0.5).clamp(0, 1), "tanh": x.tanh,
-        "elu": lambda: t.where(x >= 0, x, p0 * x.expm1()), "gelu_erf": lambda: f.gelu(x), "gelu_tanh": lambda: f.gelu(x, approximate="tanh"),
-        "quick_gelu": lambda: x * (p0 * x).sigmoid(), "mish": lambda: f.mish(x), "softplus": lambda: f.softplus(x, threshold=1000), "exp": x.exp,
+        "none": lambda: x, "relu": lambda: x.relu(),
+        "leaky_relu": lambda: t.where(x >= 0, x, p0 * x), "clip": lambda: x.clamp(p0, p1),
+        "sigmoid": x.sigmoid,
+        "silu": lambda: f.silu(x), "hard_sigmoid": lambda: (p0 * x + p1).clamp(0, 1),
+        "hard_swish": lambda: x * (x / 6 + 0.5).clamp(0, 1), "tanh": x.tanh,
+        "elu": lambda: t.where(x >= 0, x, p0 * x.expm1()), "gelu_erf": lambda: f.gelu(x),
+        "gelu_tanh": lambda: f.gelu(x, approximate="tanh"),
+        "quick_gelu": lambda: x * (p0 * x).sigmoid(), "mish": lambda: f.mish(x),
+        "softplus": lambda: f.softplus(x, threshold=1000), "exp": x.exp,
     }  # fmt: skip
     return table[name]()
 

@@ -85,7 +85,10 @@ class Conv:
         )
         size = f"{self.n}x{self.c}x{self.h}x{self.w}->{self.oc}"
         parts = [
-            f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} p{self.pads} g{self.groups} {self.act}"
+            (
+                f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} "
+                f"p{self.pads} g{self.groups} {self.act}"
+            )
         ]
         parts += (
             [f"res{self.res_mode}"] * bool(self.res_mode)

@@ -85,7 +85,7 @@ _assumed: list[tuple[int, int]] = []
 
 
 def assume(arch: int, sms: int) -> None:
-    """Kernels are emitted for such a device from now on: to compile them on a machine without it."""
+    """Kernels are emitted for such a device from now on, also on a machine without it."""
     _assumed[:] = [(arch, sms)]
 
 

@@ -50,9 +50,12 @@ def conv_request(v: Conv, dtype: DType) -> Request:
     xc, yc = pitch(v.c, v.slack), pitch(v.oc, v.slack)
     rc = pitch(v.oc, 2 * v.slack)
     ints = {
-        "N": v.n, "IC": v.c, "IH": v.h, "IW": v.w, "OC": v.oc, "OH": oh, "OW": ow, "KH": v.kernel[0], "KW": v.kernel[1], "SH": v.stride[0], "SW": v.stride[1],
-        "DH": v.dilation[0], "DW": v.dilation[1], "PT": v.pads[0], "PL": v.pads[1], "G": v.groups, "x_cs": xc, "x_rs": xc * v.w, "x_ns": xc * v.w * v.h,
-        "y_cs": yc, "y_rs": yc * width, "y_ns": yc * width * height, "r_cs": rc, "r_rs": rc * ow, "r_ns": rc * ow * oh, "act": K.act_index(v.act),
+        "N": v.n, "IC": v.c, "IH": v.h, "IW": v.w, "OC": v.oc, "OH": oh, "OW": ow,
+        "KH": v.kernel[0], "KW": v.kernel[1], "SH": v.stride[0], "SW": v.stride[1],
+        "DH": v.dilation[0], "DW": v.dilation[1], "PT": v.pads[0], "PL": v.pads[1], "G": v.groups,
+        "x_cs": xc, "x_rs": xc * v.w, "x_ns": xc * v.w * v.h,
+        "y_cs": yc, "y_rs": yc * width, "y_ns": yc * width * height, "r_cs": rc, "r_rs": rc * ow,
+        "r_ns": rc * ow * oh, "act": K.act_index(v.act),
         "res_mode": v.res_mode,
     }  # fmt: skip
     if v.planes:

@@ -59,7 +59,7 @@ def torch_dtype(dtype: DType) -> Any:
     return getattr(t, names[dtype])
 
 
-# --- launches ---------------------------------------------------------------------------------------------------------------
+# --- launches
 
 
 @dataclass
@@ -76,8 +76,10 @@ class Launch:
 
 
 def request(
-    family: str, dtype: DType, ints: Mapping[str, DimLike], floats: Mapping[str, float] | None = None, program: Mapping[str, Any] | None = None,
-    operands: Iterable[str] = (), *, target: tuple[int, int] | None = None, unaligned: Iterable[str] = (), constant: Iterable[str] = (),
+    family: str, dtype: DType, ints: Mapping[str, DimLike],
+    floats: Mapping[str, float] | None = None, program: Mapping[str, Any] | None = None,
+    operands: Iterable[str] = (), *, target: tuple[int, int] | None = None,
+    unaligned: Iterable[str] = (), constant: Iterable[str] = (),
 ) -> Request:  # fmt: skip
     """A Request with the parameters that were not given set to 0, as lowering leaves them."""
     spec = FAMILIES[family]

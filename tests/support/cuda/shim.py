@@ -15,7 +15,10 @@ import sys
 from pathlib import Path
 
 _REAL = "SHIM_REAL"
-_FIND = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(next(line.split()[-1] for line in open('/proc/self/maps') if 'libcuda.so' in line))"
+_FIND = (
+    "import ctypes; ctypes.CDLL('libcuda.so.1'); print(next(line.split()[-1] for line in "
+    "open('/proc/self/maps') if 'libcuda.so' in line))"
+)
 
 
 def _source(symbols: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Tiles of the product and convolution kernels: all that must be checked, and those worth timing."""
+"""Tiles of the GEMM and convolution kernels: all that must be checked, those worth timing."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
     if dtype == DType.F32 or device()[0] != 90:
         return general
     kinds = [
-        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
-        (128, 128, True, 4, 2, 1), (64, 200, True, 2, 1, 1), (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2),
+        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1),
+        (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
+        (128, 128, True, 4, 2, 1), (64, 200, True, 2, 1, 1), (192, 80, True, 2, 1, 1),
+        (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2),
         (192, 144, False, 1, 2, 1), (64, 200, False, 1, 1, 2),
-        (64, 128, False, 1, 2, 1), (128, 64, False, 2, 1, 2), (128, 96, False, 6, 1, 1), (128, 128, False, 2, 2, 1), (128, 256, False, 1, 1, 1),
+        (64, 128, False, 1, 2, 1), (128, 64, False, 2, 1, 2), (128, 96, False, 6, 1, 1),
+        (128, 128, False, 2, 2, 1), (128, 256, False, 1, 1, 1),
         (64, 32, False, 1, 1, 3), (128, 192, False, 4, 2, 1),
     ]  # fmt: skip
     return (
@@ -107,7 +110,10 @@ def rounds(t: Any) -> bool:
 
 def tile_name(t: Any) -> str:
     if hasattr(t, "lane_m"):
-        return f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages} split{t.split}"
+        return (
+            f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages} "
+            f"split{t.split}"
+        )
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
     if hasattr(t, "lanes"):
@@ -121,19 +127,34 @@ def tile_name(t: Any) -> str:
         return f"{kind} wide {'ba'[t.wide_a]}"
     if hasattr(t, "kept"):
         more = (" ping" * t.ping, " swap" * t.swap, " kept" * (t.kept > 0), " tma" * t.tma)
-        return f"wgmma {t.bm}x{t.bn}{''.join(more)} cluster{t.cluster}{f'x{t.beside}' if t.beside > 1 else ''}"
+        return (
+            f"wgmma {t.bm}x{t.bn}{''.join(more)} "
+            f"cluster{t.cluster}{f'x{t.beside}' if t.beside > 1 else ''}"
+        )
     if hasattr(t, "swap"):
-        return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
+        return (
+            f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} "
+            f"resident{t.resident}"
+        )
     if hasattr(t, "stack"):
-        return f"slab {t.rows} rows of {t.stack} blocks{t.blocks} x{t.columns} slabs{t.slabs} split{t.split} share{t.share}"
+        return (
+            f"slab {t.rows} rows of {t.stack} blocks{t.blocks} x{t.columns} slabs{t.slabs} "
+            f"split{t.split} share{t.share}"
+        )
     if hasattr(t, "slab"):
         return f"window {t.rows} rows x{t.columns}"
     if hasattr(t, "beside"):
-        return f"narrow {t.pixels} pixels x{t.channels} parts{t.parts} beside{t.beside} step{t.step} threads{t.threads} ahead{t.ahead}"
+        return (
+            f"narrow {t.pixels} pixels x{t.channels} parts{t.parts} beside{t.beside} step{t.step} "
+            f"threads{t.threads} ahead{t.ahead}"
+        )
     if hasattr(t, "wide"):
         return f"patch {t.high}x{t.wide} blocks{t.blocks} groups{t.groups}x{t.columns}"
     if hasattr(t, "high"):
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m") and not hasattr(t, "split"):
         return f"flat {t.bm}x{t.bn} held{t.held} ahead{t.ahead}"
-    return f"tile {t.bm}x{t.bn} split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"
+    return (
+        f"tile {t.bm}x{t.bn} "
+        f"split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"
+    )

@@ -307,14 +307,16 @@ def _rows() -> Iterator[Trial]:
             yield W.layernorm(dtype, rows, n)
         yield W.layernorm(dtype, 127, 1001, rms=True)
         for kind, outer, n, inner in (
-            ("mean", 3, 197, 768), ("mean", 197, 768, 1), ("max", 1, 257, 4001), ("sum", 20011, 12, 1), ("sum", 12, 1, 20011), ("max", 257, 49, 31), ("mean", 1, 5, 7),
+            ("mean", 3, 197, 768), ("mean", 197, 768, 1), ("max", 1, 257, 4001),
+            ("sum", 20011, 12, 1), ("sum", 12, 1, 20011), ("max", 257, 49, 31), ("mean", 1, 5, 7),
         ):  # fmt: skip
             yield W.reduction(dtype, kind, outer, n, inner)
         yield W.argmax(dtype, 64, 1000)
         yield W.argmax(dtype, 3, 21, 4001)
         yield W.argmax(dtype, 1, 10)
         for rows, n, k in (
-            (1, 8400, 300), (16, 33600, 300), (1, 24000, 300), (1, 672000, 100), (4096, 64, 6), (1021, 8, 2), (64, 1000, 5), (3, 50257, 50), (300, 1031, 1031),
+            (1, 8400, 300), (16, 33600, 300), (1, 24000, 300), (1, 672000, 100), (4096, 64, 6),
+            (1021, 8, 2), (64, 1000, 5), (3, 50257, 50), (300, 1031, 1031),
         ):  # fmt: skip
             yield W.topk(dtype, rows, n, k)
         yield M.pool(dtype, 0, 1, 64, 112, 112, 3, 2, 1)

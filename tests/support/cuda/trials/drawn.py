@@ -421,7 +421,8 @@ def _excite(g: _Draw) -> Trial:
 
 
 KINDS: tuple[Callable[[_Draw], Trial], ...] = (
-    _linear, _bmm, _dense, _first, _depthwise, _groups, _pointwise_groups, _dilated, _separated, _head, _image, _multiplied, _transposed, _line, _attention, _decode,
+    _linear, _bmm, _dense, _first, _depthwise, _groups, _pointwise_groups, _dilated, _separated,
+    _head, _image, _multiplied, _transposed, _line, _attention, _decode,
     _softmax, _norm, _groupnorm, _reduction, _argmax, _topk, _cumsum,
     _broadcast, _cast, _permuted, _sliced, _concat, _padded, _gather, _pool, _resized, _excite,
 )  # fmt: skip

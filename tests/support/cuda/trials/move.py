@@ -133,7 +133,7 @@ def gather(dtype: DType, n: int, inner: int, count: int, *, each: bool = False) 
     )
 
 
-# --- images -----------------------------------------------------------------------------------------------------------------------
+# --- images
 
 
 def _pitches(side: str, h: int, w: int, c: int) -> dict[str, DimLike]:

@@ -60,7 +60,10 @@ def linear(
         y = R.torch().nn.functional.linear(x["x"], x["w"], x["b"])
         return _act(act, y + x["res"] if res else y)
 
-    name = f"linear {dtype.name} {m}x{n}x{k} {act}{f' rows of {k + pad}' if pad else ''}{' +res' * res}"
+    name = (
+        f"linear {dtype.name} {m}x{n}x{k} {act}{f' rows of {k + pad}' if pad else ''}"
+        f"{' +res' * res}"
+    )
     return Trial(
         name,
         dtype,
@@ -80,8 +83,10 @@ def bmm(
 ) -> Trial:
     """Products of two run-time operands, either a transposed view."""
     ints = {
-        "B0": 1, "B1": b, "M": m, "N": n, "K": k, "a_0": b * m * k, "a_1": m * k, "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
-        "b_0": b * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1, "y_0": b * m * n, "y_1": m * n, "ldy": n,
+        "B0": 1, "B1": b, "M": m, "N": n, "K": k, "a_0": b * m * k, "a_1": m * k,
+        "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
+        "b_0": b * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1,
+        "y_0": b * m * n, "y_1": m * n, "ldy": n,
     }  # fmt: skip
     r = R.request("matmul", dtype, ints, {"alpha": 1.0}, operands=("a", "b", "y"))
 
@@ -176,7 +181,8 @@ def convolution(dtype: DType, v: Conv) -> Trial:
 
 
 def attention(
-    dtype: DType, b: int, h: int, s: int, t: int, d: int, *, kv: int = 0, causal: bool = False, masked: bool = False, packed: bool = False,
+    dtype: DType, b: int, h: int, s: int, t: int, d: int, *, kv: int = 0, causal: bool = False,
+    masked: bool = False, packed: bool = False,
 ) -> Trial:  # fmt: skip
     """[B, S, H, D] operands, as projections leave them. kv: heads of keys and values, where they
     are fewer; packed: q, k and v in one [B, S, 3, H, D]; masked: True where a key is seen."""
@@ -247,7 +253,10 @@ def attention(
         errors = scores.softmax(3) * (d**-0.5 * q.abs() @ k.abs().transpose(2, 3))
         return errors @ v.abs()
 
-    name = f"attention {dtype.name} {b}x{h}{f'/{kv}' if kv != h else ''}x{s}x{t}x{d}{' causal' * causal}{' mask' * masked}{' packed' * packed}"
+    name = (
+        f"attention {dtype.name} {b}x{h}{f'/{kv}' if kv != h else ''}x{s}x{t}x{d}"
+        f"{' causal' * causal}{' mask' * masked}{' packed' * packed}"
+    )
     return Trial(
         name,
         dtype,
@@ -262,9 +271,13 @@ def attention(
 
 def trials() -> Iterator[Trial]:
     for dtype, m, n, k, act in (
-        (F16, 127, 131, 137, "relu"), (F16, 1021, 1019, 1031, "none"), (BF16, 1021, 1019, 1031, "gelu_erf"), (F32, 509, 521, 523, "relu"), (F16, 1, 4099, 4093, "none"),
-        (BF16, 3, 1009, 10007, "none"), (F16, 7, 50021, 67, "none"), (F16, 4093, 1, 1021, "none"), (F32, 1021, 1, 4093, "none"), (F16, 1021, 1031, 1, "none"),
-        (F16, 8191, 61, 67, "silu"), (F16, 257, 509, 3, "relu"), (F16, 2, 3, 5, "none"), (F32, 1, 1, 1, "none"), (F16, 33, 4099, 4096, "none"),
+        (F16, 127, 131, 137, "relu"), (F16, 1021, 1019, 1031, "none"),
+        (BF16, 1021, 1019, 1031, "gelu_erf"), (F32, 509, 521, 523, "relu"),
+        (F16, 1, 4099, 4093, "none"),
+        (BF16, 3, 1009, 10007, "none"), (F16, 7, 50021, 67, "none"), (F16, 4093, 1, 1021, "none"),
+        (F32, 1021, 1, 4093, "none"), (F16, 1021, 1031, 1, "none"),
+        (F16, 8191, 61, 67, "silu"), (F16, 257, 509, 3, "relu"), (F16, 2, 3, 5, "none"),
+        (F32, 1, 1, 1, "none"), (F16, 33, 4099, 4096, "none"),
         (BF16, 17, 4093, 4096, "none"), (F32, 7, 1021, 4099, "none"), (F16, 100003, 7, 11, "relu"),
     ):  # fmt: skip
         yield linear(dtype, m, n, k, act)
@@ -276,14 +289,23 @@ def trials() -> Iterator[Trial]:
     yield bmm(F32, 15, 37, 41, 43, b_turned=True)
     one, none = (1, 1), (0, 0, 0, 0)
     for dtype, v in (
-        (F16, Conv(1, 3, 227, 229, 61, (7, 7), (3, 2), one, (1, 2, 3, 4))), (F16, Conv(2, 17, 53, 47, 31)), (F16, Conv(3, 127, 29, 31, 131, (1, 1), pads=none)),
-        (F16, Conv(1, 251, 13, 11, 257)), (F16, Conv(2, 35, 31, 29, 55, groups=5)), (F16, Conv(2, 61, 37, 41, 67, dilation=(2, 3), pads=(2, 3, 2, 3))),
-        (F16, Conv(1, 97, 17, 19, 101, (5, 2), (3, 2), one, (2, 0, 1, 1))), (F16, Conv(1, 1, 97, 89, 7, (11, 5), pads=(5, 2, 5, 2))),
-        (BF16, Conv(5, 67, 23, 19, 71, act="silu")), (F32, Conv(2, 31, 29, 23, 37)), (F16, Conv(13, 509, 7, 7, 127, (1, 1), pads=none)),
-        (F16, Conv(1, 7, 3, 5, 11, (1, 1), pads=none)), (F32, Conv(1, 61, 17, 13, 59, (1, 1), pads=none)), (F16, Conv(1, 13, 1, 1009, 17, (1, 7), pads=(0, 3, 0, 3))),
-        (F16, Conv(1, 61, 13, 11, 37, (3, 3), (2, 2), extra=(1, 1), transposed=True, act="none")), (F16, Conv(1, 61, 57, 53, 61, groups=61)),
-        (F16, Conv(7, 131, 29, 31, 131, (5, 5), (2, 2), one, (2, 2, 2, 2), 131, act="silu")), (BF16, Conv(1, 17, 127, 113, 17, (7, 7), pads=(3, 3, 3, 3), groups=17)),
-        (F16, Conv(2, 253, 19, 17, 253, dilation=(2, 2), pads=(2, 2, 2, 2), groups=253)), (F32, Conv(1, 61, 57, 53, 61, groups=61)),
+        (F16, Conv(1, 3, 227, 229, 61, (7, 7), (3, 2), one, (1, 2, 3, 4))),
+        (F16, Conv(2, 17, 53, 47, 31)), (F16, Conv(3, 127, 29, 31, 131, (1, 1), pads=none)),
+        (F16, Conv(1, 251, 13, 11, 257)), (F16, Conv(2, 35, 31, 29, 55, groups=5)),
+        (F16, Conv(2, 61, 37, 41, 67, dilation=(2, 3), pads=(2, 3, 2, 3))),
+        (F16, Conv(1, 97, 17, 19, 101, (5, 2), (3, 2), one, (2, 0, 1, 1))),
+        (F16, Conv(1, 1, 97, 89, 7, (11, 5), pads=(5, 2, 5, 2))),
+        (BF16, Conv(5, 67, 23, 19, 71, act="silu")), (F32, Conv(2, 31, 29, 23, 37)),
+        (F16, Conv(13, 509, 7, 7, 127, (1, 1), pads=none)),
+        (F16, Conv(1, 7, 3, 5, 11, (1, 1), pads=none)),
+        (F32, Conv(1, 61, 17, 13, 59, (1, 1), pads=none)),
+        (F16, Conv(1, 13, 1, 1009, 17, (1, 7), pads=(0, 3, 0, 3))),
+        (F16, Conv(1, 61, 13, 11, 37, (3, 3), (2, 2), extra=(1, 1), transposed=True, act="none")),
+        (F16, Conv(1, 61, 57, 53, 61, groups=61)),
+        (F16, Conv(7, 131, 29, 31, 131, (5, 5), (2, 2), one, (2, 2, 2, 2), 131, act="silu")),
+        (BF16, Conv(1, 17, 127, 113, 17, (7, 7), pads=(3, 3, 3, 3), groups=17)),
+        (F16, Conv(2, 253, 19, 17, 253, dilation=(2, 2), pads=(2, 2, 2, 2), groups=253)),
+        (F32, Conv(1, 61, 57, 53, 61, groups=61)),
     ):  # fmt: skip
         yield convolution(dtype, v)
     yield attention(F16, 2, 7, 1, 1031, 64)

@@ -242,7 +242,7 @@ def groupnorm(dtype: DType, b: int, c: int, g: int, h: int, w: int) -> Trial:
     )
 
 
-# --- pointwise --------------------------------------------------------------------------------------------------------------------
+# --- pointwise
 
 _ADD = Expr(2, (Instr("add", (0, 1)),), 2)
 #: gelu(a + b) / 2 + a
@@ -288,7 +288,8 @@ def _as_it_is(x: Any) -> Any:
 
 
 def pointwise(
-    dtype: DType, expr: Expr, eager: Callable[..., Any], operands: Sequence[tuple[int, ...]], views: Sequence[View] = (), what: str = "", smooth: bool = True,
+    dtype: DType, expr: Expr, eager: Callable[..., Any], operands: Sequence[tuple[int, ...]],
+    views: Sequence[View] = (), what: str = "", smooth: bool = True,
 ) -> Trial:  # fmt: skip
     """operands: shapes in memory; views: how the first of them are looked at."""
     whole = [*views, *[_as_it_is] * (len(operands) - len(views))]

@@ -12,14 +12,18 @@ from tracea_onnx.ir.dims import DimLike
 
 #: How a family calls its first axis.
 _FIRST = {
-    **dict.fromkeys(("conv2d", "conv2d_dw", "deconv2d", "pool2d", "resize2d", "resize_cubic", "squeeze_excite", "global_pool"), "N"),
-    **dict.fromkeys(("softmax", "reduce", "argmax", "topk", "cumsum", "gather", "gather_elements"), "outer"),
+    **dict.fromkeys(("conv2d", "conv2d_dw", "deconv2d", "pool2d", "resize2d", "resize_cubic",
+        "squeeze_excite", "global_pool"), "N"),
+    **dict.fromkeys(("softmax", "reduce", "argmax", "topk", "cumsum", "gather", "gather_elements"),
+        "outer"),
     "gemm": "M", "attention": "B", "layernorm": "rows", "groupnorm": "B", "copies": "p0_n1",
 }  # fmt: skip
 #: Axes that are symbolic beside the first: of images their sides, of attention its sequences.
 _SIDES = {
-    **dict.fromkeys(("conv2d", "conv2d_dw", "deconv2d", "pool2d", "resize2d", "resize_cubic"), ("IH", "IW", "OH", "OW")),
-    "global_pool": ("H", "W"), "groupnorm": ("inner",), "attention": ("S", "T"), "matmul": ("M", "N", "K"), "softmax": ("n",),
+    **dict.fromkeys(("conv2d", "conv2d_dw", "deconv2d", "pool2d", "resize2d", "resize_cubic"),
+        ("IH", "IW", "OH", "OW")),
+    "global_pool": ("H", "W"), "groupnorm": ("inner",), "attention": ("S", "T"),
+    "matmul": ("M", "N", "K"), "softmax": ("n",),
 }  # fmt: skip
 _SIZE, _ROWS = D.symbol("size"), D.symbol("rows")
 #: Values of symbols.
@@ -27,7 +31,7 @@ Sizes = dict[str, int]
 
 
 def _axis(request: Request) -> str | None:
-    """The parameter that counts the first axis; None where there is none of more than one element."""
+    """The parameter that counts the first axis; None where no axis has more than one element."""
     i, family = request.ints, request.family
     if family in _FIRST:
         return _FIRST[family]
@@ -102,9 +106,12 @@ def _side(request: Request, ints: dict[str, DimLike], name: str) -> DimLike:
 def _pitches(ints: dict[str, DimLike], sizes: Sizes) -> None:
     """Strides as products of symbols, where they are those of packed rows and images."""
     for outer, inner, n in (
-        ("x_rs", "x_cs", "IW"), ("x_ns", "x_rs", "IH"), ("x_rs", "x_cs", "W"), ("x_ns", "x_rs", "H"), ("y_rs", "y_cs", "OW"), ("y_ns", "y_rs", "OH"),
-        ("y_rs", "y_cs", "W"), ("y_ns", "y_rs", "H"), ("q_b", "q_s", "S"), ("k_b", "k_s", "T"), ("v_b", "v_s", "T"), ("y_b", "y_s", "S"), ("m_q", "m_k", "T"),
-        ("a_m", "a_k", "K"), ("a_k", "a_m", "M"), ("a_1", "a_m", "M"), ("a_1", "a_k", "K"), ("b_k", "b_n", "N"), ("b_n", "b_k", "K"), ("b_1", "b_k", "K"),
+        ("x_rs", "x_cs", "IW"), ("x_ns", "x_rs", "IH"), ("x_rs", "x_cs", "W"),
+        ("x_ns", "x_rs", "H"), ("y_rs", "y_cs", "OW"), ("y_ns", "y_rs", "OH"),
+        ("y_rs", "y_cs", "W"), ("y_ns", "y_rs", "H"), ("q_b", "q_s", "S"), ("k_b", "k_s", "T"),
+        ("v_b", "v_s", "T"), ("y_b", "y_s", "S"), ("m_q", "m_k", "T"),
+        ("a_m", "a_k", "K"), ("a_k", "a_m", "M"), ("a_1", "a_m", "M"), ("a_1", "a_k", "K"),
+        ("b_k", "b_n", "N"), ("b_n", "b_k", "K"), ("b_1", "b_k", "K"),
         ("b_1", "b_n", "N"),
     ):  # fmt: skip
         if ints.get(outer, 0) not in (0, 1) and inner in ints and n in ints:
