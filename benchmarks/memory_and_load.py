@@ -35,7 +35,7 @@ from onnx import TensorProto, helper
 from benchmarks import harness
 from tests.support import sessions
 from tests.support.cuda import driver
-from tests.support.cuda.models import feeds, half
+from tests.support.cuda.models import feeds, half, typed
 from tracea_onnx.support import discovery
 
 _NARROW, _WIDE = 4096, 8192
@@ -137,11 +137,7 @@ def child(model: Path, kind: str, backend: str, batch: int, sequence: int) -> di
     else:
         made = sessions.session(model)
     load = time.perf_counter() - began
-    x = feeds(made, batch, sequence, np.random.default_rng(0))
-    x = {
-        i.name: x[i.name].astype(np.float16) if "float16" in i.type else x[i.name]
-        for i in made.get_inputs()
-    }
+    x = typed(made, feeds(made, batch, sequence, np.random.default_rng(0)))
     began = time.perf_counter()
     made.run(None, x)
     return {

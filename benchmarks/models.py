@@ -27,7 +27,7 @@ import onnxruntime as ort
 
 import tracea_onnx
 from benchmarks import further_models, gpu_peers, harness
-from tests.support.cuda.models import NVIDIA, Bound, feeds, half
+from tests.support.cuda.models import NVIDIA, Bound, feeds, half, typed
 from tests.support.difference import difference
 from tests.support.model_inputs import Feeds, batch_symbol, feeds_at, first_accepted
 from tests.support.sessions import assigned, session
@@ -120,7 +120,7 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     for batch in args.batch:
         if batch > 1 and name in _SEQUENCE:  # a prompt
             continue
-        x = feeds(plain, batch, sequence, np.random.default_rng(0))
+        x = typed(plain, feeds(plain, batch, sequence, np.random.default_rng(0)))
         want = plain.run(None, x)
         ours = Bound(made, x, [w.shape for w in want], NVIDIA)
         for _ in range(3):  # the third run replays a graph

@@ -1,4 +1,5 @@
-"""Tests on a GPU. Without one they are skipped, and not even made unless `-m cuda` asks for them.
+"""Tests on a GPU. They are skipped without one, and where neither `-m cuda` nor `-m ""` asks for
+them; then the thousands of cases are not even made.
 
 --only-compile needs no GPU: it emits and compiles what the tests would run, for sm_90.
 """
@@ -45,8 +46,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             continue
         config = metafunc.config
         cases: Callable[[pytest.Config], list[Any]] = vars(metafunc.module)[f"{argument}_cases"]
+        asked = "cuda" in config.option.markexpr
         reason = _missing(config)
-        if reason and "cuda" not in config.option.markexpr:
+        if config.option.markexpr and not asked:
+            reason = reason or "they take minutes: -m cuda"
+        if reason and not asked:
             made = [pytest.param(None, id="all", marks=pytest.mark.skip(reason=reason))]
         else:
             made = cases(config)

@@ -47,12 +47,13 @@ def shimmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         return {}
 
 
-def test_case(gpu: Gpu, case: tuple[str, str], shimmed: dict[str, str]) -> None:
+def test_case(gpu: Gpu, case: tuple[str, str], request: pytest.FixtureRequest) -> None:
     module, name = case
     if gpu.only_compile:
         pytest.skip("runs sessions")
     environment = dict(os.environ)
     if name in robust_cases.SHIMMED:
+        shimmed = request.getfixturevalue("shimmed")
         if not shimmed:
             pytest.skip("the driver's stand-in cannot be built here")
         environment |= shimmed

@@ -54,6 +54,14 @@ def feeds(
     return out
 
 
+def typed(session: ort.InferenceSession, x: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs in fp16 where the session takes that."""
+    return {
+        i.name: x[i.name].astype(np.float16) if "float16" in i.type else x[i.name]
+        for i in session.get_inputs()
+    }
+
+
 class Bound:
     """A session with its tensors on the device. vendor: of ONNX Runtime's memory for this provider
     (None: its own CUDA memory).
@@ -69,10 +77,9 @@ class Bound:
         place: tuple[Any, ...] = ("cuda", 0) if vendor is None else ("gpu", 0, vendor)
         self.session, self.binding = session, session.io_binding()
         self.tensors = []
-        for i in session.get_inputs():
-            value = x[i.name].astype(np.float16) if "float16" in i.type else x[i.name]
+        for name, value in typed(session, x).items():
             self.tensors.append(ort.OrtValue.ortvalue_from_numpy(value, *place))
-            self.binding.bind_ortvalue_input(i.name, self.tensors[-1])
+            self.binding.bind_ortvalue_input(name, self.tensors[-1])
         self.outputs = []
         for o, shape in zip(session.get_outputs(), shapes, strict=True):
             self.outputs.append(

@@ -143,10 +143,6 @@ def _emitted(r: Request) -> list[Kernel]:
         setattr(chooser, name, choose)
 
 
-def forced_tile(r: Request) -> Any:
-    return _forced[id(r)][1]
-
-
 #: What each process that compiles calls first, and its arguments.
 workers: tuple[Any, ...] = ()
 
