@@ -21,6 +21,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("untimed")
 
+_HERE = Path(__file__).resolve().parent
 #: Folders of the user's that the project reads or writes: caches, tuning records, settings.
 _FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
 
@@ -70,7 +71,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """
     if config.option.markexpr != "quick" or not collection_path.name.startswith("test_"):
         return None
-    folder, module = collection_path.parent.name, collection_path.stem
+    folder, module = _topic(collection_path), collection_path.stem
     return None if folder == "golden" or _is_quick(folder, module, "") else True
 
 
@@ -80,12 +81,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if sampled is not None and zlib.crc32(item.name.encode()) % sampled.args[0]:
             item.add_marker(pytest.mark.slow)
         # those of sm_90 cover most of the same code
-        if item.path.parent.name == "golden" and "[sm_8" in item.name:
+        if _topic(item.path) == "golden" and "[sm_8" in item.name:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") is None and _is_quick(
-            item.path.parent.name, item.path.stem, item.name
+            _topic(item.path), item.path.stem, item.name
         ):
             item.add_marker(pytest.mark.quick)
+
+
+def _topic(path: Path) -> str:
+    """The folder of tests/ that a module belongs to."""
+    return path.relative_to(_HERE).parts[0] if path.is_relative_to(_HERE) else ""
 
 
 def _is_quick(folder: str, module: str, name: str) -> bool:

@@ -1,7 +1,7 @@
 """The native library under sanitizers: builds it with them, and runs the session tests and a slice
 of the fuzzer on it.
 
-    python -m tests.sanitize [--sanitizers address,undefined] [--seconds 120] [--tests tests/session/test_provider.py ...]
+    python -m tests.sanitize [--sanitizers address,undefined] [--seconds 120] [--tests FILE ...]
     python -m tests.sanitize --sanitizers thread -- python -m pytest -n0 -q tests/session/test_x.py     # any command
 
 Needs g++ (or --cxx) with the sanitizers' runtimes; without them it says so and ends with status 0.
@@ -26,9 +26,14 @@ from tracea_onnx.ep.build import ROOT, build
 _RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}
 #: Tests that run sessions, threads, packs and odd Plans on the CPU, in a few minutes.
 TESTS = (
-    "tests/session/test_provider.py", "tests/session/test_provider_refusals.py", "tests/session/test_sizes_of_a_run.py", "tests/session/test_operator_draws.py",
-    "tests/session/test_bodies.py", "tests/session/test_compiler.py", "tests/host/test_plan_native.py",
-)  # fmt: skip
+    "tests/session/provider/test_provider.py",
+    "tests/session/provider/test_provider_refusals.py",
+    "tests/session/provider/test_sizes_of_a_run.py",
+    "tests/session/test_operator_draws.py",
+    "tests/session/test_bodies.py",
+    "tests/session/provider/test_compiler.py",
+    "tests/host/lowering/test_plan_native.py",
+)
 FUZZED = ("session", "sizes", "pack", "plan", "cache")
 #: ONNX Runtime and Python are not instrumented: what they synchronise by atomics cannot be seen.
 _THREAD_SUPPRESSIONS = """

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto
 
-from tests.host.rules_oracle import chain, model, node
+from tests.host.rules.rules_oracle import chain, model, node
 
 B, S, X, H, D, C = 2, 5, 8, 2, 4, 4
 Constants = dict[str, npt.ArrayLike]

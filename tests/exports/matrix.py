@@ -15,7 +15,7 @@ import onnx
 from onnx import ModelProto, helper
 
 from tests.exports.chains import CHAINS, Chain
-from tests.host import rules_oracle, rules_oracle_attention
+from tests.host.rules import rules_oracle, rules_oracle_attention
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.contracts import DOMAIN, Match, Refusal, Refuse

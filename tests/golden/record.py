@@ -261,7 +261,7 @@ def described(k: Kernel) -> list[str]:
 
 def requests(family: str) -> Iterator[tuple[str, Request]]:
     """The named requests of one test module."""
-    module = __import__(f"tests.backend.test_cuda_{family}", fromlist=["cases"])
+    module = __import__(f"tests.backend.cuda.test_cuda_{family}", fromlist=["cases"])
     for name, r in module.cases():
         yield f"{name} {r.family} {r.dtype.name} sm_{r.arch}", r
 

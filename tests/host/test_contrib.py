@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from tests.host.rules_oracle import model, node
+from tests.host.rules.rules_oracle import model, node
 from tracea_onnx.canonicalize.canonical_form import canonicalise
 from tracea_onnx.ir.graph import Graph
 

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 import tracea_onnx.compiler.partition_compiler
-from tests.session.provider_plans import Entries, Install
+from tests.session.provider.provider_plans import Entries, Install
 from tracea_onnx import provider
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import write_pack

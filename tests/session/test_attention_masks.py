@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto
 
-from tests.host.attention_graphs import B, D, F, H, Net, T
+from tests.host.rules.attention_graphs import B, D, F, H, Net, T
 from tests.session.test_few_launches import run
 from tracea_onnx.compiler import partition_compiler
 

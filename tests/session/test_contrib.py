@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.session.test_sizes_of_a_run import cuda
+from tests.session.provider.test_sizes_of_a_run import cuda
 from tracea_onnx import provider
 
 B, S, H, N = 3, 11, 24, 4

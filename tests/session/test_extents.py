@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import tracea_onnx
-from tests.session.provider_plans import Entries, Install
+from tests.session.provider.provider_plans import Entries, Install
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
 from tracea_onnx.compiler import partition_compiler

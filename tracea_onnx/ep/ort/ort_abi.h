@@ -1,8 +1,8 @@
 // The part of ONNX Runtime's C ABI this provider uses, declared by hand: no ORT header is needed to
 // build. OrtApi and OrtEpApi are append-only tables of function pointers, so a function is (slot,
 // signature); callback structs are declared with their members in ABI order up to API version
-// kMaxAbi; these are Callbacks, so that none lets an exception out. tests/host/test_plan_native.py
-// checks every slot and offset.
+// kMaxAbi; these are Callbacks, so that none lets an exception out.
+// tests/host/lowering/test_plan_native.py checks every slot and offset.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,0 +1,266 @@
+"""CUDA attention of few query rows, a step of decoding above all: which tiles divide heads and
+keys, and that they compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.backend.cuda.cuda_requests import attention, compile_kernels, copied
+from tracea_onnx.codegen.kernel_request import Kernel, Request, TensorMap
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.support import discovery
+
+cuda = discovery.module("kernels", "cuda")
+
+
+def _kernel(r: Request) -> Kernel:
+    k: Kernel
+    (k,) = cuda.emit(r)
+    return k
+
+
+@pytest.mark.parametrize(
+    ("dtype", "s", "t", "b", "parts"),
+    [
+        (DType.F32, 1, 1031, 2, 8),
+        (DType.F16, 1, 100, 2, 1),
+        (DType.BF16, 4, 1000, 64, 1),
+        (DType.F32, 1, 2000, 1, 8),
+    ],
+)
+def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: int) -> None:
+    k = _kernel(attention(dtype, 64, s=s, t=t, b=b))
+    assert k.cluster == parts and k.grid[0] == b * 2 * -(-2 * s // min(4, 2 * s)) * parts
+
+
+def test_heads_of_one_row_that_share_keys_are_few_rows() -> None:
+    for dtype, arch, tiles in ((DType.BF16, 89, 2), (DType.F32, 90, 6)):
+        read, join = cuda.emit(attention(dtype, 128, s=1, t=16381, b=1, heads=48, kv=2, arch=arch))
+        assert read.grid[0] == join.grid[0] == 2 * tiles
+    read, join = cuda.emit(attention(DType.BF16, 128, s=1, t=16381, b=1, heads=48, kv=2))
+    assert read.grid == (256, 1, 1) and join.grid[:2] == (2, 24)
+    assert copied(attention(DType.BF16, 128, s=3, t=900, b=1, heads=48, kv=2)) == [
+        ["q", "k", "v", "y"]
+    ]
+
+
+def test_few_rows_of_heads_that_share_many_keys_are_one_tile() -> None:
+    def rows(heads: int) -> list[int]:
+        kernels = cuda.emit(
+            attention(DType.F16, 128, s=1, t=16381, b=1, heads=heads, kv=1, arch=80)
+        )
+        return [
+            int(k.source.split("ROWS = ")[1].split(";")[0].split(",")[0])
+            for k in kernels
+            if "ROWS = " in k.source
+        ]
+
+    assert rows(16) == rows(4) == [16, 16] and rows(1) == [1, 1]
+    read, join = (
+        k
+        for k in cuda.emit(
+            attention(DType.F16, 128, s=1, t=symbol("T"), b=1, heads=7, kv=1, arch=80)
+        )
+        if "ROWS = 16" in k.source
+    )
+    assert read.scratch == join.scratch
+    for keys, grids in ((16381, [(1, 128), (1, 7)]), (100, [(0, 1), (0, 7)])):
+        assert [tuple(evaluate(n, {"T": keys}) for n in k.grid[:2]) for k in (read, join)] == grids
+
+
+@pytest.mark.parametrize(
+    ("b", "heads", "kv", "t", "arch", "blocks", "parts"),
+    [
+        (1, 16, 1, 16381, 80, 1, 128),
+        (4, 28, 4, 9124, 80, 2, 16),
+        (2, 8, 2, 300, 80, 1, 3),
+        (4, 28, 4, 9124, 89, 1, 8),
+    ],
+)
+def test_tiles_of_few_rows_share_a_multiprocessor_where_they_are_many(
+    b: int, heads: int, kv: int, t: int, arch: int, blocks: int, parts: int
+) -> None:
+    read, join = cuda.emit(attention(DType.F16, 128, s=1, t=t, b=b, heads=heads, kv=kv, arch=arch))
+    assert read.grid == (b * kv, parts, 1) and join.grid[:2] == (b * kv, heads // kv)
+    room = {80: 164, 89: 100}[arch] * 1024
+    assert blocks * (read.smem + 4096) <= room < (blocks + 1) * (read.smem + 4096)
+    compile_kernels([read, join], arch)
+
+
+def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int, last: str) -> int:
+    strides = [ints.get(f"{operand}_{a}", 0) for a in ("b", "h", last)]
+    return sum(n * int(str(s)) for n, s in zip((b, h, row), strides, strict=True))
+
+
+def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
+    """The heads of a group are rows of one head, whose operands lie where they did."""
+    grouped = discovery.module("kernels", "cuda.attention.decode.select")
+    one = attention(DType.F16, 128, s=1, t=400, b=7, heads=40, kv=8, mask=1)
+    one = replace(one, ints={**one.ints, "m_h": 400, "m_b": 40 * 400, "causal": 1, "past": 399})
+    rows = grouped.as_rows(one)
+    assert [rows.ints[n] for n in ("H", "S", "KVH", "causal")] == [8, 5, 8, 0]
+    for b, h in ((0, 0), (6, 39), (3, 17)):
+        for operand, last in (("q", "s"), ("y", "s"), ("m", "q")):
+            assert _address(one.ints, operand, b, h, 0, last) == _address(
+                rows.ints, operand, b, h // 5, h % 5, last
+            )
+    k = _kernel(one)
+    q, keys, *_ = (a for a in k.args if isinstance(a, TensorMap))
+    assert (q.dims, q.strides) == (
+        (128, 5, 8, 7),
+        (256, 5 * 256, 40 * 128 * 2 * 512),
+    ) and keys.dims == (128, 400, 8, 7)
+    assert (k.grid[0], k.cluster) == (56, 1)
+    compile_kernels([k], 90)
+    for ints in ({"past": 398}, {"past": symbol("P")}, {"KVH": 40}, {"S": 2}):
+        other = replace(one, ints={**one.ints, **ints})
+        assert grouped.as_rows(other) is other and not any(copied(other))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "t", "d", "b", "tile", "symbolic"),
+    [
+        (71, 1, 2039, 64, 2, "1x64*2 alone spread", "1x64*2 alone spread"), (64, 8, 531, 128, 8, "1x112+96 alone", "1x64*2 alone spread"),
+        (16, 1, 16381, 128, 1, "1x64*2 alone spread", "1x64*2 alone spread"), (64, 8, 16, 128, 1, "2x64+16 turns", "few 4"), (71, 1, 2039, 61, 2, "few 4/4", "few 4/4"),
+    ],
+)  # fmt: skip
+def test_tiles_of_heads_that_share_keys_are_chosen_by_price(
+    heads: int, kv: int, t: int, d: int, b: int, tile: str, symbolic: str
+) -> None:
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    for batch, want in ((b, tile), (symbol("B"), symbolic)):
+        r = attention(DType.BF16, d, s=1, t=t, b=batch, heads=heads, kv=kv)
+        assert [
+            str(chosen)
+            for chosen, use in emitter.tiles(r, emitter.problem(r))
+            if evaluate(use, {"B": b})
+        ] == [want]
+
+
+@pytest.mark.parametrize(
+    ("s", "t", "d", "b", "heads", "kv", "tile"),
+    [
+        (16, 30011, 128, 1, 8, 8, "1x64*2 alone spread"), (33, 16381, 80, 1, 16, 16, "1x64*2 alone spread"), (48, 3001, 256, 2, 8, 8, "1x64 alone spread"),
+        (150, 20011, 96, 1, 8, 8, "1x64*2 alone spread"), (7, 9001, 64, 2, 12, 12, "1x64*2 alone spread"), (4, 8191, 128, 4, 32, 8, "group spread"),
+        (20, 2503, 64, 8, 12, 12, "2x128 split"), (16, 500, 128, 1, 8, 8, "1x64 alone/8"), (1, 30011, 64, 2, 12, 12, "few 1 spread"),
+    ],
+)  # fmt: skip
+def test_few_rows_of_many_keys_are_spread_where_that_pays(
+    s: int, t: int, d: int, b: int, heads: int, kv: int, tile: str
+) -> None:
+    r = attention(DType.F16, d, s=s, t=t, b=b, heads=heads, kv=kv)
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    assert str(chosen) == tile
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("b", "heads", "kv", "t", "d", "tile"),
+    [
+        (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (13, 56, 14, 1128, 64, "1x64*3 alone/2"),
+        (10, 64, 8, 9000, 128, "1x64*2 alone spread"), (12, 17, 17, 1887, 64, "1x64+32*2 alone"), (5, 13, 13, 2280, 80, "flow 16x4*3/5"),
+        (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"), (16, 16, 16, 1000, 128, "flow 32x4*2"), (11, 104, 13, 361, 128, "1x32+16*2 alone"),
+        (12, 20, 20, 2645, 40, "flow 16x4*5/2"), (7, 52, 13, 1405, 40, "flow 32x4*3/4"), (6, 30, 30, 700, 96, "flow 16x4*3/2"), (35, 160, 10, 1596, 64, "flow 32x4*3"),
+    ],
+)  # fmt: skip
+def test_one_row_of_each_head_is_read_soonest(
+    b: int, heads: int, kv: int, t: int, d: int, tile: str
+) -> None:
+    """One tile for each head, two beside each other where they are more than multiprocessors, keys
+    divided where they are fewer, threads where heads share nothing.
+    """
+    r = attention(DType.F16, d, s=1, t=t, b=b, heads=heads, kv=kv)
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    assert str(chosen) == tile
+    compile_kernels(cuda.emit(r), 90)
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "rows", "tile"),
+    [
+        (8, 8, 1, (1, 1, 2, 7)), (40, 64, 4, (4, 4, 2, 3)), (56, 56, 8, (3, 2, 1, 10)), (64, 64, 16, (2, 4, 1, 4)), (128, 72, 9, (7, 1, 1, 8)),
+        (128, 128, 2, (8, 2, 2, 4)),
+    ],
+)  # fmt: skip
+def test_keys_flow_to_warps_whatever_divides_them(
+    d: int, dv: int, rows: int, tile: tuple[int, int, int, int]
+) -> None:
+    flow, emitter = (
+        discovery.module("kernels", f"cuda.{n}")
+        for n in ("attention.decode.stream", "attention.emit")
+    )
+    r = emitter.decode_select.as_rows(
+        attention(
+            DType.BF16, d, dv=dv, s=1, t=999, b=7, heads=13 * rows, kv=13, cap=float(rows % 2)
+        )
+    )
+    k = flow.kernel(r, emitter.problem(r), flow.FlowTile(*tile), 1)
+    assert (k.grid, k.block, k.cluster) == ((7 * 13 * tile[0], 1, 1), 32 * tile[1], tile[0])
+    compile_kernels([k], 90)
+
+
+def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
+    """Not for rows that are long, many, masked or no whole 16 bytes, on other devices, nor of few
+    heads.
+    """
+    flow, emitter = (
+        discovery.module("kernels", f"cuda.{n}")
+        for n in ("attention.decode.stream", "attention.emit")
+    )
+    few = attention(DType.F16, 128, s=1, t=2000, b=2, heads=20, kv=20)
+    assert not flow.prices(few, emitter.problem(few), 40, 2000)
+    for heads in (48, 131, 132, 133, 204, 500, 900, 2000):
+        one = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
+        for tile in flow.prices(one, emitter.problem(one), heads, 2000):
+            assert heads * tile.parts <= 132 * tile.blocks and tile.parts <= 8
+    others: tuple[dict[str, Any], ...] = (
+        {"mask": 2},
+        {"d": 160},
+        {"d": 68},
+        {"pad": 4},
+        {"arch": 80},
+        {"heads": 34, "kv": 2},
+        {"unaligned": ("v",)},
+    )
+    for other in others:
+        r = emitter.decode_select.as_rows(
+            attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100} | other)
+        )
+        assert not flow.prices(r, emitter.problem(r), 200, 2000)
+
+
+def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> None:
+    for d, mask, t, blocks in ((64, 0, 9001, 264), (72, 1, 9001, 264), (128, 2, 1000, 4 * 8)):
+        r = attention(DType.F16, d, s=9, t=t, b=2, heads=2, kv=2, mask=mask, causal=1)
+        r = replace(r, ints={**r.ints, "m_q": 300, "past": t - 9})
+        emitter = discovery.module("kernels", "cuda.attention.emit")
+        tile = emitter.fa3.spread_tile(emitter.problem(r))
+        *copies, read, join = emitter.fa3.kernels(r, emitter.problem(r), tile, 1, {}, "scratch0")
+        assert not copies and read.grid == (blocks, 1, 1) and join.grid[:2] == (4, 9)
+        assert (
+            emitter.fa3.scratch(r, emitter.problem(r), tile, 1)
+            == (4 + blocks) * -(-9 * (d + 2) * 4 // 16) * 16
+        )
+        assert 2 * (read.smem + 1024) <= 228 * 1024
+        compile_kernels([read, join], 90)
+
+
+def test_blocks_that_divide_keys_have_equal_shares_of_all_heads() -> None:
+    """Of few heads as many whole shares as fill the device, of more heads than half of the blocks
+    as much as each other, whichever head that is of.
+    """
+    for heads, blocks in ((40, 40 * 6), (132, 264), (150, 264), (300, 264), (0, 0)):
+        r = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
+        emitter = discovery.module("kernels", "cuda.attention.emit")
+        p = emitter.problem(r)
+        read, join = emitter.fa3.kernels(r, p, emitter.fa3.spread_tile(p), 1, {}, "scratch0")
+        assert read.grid == (blocks, 1, 1) and join.grid[0] == heads
+        assert emitter.fa3.scratch(r, p, emitter.fa3.spread_tile(p), 1) == (heads + blocks) * 272

@@ -1,0 +1,115 @@
+"""Groups of a random graph: contracting all of them at once leaves no cycle, and nothing that could
+join its producer stays alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.host.rules.rules_oracle import node
+from tracea_onnx.compiler import partition_compiler, partitioning
+from tracea_onnx.compiler.lower.op import of_node
+from tracea_onnx.compiler.lower.target import CPU
+from tracea_onnx.compiler.lower.value import Unsupported
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import PlanBuilder
+
+
+def random_graph(r: Random) -> Graph:
+    names, nodes = ["x"], []
+    for k in range(r.randrange(1, 40)):
+        nodes.append(
+            node(
+                "Sum",
+                " ".join(r.choice(names[-12:]) for _ in range(r.choice((1, 1, 2, 3)))),
+                f"v{k}",
+            )
+        )
+        names.append(f"v{k}")
+    value = helper.make_tensor_value_info("x", 1, [2])
+    outputs = [helper.make_tensor_value_info(names[-1], 1, [2])]
+    return Graph(helper.make_model(helper.make_graph(nodes, "g", [value], outputs)))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_contracted_groups_have_no_cycle(seed: int) -> None:
+    r = Random(seed)
+    graph = random_graph(r)
+    ops = partitioning.topological([of_node(n, graph, False) for n in graph.nodes], graph)
+    supported = [r.random() < 0.7 for _ in ops]
+    groups = partitioning.groups(ops, supported, graph)
+    assert sorted(k for g in groups for k in g) == [k for k, ok in enumerate(supported) if ok]
+    vertex = {k: ("group", g) for g, members in enumerate(groups) for k in members}
+    maker = {o: k for k, op in enumerate(ops) for o in op.outputs}
+    quotient = nx.DiGraph()
+    for k, op in enumerate(ops):
+        for p in {maker[i] for i in op.inputs if i in maker}:
+            a, b = vertex.get(p, ("op", p)), vertex.get(k, ("op", k))
+            if a != b:
+                quotient.add_edge(a, b)
+    assert nx.is_directed_acyclic_graph(quotient)
+
+
+def test_one_group_when_everything_is_supported() -> None:
+    graph = random_graph(Random(3))
+    ops = partitioning.topological([of_node(n, graph, False) for n in graph.nodes], graph)
+    assert len(partitioning.groups(ops, [True] * len(ops), graph)) == 1
+
+
+class _Fails(PlanBuilder):
+    """Products of an odd number of columns have no kernel, which only shows when Plans are made."""
+
+    def _append(
+        self, family: str, refs: Mapping[str, Any], ints: Mapping[str, Any], *rest: Any
+    ) -> None:
+        if family == "gemm" and ints["N"] % 2:
+            raise Unsupported("an odd number of columns")
+        super()._append(family, refs, ints, *rest)
+
+
+def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
+    """Ten products with an unknown operator between each two: five fail, and no other one is
+    lowered twice for it.
+    """
+    nodes, weights, widths = [], [], range(16, 27)
+    for k, (rows, columns) in enumerate(pairwise(widths)):
+        nodes += [
+            helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"p{k}"]),
+            helper.make_node("Unheard", [f"p{k}"], [f"x{k + 1}"], domain="elsewhere"),
+        ]
+        weights.append(numpy_helper.from_array(np.ones((rows, columns), np.float32), f"w{k}"))
+    value = {f"{n}{k + (n == 'p')}": [4, w] for n in "xp" for k, w in enumerate(widths)}
+    value |= {f"p{k}": [4, w] for k, w in enumerate(widths[1:])}
+    infos = {name: helper.make_tensor_value_info(name, 1, shape) for name, shape in value.items()}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [infos["x0"]],
+        [infos[f"x{len(weights)}"]],
+        weights,
+        value_info=list(infos.values()),
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)]
+    )
+    made = []
+
+    def plan(name: str, probe: bool) -> PlanBuilder:
+        if not probe:
+            made.append(name)
+        return PlanBuilder(name) if probe else _Fails(name)
+
+    found = partition_compiler.compile_graph(
+        Graph(model), partition_compiler.Backend(CPU, plan), everything=True
+    )
+    assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
+    assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5
+    assert len(made) == len(weights)

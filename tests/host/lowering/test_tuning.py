@@ -1,0 +1,333 @@
+"""Tuning records on disk: what is kept, for which GPUs, and that a Plan from the cache is not used
+when the record has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, StringStringEntryProto
+
+from tests.backend.cuda.cuda_requests import request
+from tests.host.pipeline_models import parse
+from tracea_onnx.cli import main
+from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.kernel_choice import Choices
+from tracea_onnx.codegen.tuning_records import Measured
+from tracea_onnx.compiler import plan_cache
+from tracea_onnx.errors import TraceaError, UsageError
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.pricing import device_caps
+from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import files
+from tracea_onnx.support.artifact_cache import Cache
+from tracea_onnx.tuning import measure
+
+ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, [{"batch": 8}])
+H200 = usual(90, 132)
+
+
+@pytest.fixture(autouse=True)
+def fresh_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert (
+        tuning_records.load(H200) == {} and tuning_records.choices(H200) == kernel_choice.BY_PRICE
+    )
+    assert tuning_records.listed() == [] and tuning_records.clear() == 0
+
+
+def test_records_are_kept_by_kind_of_gpu() -> None:
+    tuning_records.add(H200, {"a": ONE})
+    assert tuning_records.load(H200) == {"a": ONE}
+    assert tuning_records.choices(H200) == Choices(
+        {"a": "HopperTile(bm=128)"}, None, ({"batch": 8},)
+    )
+    named = replace(H200, identity="NVIDIA H200, 150754820096 bytes, driver 13000")
+    for other in (
+        usual(90, 114),
+        usual(80, 132),
+        named,
+        replace(named, identity="NVIDIA H200, 150754820096 bytes, driver 12080"),
+    ):
+        assert tuning_records.load(other) == {}
+
+
+def test_another_version_of_the_kernels_or_of_nvrtc_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuning_records.add(H200, {"a": ONE})
+    for module, name, value in (
+        (tuning_records, "__version__", "999"),
+        (nvrtc, "present", lambda: "99.9"),
+    ):
+        with monkeypatch.context() as m:
+            m.setattr(module, name, value)
+            assert tuning_records.load(H200) == {}
+    assert tuning_records.load(H200) == {"a": ONE}
+
+
+def test_one_model_never_takes_from_another() -> None:
+    """The launches that two models share are theirs at the sizes of both, with the kernel that
+    gains more.
+    """
+    better = Measured("SplitTile(rows=64)", 1.0, 2.0, [{"rows": 3, "sequence": 128}])
+    worse = Measured("HopperTile(bm=64)", 1.9, 2.0, [{"n": 1}, {"batch": 8}])
+    tuning_records.add(H200, {"a": ONE, "b": ONE, "c": ONE})
+    tuning_records.add(H200, {"b": better, "c": worse})
+    found = tuning_records.load(H200)
+    assert found["a"] == ONE
+    assert found["b"] == replace(better, sizes=[{"batch": 8}, {"rows": 3, "sequence": 128}])
+    assert found["c"] == replace(ONE, sizes=[{"batch": 8}, {"n": 1}])
+    assert tuning_records.choices(H200).sizes == (
+        {"batch": 8},
+        {"n": 1},
+        {"rows": 3, "sequence": 128},
+    )
+
+
+def test_neither_a_full_nor_a_cleared_cache_takes_a_record() -> None:
+    tuning_records.add(H200, {"a": ONE})
+    cache = Cache(limit=1000)
+    assert cache.put("k", bytes(900)) and cache.put("l", bytes(900))
+    assert main.main(["cache", "clear"]) == 0 and cache.entries() == []
+    assert tuning_records.load(H200) == {"a": ONE}
+    assert main.main(["cache", "clear", "--tuning"]) == 0
+    assert tuning_records.load(H200) == {} and tuning_records.listed() == []
+
+
+def test_records_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    tuning_records.add(replace(H200, identity="NVIDIA H200, driver 13000"), {"a": ONE, "b": ONE})
+    for action, says in (("list", "NVIDIA H200, driver 13000"), ("size", "1 devices, 2 launches")):
+        assert main.main(["cache", action, "--tuning"]) == 0
+        assert says in capsys.readouterr().err
+    assert main.main(["cache", "size", "--tuning", "--folder", "x"]) == UsageError.exit_code
+
+
+_ADDER = """
+import sys
+from tests.host.lowering.test_tuning import H200, ONE
+from tracea_onnx.codegen import tuning_records
+for k in range(25):
+    tuning_records.add(H200, {f"{sys.argv[1]} {k}": ONE})
+"""
+
+
+def test_two_processes_that_tune_at_once_lose_nothing() -> None:
+    root = Path(__file__).resolve().parents[3]
+    adders = [subprocess.Popen([sys.executable, "-c", _ADDER, str(k)], cwd=root) for k in range(2)]
+    assert [p.wait() for p in adders] == [0, 0]
+    assert len(tuning_records.load(H200)) == 50
+
+
+_ODD = (
+    b"", b"nothing", b"[1]", b'{"launches": 3}', b'{"launches": {"a": 3}}', b'{"launches": {"a": {"kernel": "Tile()"}}}',
+    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}}', b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": [3]}}}',
+    b'{"launches": {"a": {"kernel": [], "us": 1, "usual_us": 2, "sizes": []}}}', b"[" * 100000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("data", _ODD, ids=range(len(_ODD)))
+def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
+    path = tuning_records.add(H200, {"b": ONE})
+    path.write_bytes(data)
+    assert (
+        tuning_records.load(H200) == {}
+        and tuning_records.choices(H200) == kernel_choice.BY_PRICE
+        and len(tuning_records.listed()) == 1
+    )
+    tuning_records.add(H200, {"a": ONE})
+    assert tuning_records.load(H200) == {"a": ONE}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"kernel": 3}, {"us": 10**400}, {"us": float("nan")}, {"us": True}, {"usual_us": 0}, {"usual_us": "4"}, {"sizes": [{"n": 10**30}]},
+        {"sizes": [{"n": -1}]}, {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_entry_takes_no_other_with_it(odd: dict[str, object]) -> None:
+    path = tuning_records.add(H200, {"a": ONE, "b": ONE})
+    found = json.loads(path.read_bytes())
+    found["launches"]["b"].update(odd)
+    path.write_text(json.dumps(found))
+    assert tuning_records.load(H200) == {"a": ONE}
+    tuning_records.add(H200, {"b": ONE})
+    assert tuning_records.load(H200) == {"a": ONE, "b": ONE}
+
+
+def test_a_stopped_process_does_not_keep_a_record_from_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning_records, "_PATIENCE", 0.1)
+    tuning_records.add(H200, {"a": ONE})
+    with files.private(tuning_records.default_folder()) as folder, folder.locked(0) as locked:
+        assert locked
+        tuning_records.add(H200, {"b": ONE})
+    assert tuning_records.load(H200) == {"a": ONE, "b": ONE}
+
+
+def test_a_folder_of_others_is_not_used(tmp_path: Path) -> None:
+    path = tuning_records.add(H200, {"a": ONE})
+    path.parent.chmod(0o777)
+    assert tuning_records.load(H200) == {}
+    with pytest.raises(TraceaError, match="open to other users"):
+        tuning_records.add(H200, {"b": ONE})
+    with pytest.raises(TraceaError, match="open to other users"):
+        tuning_records.require()
+
+
+def test_a_cached_plan_is_not_used_with_another_record() -> None:
+    request = parse("agraph (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+    props = {"backend": "cuda", "arch": "90", "sms": "132"}
+    plan_cache.Slot(request, props).put(Graph(request), b"pack")
+    assert plan_cache.Slot(request, props).get() == b"pack"
+    device = device_caps.of_request(props)
+    tuning_records.add(device, {"a": ONE})
+    assert plan_cache.Slot(request, props).get() is None
+    tuning_records.clear()
+    assert plan_cache.Slot(request, props).get() == b"pack"
+
+
+def _graph() -> Graph:
+    model: ModelProto = parse(
+        "agraph (float[batch, 3, h, 8] x, float[batch, 'n'] u) => (float[batch, 3, h, 8] y) { y = Relu(x) }".replace(
+            "'n'", "n"
+        )
+    )
+    model.metadata_props.append(StringStringEntryProto(key="backend", value="cuda"))
+    return Graph(model)
+
+
+def test_sizes_of_symbols_follow_from_shapes() -> None:
+    assert measure.sizes_of(_graph(), {"x": (2, 3, 5, 8), "u": (2, 7)}) == {
+        "batch": 2,
+        "h": 5,
+        "n": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "line"),
+    [
+        ({}, "the size of axis 0 of input 'x' is not known; give it as --input-shape x:1,3,1,8"),
+        (
+            {"x": (2, 3, 5, 8)},
+            "the size of axis 1 of input 'u' is not known; give it as --input-shape u:1,1",
+        ),
+        ({"v": (1,)}, "the model has no input called 'v'; its inputs are x, u"),
+        ({"x": (2, 3, 5)}, "input 'x' has rank 4, not 3; correct --input-shape"),
+        ({"x": (2, 4, 5, 8)}, "input 'x' has a fixed dimension 3, not 4; correct --input-shape"),
+        (
+            {"x": (2, 3, 5, 8), "u": (3, 7)},
+            "dimension 'batch' would be both 2 and 3; correct --input-shape",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_one_line(shapes: dict[str, tuple[int, ...]], line: str) -> None:
+    with pytest.raises(UsageError) as e:
+        measure.sizes_of(_graph(), shapes)
+    assert str(e.value) == line
+
+
+@pytest.mark.parametrize(("slower", "kept"), [("", {"a", "b"}), ("a", {"b"}), ("ab", set())])
+def test_kernels_that_make_the_whole_slower_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, slower: str, kept: set[str]
+) -> None:
+    """Each is faster by itself, but those in `slower` let the next launch begin later."""
+    product = request(
+        "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
+    )
+    part = measure.Part({}, [], {}, [], {"rows": 5}, ["a", "b", "b"], {"a": product, "b": product})
+
+    def compared(_: measure._Subject, records: kernel_choice.Records, __: int) -> measure._Compared:
+        total = 100.0 + sum(10.0 if key in slower else -2.0 for key in records)
+        return measure._Compared(
+            {"a": 9.0, "b": 18.0},
+            {key: us * (0.5 if key in records else 1.0) for key, us in (("a", 9.0), ("b", 18.0))},
+            [(100.0, total)] * 3,
+        )
+
+    monkeypatch.setattr(measure._Subject, "compared", compared)
+    monkeypatch.setattr(measure._Subject, "alike", lambda *_: True)
+    result = measure.Tuned(usual(90, 132))
+    measure._keep(
+        measure._Subject(ModelProto(), {"rows": 5}, [part], 0),
+        {"a": "Tile(2)", "b": "Tile(2)"},
+        "ab",
+        result,
+    )
+    assert tuning_records.load(H200) == {
+        key: Measured("Tile(2)", 4.5, 9.0, [{"rows": 5}]) for key in kept
+    }
+    assert result.kept == len(kept) and result.after == 100.0 - 2.0 * len(kept)
+    assert [(x.what, x.count, x.kernel) for x in result.launches] == [
+        ("gemm F16 M=5 N=8 K=16", count, "Tile(2)" if key in kept else "")
+        for key, count in (("a", 1), ("b", 2))
+    ]
+
+
+def test_tuning_that_finds_nothing_erases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time was left, or the whole was not faster this time."""
+    tuning_records.add(H200, {"a": ONE})
+    product = request(
+        "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
+    )
+    part = measure.Part({}, [], {}, [], {}, ["a"], {"a": product})
+    monkeypatch.setattr(
+        measure._Subject,
+        "compared",
+        lambda *_: measure._Compared({"a": 9.0}, {"a": 9.0}, [(9.0, 9.0)]),
+    )
+    monkeypatch.setattr(measure._Subject, "alike", lambda *_: True)
+    for chosen in ({}, {"a": "Tile(2)"}):
+        measure._keep(
+            measure._Subject(ModelProto(), {}, [part], 0), chosen, "a", measure.Tuned(H200)
+        )
+        assert tuning_records.load(H200) == {"a": ONE}
+
+
+def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = request(
+        "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
+    )
+    part = measure.Part({}, [], {}, [], {}, ["a"], {"a": product})
+    monkeypatch.setattr(
+        measure._Subject,
+        "compared",
+        lambda *_: measure._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]),
+    )
+    monkeypatch.setattr(measure._Subject, "alike", lambda *_: False)
+    result = measure.Tuned(usual(90, 132))
+    measure._keep(measure._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
+    assert (
+        tuning_records.load(H200) == {}
+        and result.kept == 0
+        and result.before == result.after == 9.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "y", "same"),
+    [
+        (DType.F32, [1.0, -4.0, np.inf], True), (DType.F32, [1.0, -4.05, np.inf], True), (DType.F32, [1.0, -4.1, np.inf], False),
+        (DType.F32, [1.0, -4.0, 3.0], False), (DType.F32, [1.0, np.nan, np.inf], False), (DType.F16, [1.9, -4.0, np.inf], True), (DType.I64, [1, 2, 3], True),
+    ],
+)  # fmt: skip
+def test_results_are_the_same_but_for_rounding(dtype: DType, y: list[float], same: bool) -> None:
+    kind = {DType.F32: np.float32, DType.F16: np.float16, DType.I64: np.int64}[dtype]
+    x = np.array([1.0, -4.0, np.inf], np.float64) if dtype != DType.I64 else np.array([1, 5, 3])
+    assert measure._same(dtype, x.astype(kind), np.array(y).astype(kind)) == same
