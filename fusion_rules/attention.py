@@ -13,9 +13,10 @@ import numpy as np
 from onnx import TensorProto
 
 from tracea_onnx.ir import dims
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import (
     PRODUCTS,
     Axes,
@@ -79,12 +80,7 @@ def match(g: Graph, anchor: Node) -> Match:
     scores = _scores(g, s, soft)
     if soft.axis != -1 or soft.log:
         axis = None if soft.axis is None else soft.axis + len(s.dims(soft.x) or ())
-        raise Refuse(
-            f"Softmax runs over axis {axis}, which is not the key axis"
-            if not soft.log
-            else "a logarithm is taken of the probabilities",
-            anchor,
-        )
+        raise Refuse(Why.LOGARITHM if soft.log else Why.SOFTMAX_AXIS, anchor, axis=axis)
     after, product, transposed, nan_to_zero = probabilities(
         g, soft, lambda where, value, before: _cleared(g, where, value, scores, before)
     )
@@ -92,12 +88,9 @@ def match(g: Graph, anchor: Node) -> Match:
     core = [*scores.nodes, *soft.nodes, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
     if rank not in (3, 4):
-        raise Refuse(
-            f"the product of queries and keys has rank {rank or 'unknown'}; 3 and 4 are known",
-            scores.product,
-        )
+        raise Refuse(Why.SCORES_RANK, scores.product, rank=rank or "unknown")
     if len(s.dims(product.outputs[0]) or ()) != rank:
-        raise Refuse("the product with the values has another rank than the scores", product)
+        raise Refuse(Why.VALUES_RANK, product)
     _same_rows(s, scores, after, transposed)
     lead = ("b", "h") if rank == 4 else ("bh",)
     qk, v = (
@@ -105,10 +98,7 @@ def match(g: Graph, anchor: Node) -> Match:
         with_values(product, after[-1].outputs[0] if after else soft.output, lead, transposed),
     )
     if qk is None or v is None:
-        raise Refuse(
-            "an Einsum of the chain is not a product over head elements or over keys",
-            scores.product if qk is None else product,
-        )
+        raise Refuse(Why.EINSUM, scores.product if qk is None else product)
     operands = (*qk, v[0])
     tries = [(False, False), (False, True), *([(True, False)] if rank == 3 else [])]
     refused: Refuse | None = None
@@ -175,9 +165,7 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
 def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
     value = soft.x
     if not _is_product(g, value):
-        raise Refuse(
-            "what Softmax reads is not a product of two run-time values", soft.anchor, near=False
-        )
+        raise Refuse(Why.NOT_ATTENTION, soft.anchor)
     out = _Scores(soft.anchor)
     while True:
         node = g.producer(value)
@@ -187,12 +175,7 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
             out.product = node
             if node.op == "com.microsoft.FusedMatMul":
                 out.scale *= node.attr("alpha", 1.0)
-                if (
-                    node.attr("transA", 0)
-                    or node.attr("transBatchA", 0)
-                    or node.attr("transBatchB", 0)
-                ):
-                    raise Refuse("FusedMatMul transposes its queries", node)
+                require(node, transA=0, transBatchA=0, transBatchB=0)
             return out
         if node.op == "Cast":
             _keep_precision(g, node)
@@ -200,7 +183,7 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
         elif node.op in ("Identity", "Reshape", "Unsqueeze", "Squeeze"):
             a, b = s.dims(node.input(0)), s.dims(node.outputs[0])
             if not a or not b or not same(a[-1], b[-1]):
-                raise Refuse(f"{node.op} regroups the scores' columns", node)
+                raise Refuse(Why.COLUMNS, node)
             value = node.input(0)
         elif node.op in ("Mul", "Div"):
             value = _scaled(g, s, node, out)
@@ -217,7 +200,7 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
         elif node.op == "Sub":
             value = _added(g, s, node, node.input(0), out, node.input(1), -1.0)
         else:
-            raise Refuse(f"{node.op} stands between the scores and Softmax", node)
+            raise Refuse(Why.SCORES_OPERATOR, node)
 
 
 def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bool) -> None:
@@ -232,10 +215,7 @@ def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bo
         s.dims(after[-1].outputs[0] if after else moved[0].outputs[0]),
     )
     if a is None or b is None or len(b) < 2 or not same(a[-2], b[-1 if transposed else -2]):
-        raise Refuse(
-            f"{moved[-1].op} regroups the rows between the scores and the product with the values",
-            moved[-1],
-        )
+        raise Refuse(Why.ROWS, moved[-1])
 
 
 def _keeps_rows(s: Shapes, node: Node) -> bool:
@@ -246,11 +226,9 @@ def _keeps_rows(s: Shapes, node: Node) -> bool:
 def _keep_precision(g: Graph, cast: Node) -> None:
     old, new = g.dtype(cast.input(0)), cast.attr("to")
     if new not in FLOATS:
-        raise Refuse(
-            "a Cast to a type that is not floating point stands between scores and values", cast
-        )
+        raise Refuse(Why.INTEGER_CAST, cast)
     if old in FLOATS and narrower(new, old):
-        raise Refuse("the scores are rounded to a narrower type before Softmax", cast)
+        raise Refuse(Why.ROUNDED, cast)
 
 
 def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
@@ -259,7 +237,7 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
         factor = s.scalar(c)
         if factor is not None and _is_product(g, x):
             if node.op == "Div" and factor == 0:
-                raise Refuse("the scores are divided by zero", node)
+                raise Refuse(Why.ZERO_DIVISOR, node)
             out.scale *= factor if node.op == "Mul" else 1.0 / factor
             return x
         factors = g.const(c)
@@ -273,25 +251,15 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
         ):
             out.per_head = c
             return x
-    raise Refuse(
-        f"the factor of the scores in {node.op} is not a constant scalar, nor one of each head",
-        node,
-    )
+    raise Refuse(Why.FACTOR, node)
 
 
 def _capped(node: Node, out: _Scores) -> str:
     """cap * tanh(scores / cap), which all masks must come after (Gemma 2)."""
     if out.cap or out.per_head:
-        raise Refuse(
-            "the scores go through Tanh twice"
-            if out.cap
-            else "scores that Tanh capped have factors for each head",
-            node,
-        )
+        raise Refuse(Why.CAPPED_TWICE if out.cap else Why.BEFORE_FACTORS, node)
     if not 0 < out.scale < np.inf:
-        raise Refuse(
-            f"what Tanh makes of the scores is multiplied by {out.scale:g}, which is no cap", node
-        )
+        raise Refuse(Why.CAP, node, scale=out.scale)
     out.cap, out.scale = out.scale, 1.0
     return node.input(0)
 
@@ -301,10 +269,7 @@ def _masked(
 ) -> None:
     """Record a mask; its triangle says whether it is causal."""
     if out.cap or out.per_head:
-        raise Refuse(
-            f"the scores are masked before {'Tanh caps them' if out.cap else 'they are multiplied by factors for each head'}",
-            node,
-        )
+        raise Refuse(Why.BEFORE_CAP if out.cap else Why.BEFORE_FACTORS, node)
     if shape is not None and not shape.uniform:
         if mask.kind == "add":
             hides = shape.below == 0 and shape.above * out.scale <= MASKED
@@ -347,9 +312,9 @@ def _where(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
     inner, other = (node.inputs[1], node.inputs[2]) if keep else (node.inputs[2], node.inputs[1])
     fill = triangle(g, s, other)
     if fill is None or not fill.uniform:
-        raise Refuse("what Where writes into the scores is not one constant", node)
+        raise Refuse(Why.FILL_VARIES, node)
     if not fill.below <= MASKED:
-        raise Refuse(f"Where writes {fill.below:g} into the scores, which does not mask them", node)
+        raise Refuse(Why.FILL_HIGH, node, fill=fill.below, limit=MASKED)
     _masked(
         g,
         s,
@@ -383,10 +348,7 @@ def _added(
                 out.nodes.append(product)
                 _masked(g, s, node, x, out, Mask(other, "add", scale=sign), shape)
                 if out.masks[-1].past is None:
-                    raise Refuse(
-                        "what is added to scores multiplied by a triangle is not a causal mask",
-                        node,
-                    )
+                    raise Refuse(Why.TRIANGLE_ADDED, node)
                 out.masks[-1].kind = "mul"
                 return x
     _masked(g, s, node, inner, out, Mask(other, "add", scale=sign), shape)
@@ -411,15 +373,10 @@ def _floored(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
         or not floor <= MASKED
         or (ceiling is not None and not ceiling >= -MASKED)
     ):
-        raise Refuse(f"{node.op} bounds the scores", node)
+        raise Refuse(Why.BOUNDS, node, limit=MASKED)
     if out.masks or out.cap or out.per_head:
-        before = "Tanh caps them" if out.cap else "they are multiplied by factors for each head"
-        raise Refuse(
-            f"{node.op} stands between two masks"
-            if out.masks
-            else f"{node.op} bounds the scores before {before}",
-            node,
-        )
+        later = Why.BEFORE_CAP if out.cap else Why.BEFORE_FACTORS
+        raise Refuse(Why.BETWEEN_MASKS if out.masks else later, node)
     out.floor = max(out.floor, floor * out.scale)
     return inner
 
@@ -440,18 +397,13 @@ def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
             del masks[k], scores.frames[k]
             break
     if any(m.kind == "mul" for m in masks):
-        raise Refuse(
-            "the scores are multiplied by a triangle, and masked in another way too", softmax
-        )
+        raise Refuse(Why.TRIANGLE, softmax)
     if len(masks) > 2:
-        raise Refuse("more than two masks are applied to the scores", softmax)
+        raise Refuse(Why.MASKS, softmax)
     for k, m in enumerate(masks):
         simple = simplified(g, s, m, lowest)
         if simple.kind == "add" and lifted:
-            raise Refuse(
-                f"the scores are lifted to {scores.floor:g} after the mask '{m.value}', whose values are not known, was added",
-                softmax,
-            )
+            raise Refuse(Why.LIFTED, softmax, floor=scores.floor, value=m.value)
         if simple.kind == m.kind or lifted or k == len(masks) - 1 or simple.fill == -np.inf:
             masks[k] = replace(simple, fill=max(simple.fill, scores.floor))
         else:
@@ -480,9 +432,7 @@ def _cleared(g: Graph, where: Node, value: str, scores: _Scores, before: Sequenc
         or g.scalar(where.inputs[2 if kind == "bool" else 1]) != 0.0
         or any(n.op in ("Reshape", "Transpose") for n in before)
     ):
-        raise Refuse(
-            "Where overwrites probabilities other than those its mask hid from Softmax", where
-        )
+        raise Refuse(Why.CLEARED, where)
     mask.fill = -np.inf
 
 
@@ -514,22 +464,16 @@ def _build(
     )
     if isinstance(t, Refuse):
         return t
-    counts = heads(t.q, t.k, t.v)
-    if isinstance(counts, str):
-        return Refuse(counts, scores.product)
+    counts = heads(t.q, t.k, t.v, scores.product)
+    if isinstance(counts, Refuse):
+        return counts
     for m, frame in zip(masks, scores.frames[::-1], strict=True):
         if not _fits(s, m, scores.unmasked(frame), t.q, t.k):
-            return Refuse(
-                f"mask '{m.value}' does not broadcast to [batch, heads, queries, keys]",
-                scores.product,
-            )
+            return Refuse(Why.MASK_SHAPE, scores.product, value=m.value)
     if t.v.scale != 1.0:
-        return Refuse("the values are scaled inside the chain", product)
+        return Refuse(Why.VALUES_SCALED, product)
     if scores.per_head and not _one_each(g, s, scores, t.q):
-        return Refuse(
-            f"the factors '{scores.per_head}' of the scores are not one for each head, in the type of the queries",
-            scores.product,
-        )
+        return Refuse(Why.HEAD_SCALES, scores.product, value=scores.per_head)
     scale = scores.scale * t.q.scale * t.k.scale
     attrs = {
         "scale": scale,

@@ -7,8 +7,9 @@ after   groupnorm(x, gamma?, beta?) with groups
 
 from __future__ import annotations
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, float_type, grow_epilogue
 from tracea_onnx.match.groupnorm import Grouped, channel_weights, grouped, grouped_operator
 
@@ -18,11 +19,7 @@ def match(g: Graph, node: Node) -> Match:
         grouped_operator(g, node) if node.op == "GroupNormalization" else grouped(g, node)
     )
     if norm is None:
-        raise Refuse(
-            "no reshape into groups stands before it, so this is an instance normalisation",
-            node,
-            near=False,
-        )
+        raise Refuse(Why.UNGROUPED, node)
     float_type(g, norm.x, node)
     channel_weights(g, norm)
     tail = grow_epilogue(g, norm.out, max_operands=0)

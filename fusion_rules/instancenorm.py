@@ -7,8 +7,9 @@ after   groupnorm(x, gamma, beta) with groups = -1
 
 from __future__ import annotations
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, float_type, grow_epilogue
 from tracea_onnx.match.groupnorm import grouped
 
@@ -21,7 +22,7 @@ def match(g: Graph, node: Node) -> Match:
     except Refuse:
         inner = None
     if inner is not None:
-        raise Refuse("the reshapes around it make this a group normalisation", node, near=False)
+        raise Refuse(Why.GROUPED, node)
     tail = grow_epilogue(g, node.outputs[0], max_operands=0)
     attrs = {"groups": -1, "eps": float(node.attr("epsilon", 1e-5)), **tail.attrs()}
     roles = [("x", x), ("gamma", gamma), ("beta", beta)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.conv import CONVOLUTIONS, match_batch_norm, match_convolution
 from tracea_onnx.match.epilogue import (
     MAX_CODE,
@@ -35,7 +36,7 @@ def match(graph: Graph, node: Node) -> Match:
     if isinstance(found, str):
         raise RuntimeError(found)
     if isinstance(found, Refuse):
-        raise Refuse(found.reason, found.node, near=found.near)
+        raise found.copy()
     return found
 
 
@@ -50,19 +51,17 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
         if node.op not in POINTWISE or id(node) in out:
             continue
         if id(node) in taken:
-            out[id(node)] = Refuse(
-                f"{label(node)} belongs to the kernel of {taken[id(node)]}", node, near=False
-            )
+            out[id(node)] = Refuse(Why.EPILOGUE_OF, node, owner=taken[id(node)])
             continue
         try:
             if not _producers(graph, node):
-                raise Refuse(f"no pointwise operator comes before {label(node)}", node, near=False)
+                raise Refuse(Why.NO_PRODUCER, node)
             refuse_quantised(graph, node)
             chain, region = _grow(graph, node, taken, out)
             out[id(node)] = _match(graph, node, chain, region)
         except Refuse as why:
             # one that was raised refers to every frame it passed through
-            out[id(node)] = Refuse(why.reason, why.node, near=why.near)
+            out[id(node)] = why.copy()
             continue
         except MemoryError:
             raise
@@ -70,14 +69,7 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
             out[id(node)] = f"{type(e).__name__}: {e}"
             continue
         for member in chain:
-            out.setdefault(
-                id(member),
-                Refuse(
-                    f"{label(member)} is part of the chain that ends in {label(node)}",
-                    member,
-                    near=False,
-                ),
-            )
+            out.setdefault(id(member), Refuse(Why.CHAIN_OF, member, last=node))
     return out
 
 
@@ -165,13 +157,13 @@ def _compile(graph: Graph, chain: list[Node], target: str, dtype: int) -> Region
 
 def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match:
     if len(chain) < 2:
-        raise Refuse(f"no other pointwise operator fuses with {label(last)}", last, near=False)
+        raise Refuse(Why.ALONE, last)
     if not region.code.operands:
-        raise Refuse(f"the chain that ends in {label(last)} reads no tensor", last, near=False)
+        raise Refuse(Why.NO_TENSOR, last)
     if all(
         len(dims_of(graph, name) or ()) != len(region.shape or ()) for name in region.code.operands
     ):
-        raise Refuse(f"the rank of '{last.outputs[0]}' comes from a constant", last)
+        raise Refuse(Why.CONSTANT_RANK, last, value=last.outputs[0])
     expr: Expr = region.code.finish(region.inside[last.outputs[0]][0])
     roles = [(f"x{k}", name) for k, name in enumerate(region.code.operands)]
     attrs = {"expr": expr.to_json()}
@@ -193,4 +185,5 @@ RULE = Rule(
     frozenset(POINTWISE) - {"Identity"},
     match,
     "chains of two or more pointwise operators with broadcasting",
+    priority=-1,
 )

@@ -8,8 +8,9 @@ after   layernorm(x, res?, xbias?, gamma?) with rms -> y, skip?
 
 from __future__ import annotations
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.norm import Norm, build, decomposed, operator, skip_operator
 from tracea_onnx.match.norm_weights import absorb_residual, absorb_weights
 
@@ -26,7 +27,7 @@ def _read(g: Graph, anchor: Node) -> Norm:
         return operator(g, anchor, rms=True)
     norm = decomposed(g, anchor)
     if not norm.rms:
-        raise Refuse("the mean is subtracted, so this is a layer normalisation", anchor, near=False)
+        raise Refuse(Why.IS_LAYER_NORM, anchor)
     absorb_weights(g, norm)
     return norm
 
@@ -40,11 +41,7 @@ def match_skip(g: Graph, anchor: Node) -> Match:
         return build(g, "skip_rmsnorm", anchor, skip_operator(g, anchor, rms=True))
     norm = _read(g, anchor)
     if not absorb_residual(g, norm):
-        raise Refuse(
-            f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape",
-            anchor,
-            near=False,
-        )
+        raise Refuse(Why.NO_RESIDUAL, anchor, value=norm.x)
     return build(g, "skip_rmsnorm", anchor, norm)
 
 

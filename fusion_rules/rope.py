@@ -9,10 +9,11 @@ after   rope(x, cos, sin, pos?) with layout, interleaved and the number of rotat
 from __future__ import annotations
 
 from tracea_onnx.ir import dims
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
-from tracea_onnx.match.epilogue import build_match, float_type, label
+from tracea_onnx.match.epilogue import build_match, float_type
 from tracea_onnx.match.rope import Pair, halves, layout_of, partial, product_with, stacked
 from tracea_onnx.shapes.symbolic import shapes
 
@@ -22,19 +23,13 @@ def match(g: Graph, anchor: Node) -> Match:
         return _operator(g, anchor)
     pair = stacked(g, anchor)
     if pair is None:
-        raise Refuse(
-            f"{label(anchor)} does not join two parts of one value along its last axis",
-            anchor,
-            near=False,
-        )
+        raise Refuse(Why.NOT_JOINED, anchor)
     first, second = g.producer(pair.first), g.producer(pair.second)
     if first is not None and first.op == "Neg":
         return _rotate_half(g, anchor, pair, first)
     if first is not None and second is not None and first.op == "Sub" and second.op == "Add":
         return _two_products(g, anchor, pair, first, second)
-    raise Refuse(
-        f"{label(anchor)} does not join a negated half with the other half", anchor, near=False
-    )
+    raise Refuse(Why.NOT_NEGATED, anchor)
 
 
 def _rotate_half(g: Graph, anchor: Node, pair: Pair, neg: Node) -> Match:
@@ -45,22 +40,16 @@ def _rotate_half(g: Graph, anchor: Node, pair: Pair, neg: Node) -> Match:
         or source.interleaved != pair.interleaved
         or (source.low, source.high) != (pair.second, neg.input(0))
     ):
-        raise Refuse(
-            f"{label(anchor)} does not join the negated second half of a value with its first half",
-            anchor,
-            near=source is not None,
-        )
+        raise Refuse(Why.NOT_HALVES, anchor, near=source is not None)
     mul = g.sole_consumer(pair.out)
     add = g.sole_consumer(mul.outputs[0]) if mul is not None and mul.op == "Mul" else None
     if mul is None or add is None or add.op != "Add":
-        raise Refuse(
-            f"the rotated value '{pair.out}' is not multiplied by one table and added", anchor
-        )
+        raise Refuse(Why.NOT_ROTATED, anchor, value=pair.out)
     sin = mul.input(1) if mul.input(0) == pair.out else mul.input(0)
     other = add.input(1) if add.input(0) == mul.outputs[0] else add.input(0)
     straight = product_with(g, other, source.x)
     if straight is None:
-        raise Refuse(f"{label(add)} does not add the value multiplied by its cosine", add)
+        raise Refuse(Why.NO_COSINE, add)
     cos, straight_node = straight
     nodes = [*pair.nodes, *source.nodes, neg, mul, straight_node, add]
     return _finish(
@@ -80,9 +69,7 @@ def _two_products(g: Graph, anchor: Node, pair: Pair, sub: Node, add: Node) -> M
     """x1 * cos - x2 * sin beside x2 * cos + x1 * sin."""
     products = [g.producer(i) for i in (*sub.inputs, *add.inputs)]
     if any(p is None or p.op != "Mul" for p in products):
-        raise Refuse(
-            f"{label(sub)} and {label(add)} do not combine four products", anchor, near=False
-        )
+        raise Refuse(Why.FOUR_PRODUCTS, add, other=sub)
     a, b, c, d = (p for p in products if p is not None)
     for x1 in a.inputs:
         cos = a.input(1) if a.input(0) == x1 else a.input(0)
@@ -111,11 +98,7 @@ def _two_products(g: Graph, anchor: Node, pair: Pair, sub: Node, add: Node) -> M
                     full=False,
                     interleaved=pair.interleaved,
                 )
-    raise Refuse(
-        f"{label(sub)} and {label(add)} do not rotate the two halves of one value",
-        anchor,
-        near=False,
-    )
+    raise Refuse(Why.NO_ROTATION, add, other=sub)
 
 
 def _finish(
@@ -134,15 +117,16 @@ def _finish(
     float_type(g, x, anchor)
     shape, extent = s.dims(x), s.dims(cos)
     if shape is None or len(shape) != 4 or not isinstance(shape[3], int):
-        raise Refuse(f"'{x}' is not known to be [batch, heads, sequence, head size]", anchor)
+        raise Refuse(Why.ROPE_SHAPE, anchor, value=x)
     if extent is None or extent != s.dims(sin) or len(extent) < 2:
-        raise Refuse("the cosine and sine tables do not have one known shape", anchor)
+        raise Refuse(Why.TABLE_SHAPES, anchor)
     rot = shape[3]
-    if extent[-1] != (rot if full else rot // 2):
-        raise Refuse(f"the tables hold {extent[-1]} values for {rot} rotated elements", anchor)
+    width = rot if full else rot // 2
+    if extent[-1] != width:
+        raise Refuse(Why.TABLE_WIDTH, anchor, given=extent[-1], count=rot, wanted=width)
     layout = layout_of(extent, shape)
     if layout is None:
-        raise Refuse("the tables vary over the heads, or do not follow the sequence axis", anchor)
+        raise Refuse(Why.TABLE_ROWS, anchor)
     whole = partial(g, x, out, rot)
     if whole is not None:
         x, out, extra = whole
@@ -165,9 +149,7 @@ def _operator(g: Graph, node: Node) -> Match:
         node.input(k) for k in ((0, 1, 2, 3) if node.op == "RotaryEmbedding" else (0, 2, 3, 1))
     )
     float_type(g, x, node)
-    for attr in ("is_packed_batching", "scale"):
-        if node.attr(attr, default := 0 if attr == "is_packed_batching" else 1.0) != default:
-            raise Refuse(f"{label(node)} has {attr} {node.attr(attr)}", node)
+    require(node, is_packed_batching=0, scale=1.0)
     s = shapes(g)
     shape, extent, places, heads = (
         s.dims(x),
@@ -180,7 +162,7 @@ def _operator(g: Graph, node: Node) -> Match:
         or len(shape) not in (3, 4)
         or (len(shape) == 3 and not (heads and isinstance(shape[2], int)))
     ):
-        raise Refuse(f"'{x}' is not known to be [batch, heads, sequence, head size]", node)
+        raise Refuse(Why.ROPE_SHAPE, node, value=x)
     head = shape[3] if len(shape) == 4 else dims.quotient(shape[2], heads)
     rot = node.attr("rotary_embedding_dim", 0) or head
     if (
@@ -190,12 +172,9 @@ def _operator(g: Graph, node: Node) -> Match:
         or extent != s.dims(sin)
         or len(extent) != (2 if pos else 3)
     ):
-        raise Refuse(
-            f"the tables of {label(node)} are not known to hold half the rotated elements per position",
-            node,
-        )
+        raise Refuse(Why.HALF_TABLES, node)
     if pos and (places is None or len(places) != 2):
-        raise Refuse(f"the position ids of {label(node)} are not one per row and place", node)
+        raise Refuse(Why.POSITIONS, node)
     attrs = {
         "layout": "bhsd" if len(shape) == 4 else "bsx",
         "interleaved": bool(node.attr("interleaved", 0)),

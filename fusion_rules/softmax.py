@@ -6,9 +6,10 @@ after   softmax(x) with axis and log
 
 from __future__ import annotations
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.match.epilogue import build_match, float_type, label
+from tracea_onnx.ir.refusals import Refuse, Why
+from tracea_onnx.match.epilogue import build_match, float_type
 from tracea_onnx.match.softmax import decomposed
 from tracea_onnx.shapes.symbolic import shapes
 
@@ -24,15 +25,13 @@ def match(g: Graph, anchor: Node) -> Match:
     x, shape = anchor.input(0), shapes(g).dims(anchor.input(0))
     float_type(g, x, anchor)
     if shape is None:
-        raise Refuse(f"the rank of '{x}' is not known", anchor)
+        raise Refuse(Why.RANK_UNKNOWN, anchor, value=x)
     axis = anchor.attr("axis", 1 if g.opset() < 13 else -1)
     if not -len(shape) <= axis < len(shape):
-        raise Refuse(f"{label(anchor)} has axis {axis} at rank {len(shape)}", anchor)
+        raise Refuse(Why.AXIS, anchor, axis=axis, rank=len(shape))
     axis %= len(shape)
     if g.opset() < 13 and any(d != 1 for d in shape[axis + 1 :]):
-        raise Refuse(
-            f"{label(anchor)} of opset {g.opset()} flattens the axes after {axis} into one", anchor
-        )
+        raise Refuse(Why.FLATTENS, anchor, opset=g.opset(), axis=axis)
     nodes, out, log = [anchor], anchor.outputs[0], anchor.op == "LogSoftmax"
     user = g.sole_consumer(out)
     if user is not None and user.op == "Log" and not log:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.conv import convolution
 from tracea_onnx.match.conv import take_bias as take_conv_bias
@@ -21,8 +22,7 @@ from tracea_onnx.match.epilogue import (
     dims_of,
     float_type,
     grow_epilogue,
-    label,
-    outside_use,
+    not_sole,
     same_shape,
     show,
 )
@@ -52,24 +52,16 @@ def match(graph: Graph, node: Node) -> Match:
     value = _through_reshapes(graph, first.tail.output, nodes)
     second = _layer(graph, value, nodes)
     if first.kind != second.kind or first.trans_b != second.trans_b:
-        raise Refuse(
-            f"the two layers after {label(node)} are a {first.kind} and a {second.kind} of different form",
-            node,
-        )
+        raise Refuse(Why.LAYERS_DIFFER, first.nodes[0], other=second.nodes[0])
     value = _through_reshapes(graph, second.tail.output, nodes)
     mul = graph.sole_consumer(value)
     if mul is None:
-        raise Refuse(
-            f"the gate '{value}' also feeds {_second_reader(graph, value, nodes)}, so it must be kept",
-            node,
-        )
+        raise not_sole(graph, value)
     if mul.op != "Mul" or x not in mul.inputs or len(mul.inputs) != 2:
-        raise Refuse(
-            f"{label(mul)} does not multiply the gate with '{x}', the input of {label(node)}", node
-        )
+        raise Refuse(Why.NOT_GATE, mul, value=x, mean=node)
     shape, gate = dims_of(graph, x), dims_of(graph, value)
     if shape is None or not same_shape(gate, (*shape[:2], 1, 1)):
-        raise Refuse(f"the gate of {label(mul)} does not hold one value per image and channel", mul)
+        raise Refuse(Why.PER_IMAGE, mul, value=value)
     nodes.append(mul)
     roles = [("x", x), ("w1", first.w), ("b1", first.b), ("w2", second.w), ("b2", second.b)]
     attrs: dict[str, Any] = {"kind": first.kind, "trans_b": first.trans_b}
@@ -92,18 +84,12 @@ def match(graph: Graph, node: Node) -> Match:
 def _check_mean(graph: Graph, node: Node) -> None:
     shape = dims_of(graph, node.input(0))
     if shape is None or len(shape) != 4:
-        raise Refuse(
-            f"{label(node)} does not reduce a batch of images (shape {show(shape)})",
-            node,
-            near=False,
-        )
+        raise Refuse(Why.NOT_IMAGES, node, shape=show(shape))
     if node.op == "GlobalAveragePool":
         return
     axes = node.attr("axes") or (graph.ints(node.input(1)) if node.input(1) else None)
     if axes is None or sorted(a % 4 for a in axes) != [2, 3]:
-        raise Refuse(
-            f"{label(node)} averages over axes {axes}, not over height and width", node, near=False
-        )
+        raise Refuse(Why.NOT_POOLING, node, axes=axes)
 
 
 def _through_reshapes(graph: Graph, value: str, nodes: list[Node]) -> str:
@@ -118,7 +104,7 @@ def _through_reshapes(graph: Graph, value: str, nodes: list[Node]) -> str:
             or after is None
             or not same_shape(after, (*before[:2], *[1] * (len(after) - 2)))
         ):
-            raise Refuse(f"{label(reader)} does not keep one value per image and channel", reader)
+            raise Refuse(Why.PER_IMAGE, reader, value=reader.outputs[0])
         nodes.append(reader)
         value = reader.outputs[0]
 
@@ -127,10 +113,7 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
     """The 1x1 Conv or linear layer reading `value`, with its activation; its nodes join `nodes`."""
     node = graph.sole_consumer(value)
     if node is None:
-        raise Refuse(
-            f"the pooled value '{value}' also feeds {_second_reader(graph, value, nodes)}, so it must be kept",
-            near=False,
-        )
+        raise not_sole(graph, value, near=False)
     if node.op == "Conv" and node.input(0) == value:
         conv = convolution(graph, node)
         take_conv_bias(graph, conv)
@@ -142,7 +125,7 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
             or conv.attrs["strides"] != [1, 1]
             or any(conv.attrs["pads"])
         ):
-            raise Refuse(f"{label(node)} is not a plain 1x1 convolution", node, near=False)
+            raise Refuse(Why.NOT_1X1, node)
         layer = _Layer(
             "conv",
             value,
@@ -161,7 +144,7 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
             or len(dims_of(graph, value) or ()) != 2
             or (found.b and not row(graph.shape(found.b)))
         ):
-            raise Refuse(f"{label(node)} is not a plain linear layer", node, near=False)
+            raise Refuse(Why.NOT_LINEAR, node)
         layer = _Layer(
             "gemm",
             value,
@@ -172,21 +155,12 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
             grow_epilogue(graph, found.value, max_operands=0),
         )
     else:
-        raise Refuse(
-            f"{label(node)} reads the pooled value; a 1x1 convolution or linear layer was expected",
-            node,
-            near=False,
-        )
+        raise Refuse(Why.NOT_LAYER, node)
     for name in (layer.w, layer.b):
         if name and not graph.is_const(name):
-            raise Refuse(f"the weight '{name}' of {label(node)} is not constant", node)
+            raise Refuse(Why.NOT_CONSTANT, node, what="weight", value=name)
     nodes += [*layer.nodes, *layer.tail.nodes]
     return layer
-
-
-def _second_reader(graph: Graph, value: str, nodes: list[Node]) -> str:
-    first = graph.consumers(value)[:1]
-    return outside_use(graph, value, [*nodes, *first]) or "nothing"
 
 
 RULE = Rule(

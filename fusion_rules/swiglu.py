@@ -10,18 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.attention import region
-from tracea_onnx.match.epilogue import (
-    Epilogue,
-    build_match,
-    dims_of,
-    grow_epilogue,
-    label,
-    same_shape,
-)
+from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, grow_epilogue, same_shape
 from tracea_onnx.match.gemm import LINEAR_OPS, Linear, columns, read_linear
 
 
@@ -45,10 +39,8 @@ def match(graph: Graph, node: Node) -> Match:
         if c is not node and c.op in LINEAR_OPS and c.input(0) == shared
     ]
     if not partners:
-        raise Refuse(
-            f"no second product shares the input '{shared}' of {label(node)}", node, near=False
-        )
-    reason = ""
+        raise Refuse(Why.NO_PARTNER, node, value=shared)
+    refused: Refuse | None = None
     for other in partners:
         try:
             second = _branch(graph, other)
@@ -62,34 +54,21 @@ def match(graph: Graph, node: Node) -> Match:
             continue
         tail = grow_epilogue(graph, first.value, also=(second.value,), max_operands=0)
         if tail.expr is None:
-            reason = (
-                reason
-                or f"{label(node)} and {label(other)} share their input but do not meet in one pointwise chain: {tail.stopped}"
-            )
+            refused = refused or Refuse(Why.NOT_MEETING, node, other=other, because=tail.stopped)
             continue
         if other.index < node.index:
-            raise Refuse(
-                f"{label(node)} is the second half of the gated unit of {label(other)}",
-                node,
-                near=False,
-            )
+            raise Refuse(Why.SECOND_BRANCH, node, other=other)
         return _pair(graph, first, second, tail)
-    raise Refuse(
-        reason or f"no product of the same shape shares the input '{shared}' of {label(node)}",
-        node,
-        near=False,
-    )
+    raise refused or Refuse(Why.NO_PARTNER, node, value=shared)
 
 
 def _branch(graph: Graph, node: Node) -> Linear:
     found = read_linear(graph, node)
     if not found.plain or graph.rank(found.w) != 2:
-        raise Refuse(f"{label(node)} is not a plain linear layer", node, near=False)
+        raise Refuse(Why.NOT_LINEAR, node)
     n = columns(graph, found)
     if found.b and (graph.shape(found.b) or (None,))[-1] != n:
-        raise Refuse(
-            f"the bias '{found.b}' of {label(node)} is not one number per feature", node, near=False
-        )
+        raise Refuse(Why.NOT_LINEAR, node)
     return found
 
 
@@ -117,10 +96,7 @@ def _pair(graph: Graph, first: Linear, second: Linear, tail: Epilogue) -> Match:
 def _packed(graph: Graph, found: Linear, halves: _Halves) -> Match:
     tail = grow_epilogue(graph, halves.values[0], also=(halves.values[1],), max_operands=0)
     if tail.expr is None:
-        raise Refuse(
-            f"the halves of {label(found.node)} do not meet in one pointwise chain: {tail.stopped}",
-            found.node,
-        )
+        raise Refuse(Why.HALVES_APART, found.node, because=tail.stopped)
     split = int(_is_plain_factor(tail.expr, 0))  # which half is the gate
     expr = _swap(tail.expr) if split else tail.expr
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]

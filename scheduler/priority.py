@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.ir.contracts import Match, Refusal, Saving
+from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refusal, Why, reason
+from tracea_onnx.ir.saving import Saving
 
 
 def schedule(
@@ -33,42 +35,16 @@ def schedule(
     for match, saving, _ in queue:
         taken = next((owner[n.index] for n in match.nodes if n.index in owner), None)
         if saving.us <= 0:
-            refused.append(
-                Refusal(
-                    match.rule,
-                    match.anchor.name,
-                    saving.reason or "fusing it would not save any time",
-                    near=False,
-                )
-            )
+            why = saving.reason or reason(Why.NO_SAVING)
+            refused.append(Refusal(match.rule, match.anchor.name, why, near=False))
         elif taken is not None:
-            winner = chosen[taken][0]
-            refused.append(
-                Refusal(
-                    match.rule,
-                    match.anchor.name,
-                    f"it shares nodes with the {winner.rule} chain at '{winner.anchor.name}', which saves more",
-                )
-            )
+            refused.append(_lost(match, Why.SHARES_NODES, chosen[taken][0]))
         elif rivals := [inner[i] for i in match.inputs if i in inner] + [
             operand[o] for o in _inner(match) if o in operand
         ]:
-            other = f"the {rivals[0].rule} chain at '{rivals[0].anchor.name}', which saves more"
-            refused.append(
-                Refusal(
-                    match.rule,
-                    match.anchor.name,
-                    f"it hides a value from {other}, or needs one that it hides",
-                )
-            )
+            refused.append(_lost(match, Why.HIDES_OPERAND, rivals[0]))
         elif _closes_cycle(graph, match, chosen, owner):
-            refused.append(
-                Refusal(
-                    match.rule,
-                    match.anchor.name,
-                    "together with a chain that saves more it would make a cycle",
-                )
-            )
+            refused.append(Refusal(match.rule, match.anchor.name, reason(Why.JOINT_CYCLE)))
         else:
             owner |= {n.index: len(chosen) for n in match.nodes}
             inner |= dict.fromkeys(_inner(match), match)
@@ -76,6 +52,11 @@ def schedule(
             chosen.append((match, saving))
     chosen.sort(key=lambda c: c[0].anchor.index)
     return chosen, refused
+
+
+def _lost(match: Match, why: Why, winner: Match) -> Refusal:
+    because = reason(why, rule=winner.rule, anchor=winner.anchor.name)
+    return Refusal(match.rule, match.anchor.name, because)
 
 
 def _inner(match: Match) -> set[str]:

@@ -18,8 +18,9 @@ from tests.exports.chains import CHAINS, Chain
 from tests.host.rules import rules_oracle, rules_oracle_attention
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.ir import edit
-from tracea_onnx.ir.contracts import DOMAIN, Match, Refusal, Refuse
+from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.refusals import Refusal, Refuse
 from tracea_onnx.match import find, rule_set
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pricing import cost_model

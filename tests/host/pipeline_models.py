@@ -12,8 +12,9 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
-from tracea_onnx.ir.contracts import Match, Refuse, Rule, Spec
+from tracea_onnx.ir.contracts import Match, Rule, Spec
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 
 Array = npt.NDArray[Any]
 
@@ -56,7 +57,7 @@ def same_bits(a: list[Any], b: list[Any]) -> bool:
 def _then_relu(graph: Graph, node: Node, rule: str, spec: Spec) -> Match:
     reader = graph.sole_consumer(node.outputs[0])
     if reader is None or reader.op != "Relu":
-        raise Refuse("no Relu alone reads the result", node, near=reader is not None)
+        raise Refuse(Why.ALONE, node, near=reader is not None)
     return Match(
         rule, node, (node, reader), tuple(i for i in node.inputs if i), reader.outputs, spec
     )

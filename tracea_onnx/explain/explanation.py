@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from onnx import ModelProto
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.compiler.profitability import HEAVY
 from tracea_onnx.explain import coverage as reach
-from tracea_onnx.ir import fused_op_names
-from tracea_onnx.ir.contracts import Refusal, Rule
+from tracea_onnx.ir.contracts import Rule
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import POINTWISE
+from tracea_onnx.ir.refusals import Refusal, Why, reason
 from tracea_onnx.match import find, rule_set
 from tracea_onnx.match.advice import remedy
 from tracea_onnx.model_io import model_file
@@ -53,7 +53,13 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         said = [
-            {"rule": r.rule, "node": r.node or r.anchor, "reason": r.reason, "near": r.near}
+            {
+                "rule": r.rule,
+                "node": r.node or r.anchor,
+                "code": r.because.code,
+                "reason": r.reason,
+                "near": r.near,
+            }
             for r in self.refusals
         ]
         return {
@@ -152,18 +158,18 @@ def _unfused(graph: Graph, n: Node, said: Sequence[Refusal]) -> Explanation:
         said,
         key=lambda r: (
             not r.near,
-            r.rule == "pointwise",
+            order.get(r.rule, 0) < 0,
             bool(r.node),
             order.get(r.rule, 0) * (-1 if r.near else 1),
             r.rule,
         ),
     )
-    refusals = tuple(replace(r, reason=fused_op_names.readable(r.reason)) for r in nearest_first)
+    refusals = tuple(nearest_first)
     fix = next((r.fix for r in nearest_first if r.fix), "") or (
         remedy(graph, nearest_first[0]) if nearest_first else ""
     )
     if not refusals:
-        refusals = (Refusal("", n.name, f"no rule starts at {n.op}", False, n.name),)
+        refusals = (Refusal("", n.name, reason(Why.NO_RULE, op=n.op), False, n.name),)
     return Explanation(
         n.name, n.op, "", refusals, (n.name,), fix, n.op not in _HEAVY or n.op in POINTWISE
     )

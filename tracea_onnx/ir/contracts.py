@@ -1,7 +1,7 @@
-"""The contracts: what a rule is, what it finds, and what it says when it declines.
+"""The contracts: what a rule is and what it finds. `refusals.py` has what it says when it declines.
 
-A rule is a value of pure functions. `match(graph, anchor)` returns a `Match` or raises `Refuse`
-with a sentence; it never changes the graph. The scheduler prices matches and picks a
+A rule is a value of pure functions. `match(graph, anchor)` returns a `Match` or raises `Refuse`;
+it never changes the graph. The scheduler prices matches and picks a
 non-overlapping, convex set; `rewrite` turns each into one call to a model-local function whose body
 is exactly the nodes it replaces; the partition compiler lowers its spec."""
 
@@ -17,31 +17,6 @@ if TYPE_CHECKING:
 DOMAIN = "ai.tracea"
 DOMAIN_VERSION = 1
 SPEC_ATTRIBUTE = "spec"
-
-
-class Refuse(Exception):
-    """Raised by a rule: why this anchor is not fused, in one sentence.
-
-    `near` = it looked like this rule's chain.
-    """
-
-    def __init__(self, reason: str, node: Node | None = None, *, near: bool = True) -> None:
-        super().__init__(reason)
-        self.reason, self.node, self.near = reason, node, near
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A recorded `Refuse`: `anchor` is the node's name (or its first output when unnamed), `node`
-    the one whose condition failed, `fix` what a user can do.
-    """
-
-    rule: str
-    anchor: str
-    reason: str
-    near: bool = True
-    node: str = ""
-    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,14 +63,5 @@ class Rule:
     anchors: frozenset[str]
     match: Callable[[Graph, Node], Match]
     summary: str
-    priority: int = 0  # breaks ties between equal savings: higher first
-
-
-@dataclass(frozen=True)
-class Saving:
-    """Estimated microseconds a match saves on a backend, and the parts of the estimate."""
-
-    us: float
-    bytes_removed: float = 0.0
-    launches_removed: float = 0.0
-    reason: str = ""  # when us <= 0: why fusing would lose
+    # breaks ties between equal savings, higher first; below 0 for rules that take what others leave
+    priority: int = 0

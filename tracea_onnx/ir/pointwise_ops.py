@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
-from tracea_onnx.ir.contracts import Refuse
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why, require
 
 BOOL = int(TensorProto.BOOL)
 #: Element types a float expression may run over (which of them a backend has kernels for is the
@@ -159,7 +159,9 @@ def _pow(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
 def _gelu(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
     mode = node.attr("approximate", "none")
     if mode not in ("none", "tanh"):
-        raise Refuse(f"{label(node)} has the unknown mode approximate='{mode}'", node)
+        raise Refuse(
+            Why.ATTRIBUTE, node, attribute="approximate", value=mode, wanted="none or tanh"
+        )
     return code.op("gelu_erf" if mode == "none" else "gelu_tanh", a[0])
 
 
@@ -189,8 +191,7 @@ def _mod(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
 
 
 def _isinf(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    if not (node.attr("detect_negative", 1) and node.attr("detect_positive", 1)):
-        raise Refuse(f"{label(node)} looks for one sign of infinity only", node)
+    require(node, detect_negative=1, detect_positive=1)
     return code.op("isinf", a[0])
 
 
@@ -252,10 +253,7 @@ _ATTRIBUTES = {
 def _guarded(emit: Emit, allowed: set[str]) -> Emit:
     def guard(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
         if odd := sorted(set(node.attrs) - allowed - {"consumed_inputs"}):
-            raise Refuse(
-                f"{label(node)} has the attribute '{odd[0]}', whose meaning here no rule knows",
-                node,
-            )
+            raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
         return emit(code, graph, node, a)
 
     return guard
@@ -281,10 +279,7 @@ def fused_activation(code: Code, node: Node, x: int, params: Sequence[float]) ->
         return x
     op, count = _FUSED.get(name, ("", 0))
     if not op or len(params) < count:
-        raise Refuse(
-            f"{label(node)} has the activation '{name}' with parameters {list(params)}, which no kernel knows",
-            node,
-        )
+        raise Refuse(Why.ACTIVATION, node, name=name, params=list(params))
     return code.op(op, x, *(code.const(p) for p in params[:count]))
 
 
@@ -312,11 +307,6 @@ def result_type(node: Node, first: int) -> int:
     if node.op == "Cast":
         to = int(node.attr("to", 0))
         if to not in FLOATS and to != BOOL:
-            raise Refuse(f"{label(node)} makes integers, which a float kernel cannot hold", node)
+            raise Refuse(Why.INTEGER_CAST, node)
         return to
     return first
-
-
-def label(node: Node) -> str:
-    """How sentences call a node."""
-    return f"{node.op} '{node.name}'"

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tracea_onnx.ir import dims
-from tracea_onnx.ir.contracts import Match, Refuse, Spec
+from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node, type_name
+from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match import strided_view
-from tracea_onnx.match.epilogue import FLOATS, narrower
+from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sole
 from tracea_onnx.match.softmax import Softmax
 from tracea_onnx.match.strided_view import Named, Step
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
@@ -222,7 +223,7 @@ def probabilities(
         # the target of a Reshape, computed from what it reshapes
         uses = [c for c in g.consumers(value) if c.op != "Shape"]
         if g.is_output(value):
-            raise Refuse(f"the probabilities '{value}' are a graph output", softmax)
+            raise Refuse(Why.GRAPH_OUTPUT, softmax, value=value)
         if (
             len(uses) == 2
             and uses[0].op == "IsNaN"
@@ -234,35 +235,21 @@ def probabilities(
                 g.scalar(uses[1].inputs[1]) != 0.0
                 or g.sole_consumer(uses[0].outputs[0]) is not uses[1]
             ):
-                raise Refuse("NaN probabilities are replaced by something other than 0", uses[1])
+                raise Refuse(Why.NAN_VALUE, uses[1])
             nodes += uses
             value, nan_to_zero = uses[1].outputs[0], True
             continue
         if len(uses) != 1:
-            raise Refuse(
-                f"the probabilities '{value}' have {len(uses)} consumers, not one",
-                softmax,
-                near=len(uses) > 1,
-            )
+            raise not_sole(g, value, near=len(uses) > 1)
         node = uses[0]
         if node.op in PRODUCTS:
-            if (
-                any(node.attr(a, 0) for a in ("transA", "transB", "transBatchA", "transBatchB"))
-                or node.attr("alpha", 1.0) != 1.0
-            ):
-                raise Refuse("FusedMatMul transposes or scales the product with the values", node)
+            require(node, transA=0, transB=0, transBatchA=0, transBatchB=0, alpha=1.0)
             if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
-                raise Refuse(
-                    "the probabilities are not the left operand of the product with the values",
-                    node,
-                )
+                raise Refuse(Why.LEFT_OPERAND, node)
             kind = g.dtype(value)
             for n in nodes:
                 if n.op == "Cast" and kind in FLOATS and narrower(n.attr("to"), kind):
-                    raise Refuse(
-                        "the probabilities are rounded to a type narrower than that of the values",
-                        n,
-                    )
+                    raise Refuse(Why.ROUNDED, n)
             return nodes, node, transposed, nan_to_zero
         perm = node.attr("perm", [])
         if (
@@ -276,25 +263,18 @@ def probabilities(
             if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len(
                 [o for o in node.outputs if o]
             ) > 1:
-                raise Refuse("Dropout is in training mode", node)
+                raise Refuse(Why.TRAINING, node)
         elif node.op == "Where":
             cleared(node, value, nodes)
             nan_to_zero = nan_to_zero or "masked"
         elif node.op not in ("Cast", "Identity", "Reshape"):
-            raise Refuse(
-                f"{node.op} stands between Softmax and the product with the values",
-                node,
-                near=node.op != "ReduceSum",
-            )
+            raise Refuse(Why.PROBABILITIES_OPERATOR, node, near=node.op != "ReduceSum")
         elif node.op == "Cast" and node.attr("to") not in FLOATS:
-            raise Refuse(
-                "a Cast to a type that is not floating point stands between Softmax and the values",
-                node,
-            )
+            raise Refuse(Why.INTEGER_CAST, node)
         elif node.op == "Reshape":
             a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])
             if not a or not b or not same(a[-1], b[-1]):
-                raise Refuse("Reshape regroups the probabilities' columns", node)
+                raise Refuse(Why.COLUMNS, node)
         nodes.append(node)
         value = node.outputs[0]
 
@@ -362,17 +342,6 @@ def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node
     return sorted({**inside, **extra}.values(), key=lambda n: n.index)
 
 
-def escape(g: Graph, nodes: Sequence[Node], value: str) -> Refuse:
-    """The refusal for a value made inside the chain that is needed outside."""
-    inside = {id(n) for n in nodes}
-    if g.is_output(value):
-        return Refuse(f"'{value}' inside the chain is a graph output", g.producer(value))
-    user = next(c for c in g.consumers(value) if id(c) not in inside)
-    return Refuse(
-        f"'{value}' inside the chain is also read by {user.op} '{user.name}'", g.producer(value)
-    )
-
-
 # --- the whole match ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Traced:
@@ -413,9 +382,7 @@ def trace(
         for what, (value, letters) in zip(("query", "key", "value"), operands, strict=True):
             op = operand(g, s, value, letters, usable, merge_heads=merge_heads)
             if op is None:
-                return Refuse(
-                    f"the layout of the {what} '{value}' is not known", g.producer(product)
-                )
+                return Refuse(Why.LAYOUT, g.producer(product), what=what, value=value)
             found.append(op)
         q, k, v = found
         # only one of them could be folded: take both as they were repeated
@@ -451,9 +418,7 @@ def trace(
         )
         left = [e for e in g.escapes(nodes) if e != out.value]
         if not left and out.view.layout not in strided_view.OUT_LAYOUTS:
-            return Refuse(
-                f"the result is written in the order {out.view.layout}", g.producer(product)
-            )
+            return Refuse(Why.RESULT_LAYOUT, g.producer(product), layout=out.view.layout)
         if not left:
             return Traced(q, k, v, out, nodes)
         shown = (
@@ -472,7 +437,7 @@ def trace(
         movable = {e for o in (*found, out) for n in o.nodes for e in n.outputs} | {product}
         stay = {o for e in left if e in movable for o in _siblings(g, e)}
         if stay <= blocked:
-            return escape(g, nodes, left[0])
+            return needed_outside(g, left[0], nodes)
         blocked |= stay
 
 
@@ -482,9 +447,9 @@ def _siblings(g: Graph, value: str) -> tuple[str, ...]:
     return node.outputs if node is not None else (value,)
 
 
-def heads(q: Operand, k: Operand, v: Operand) -> tuple[int, int] | str:
+def heads(q: Operand, k: Operand, v: Operand, node: Node) -> tuple[int, int] | Refuse:
     """(query heads, key/value heads), 0 = as many as the operands' h axis has; or why they do not
-    fit.
+    fit at `node`.
     """
     for one, two, what in (
         (q, k, "queries and keys"),
@@ -493,22 +458,15 @@ def heads(q: Operand, k: Operand, v: Operand) -> tuple[int, int] | str:
     ):
         a, b = one.view.sizes["b"], two.view.sizes["b"]
         if a != b and ((isinstance(a, int) and isinstance(b, int)) or 1 in (a, b)):
-            return f"{what} have different batch sizes"
+            return Refuse(Why.BATCH_SIZES, node, what=what)
     h, kv, repeat = q.view.sizes["h"], k.view.sizes["h"], k.view.repeat
     if not same(kv, v.view.sizes["h"]):
-        return "keys and values have different head counts"
+        return Refuse(Why.HEAD_COUNTS, node)
     if isinstance(h, int) and isinstance(kv, int):
-        return (
-            (h, kv)
-            if h % kv == 0 and (repeat == 1 or same(h, kv * repeat))
-            else "the query heads are not a multiple of the key heads"
-        )
+        fit = h % kv == 0 and (repeat == 1 or same(h, kv * repeat))
+        return (h, kv) if fit else Refuse(Why.HEADS_MULTIPLE, node)
     explicit = all("h" in o.view.layout for o in (q, k, v))
-    return (
-        (0, 0)
-        if explicit and same(h, kv) and repeat == 1
-        else "the number of heads is not constant"
-    )
+    return (0, 0) if explicit and same(h, kv) and repeat == 1 else Refuse(Why.HEADS_UNKNOWN, node)
 
 
 def finish(
@@ -526,19 +484,15 @@ def finish(
     head_scale: a factor of the scores for each head.
     """
     if not g.is_convex(t.nodes):
-        raise Refuse("a value leaves the chain and comes back into it", anchor)
+        raise Refuse(Why.CYCLE, anchor)
     ends = (t.q.value, t.k.value, t.v.value, t.out.value)
     if len({g.dtype(v) for v in ends} - {None}) > 1:
         kinds = ", ".join(f"'{v}' is {type_name(g.dtype(v) or 0)}" for v in ends)
-        raise Refuse(
-            f"queries, keys, values and result are not all of one element type: {kinds}", anchor
-        )
+        raise Refuse(Why.ELEMENT_TYPES, anchor, kinds=kinds)
     inputs = [t.q.value, t.k.value, t.v.value, *masks, *([head_scale] if head_scale else [])]
     made = {o for n in t.nodes for o in n.outputs}
     if inside := next((i for i in inputs if i in made), ""):
-        raise Refuse(
-            f"'{inside}' is an operand of the attention and a step towards another", anchor
-        )
+        raise Refuse(Why.OPERAND_INSIDE, anchor, value=inside)
     roles = (
         "q",
         "k",

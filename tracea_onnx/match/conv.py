@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracea_onnx.ir.contracts import Match, Refuse
+from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import fused_activation
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import (
     Prelude,
     broadcasts_into,
@@ -19,7 +20,7 @@ from tracea_onnx.match.epilogue import (
     element_type,
     float_type,
     grow_epilogue,
-    label,
+    needed_outside,
     refuse_quantised,
 )
 from tracea_onnx.shapes.symbolic import axes_of, shapes
@@ -45,10 +46,13 @@ class Convolution:
     value: str
     nodes: list[Node]
     bn: tuple[str, ...] = ()
-    note: str = ""  # why BatchNormalization was left out
+    note: Refuse | None = None  # why BatchNormalization was left out
     prelude: Prelude | None = None
     residual: str = ""
     roles: list[tuple[str, str]] = field(default_factory=list)
+
+
+_AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 def convolution(graph: Graph, node: Node) -> Convolution:
@@ -60,19 +64,19 @@ def convolution(graph: Graph, node: Node) -> Convolution:
     refuse_quantised(graph, node)
     shape = graph.shape(node.input(1))
     if shape is None or any(not isinstance(d, int) for d in shape):
-        raise Refuse(f"the weight shape of {label(node)} is not known", node)
+        raise Refuse(Why.SHAPE_UNKNOWN, node, value=node.input(1))
     dims = [int(d) for d in shape if isinstance(d, int)]
     spatial = len(dims) - 2
     if spatial not in (1, 2):
-        raise Refuse(f"{label(node)} runs over {spatial} spatial dims; 1 and 2 are supported", node)
+        raise Refuse(Why.SPATIAL, node, count=spatial)
     kernel = node.attr("kernel_shape") or dims[2:]
     if list(kernel) != dims[2:]:
-        raise Refuse(
-            f"kernel_shape {list(kernel)} of {label(node)} differs from its weight {dims[2:]}", node
-        )
+        raise Refuse(Why.KERNEL_SHAPE, node, given=list(kernel), shape=dims[2:])
     auto_pad = node.attr("auto_pad", "NOTSET") or "NOTSET"
-    if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise Refuse(f"{label(node)} has the unknown auto_pad '{auto_pad}'", node)
+    if auto_pad not in _AUTO_PADS:
+        raise Refuse(
+            Why.ATTRIBUTE, node, attribute="auto_pad", value=auto_pad, wanted=", ".join(_AUTO_PADS)
+        )
     group = int(node.attr("group", 1))
     attrs: dict[str, Any] = {
         "strides": list(node.attr("strides") or [1] * spatial),
@@ -100,7 +104,7 @@ def convolution(graph: Graph, node: Node) -> Convolution:
         "activation_params",
     }
     if odd := sorted(set(node.attrs) - known):
-        raise Refuse(f"{label(node)} has the unknown attribute '{odd[0]}'", node)
+        raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
     channels = dims[1] * group if transposed else dims[0]
     found = Convolution(
         node, node.input(0), node.input(1), node.input(2), channels, attrs, node.outputs[0], [node]
@@ -211,22 +215,15 @@ def take_batch_norm(graph: Graph, found: Convolution) -> None:
     )
     if bn is None:
         return
-    note = ""
     if graph.sole_consumer(found.value) is None:
-        other = (
-            "the graph's output"
-            if graph.is_output(found.value)
-            else label(next(c for c in readers if c is not bn))
-        )
-        note = f"{label(found.nodes[-1])} also feeds {other}, so the value before {label(bn)} must be kept"
+        found.note = needed_outside(graph, found.value, [*found.nodes, bn])
     elif not graph.is_const(found.w):
-        note = f"the weight '{found.w}' of {label(found.node)} is not constant, so {label(bn)} cannot be folded into it"
+        found.note = Refuse(Why.NOT_CONSTANT, found.node, what="weight", value=found.w)
     elif found.b and not graph.is_const(found.b):
-        note = f"the bias '{found.b}' of {label(found.node)} is not constant, so {label(bn)} cannot be folded into it"
+        found.note = Refuse(Why.NOT_CONSTANT, found.node, what="bias", value=found.b)
     else:
-        note = batch_norm_fault(graph, bn, found.channels)
-    if note:
-        found.note = note
+        found.note = batch_norm_fault(graph, bn, found.channels)
+    if found.note is not None:
         return
     found.bn = tuple(bn.inputs[1:5])
     found.attrs["bn_eps"] = float(bn.attr("epsilon", 1e-5))
@@ -234,27 +231,25 @@ def take_batch_norm(graph: Graph, found: Convolution) -> None:
     found.nodes.append(bn)
 
 
-def batch_norm_fault(graph: Graph, bn: Node, channels: int) -> str:
-    """Why a BatchNormalization is not a constant scale and shift per channel; "" when it is."""
+def batch_norm_fault(graph: Graph, bn: Node, channels: int) -> Refuse | None:
+    """Why a BatchNormalization is not a constant scale and shift per channel; None when it is."""
     if bn.attr("training_mode", 0) or (graph.opset() < 7 and not bn.attr("is_test", 0)):
-        return f"{label(bn)} is in training mode: it normalizes with the statistics of the batch"
+        return Refuse(Why.TRAINING, bn)
     if any(bn.outputs[1:]):
-        return f"{label(bn)} also returns training statistics"
+        return Refuse(Why.TRAINING_OUTPUTS, bn)
     if not bn.attr("spatial", 1):
-        return f"{label(bn)} normalizes per element (spatial=0), not per channel"
+        return Refuse(Why.ATTRIBUTE, bn, attribute="spatial", value=0, wanted=1)
     for name in bn.inputs[1:5]:
+        why = None
         if not graph.is_const(name):
-            why = (
-                "a graph input that callers may override"
-                if graph.is_input(name)
-                else "computed at run time"
-            )
-            return f"the parameter '{name}' of {label(bn)} is {why}"
-        if graph.shape(name) != (channels,):
-            return f"the parameter '{name}' of {label(bn)} does not hold one value per channel"
-        if graph.dtype(name) != element_type(graph, bn.input(0)):
-            return f"the parameter '{name}' of {label(bn)} has another element type than its input"
-    return ""
+            why = Why.NOT_CONSTANT
+        elif graph.shape(name) != (channels,):
+            why = Why.PER_CHANNEL
+        elif graph.dtype(name) != element_type(graph, bn.input(0)):
+            why = Why.PARAMETER_TYPE
+        if why is not None:
+            return Refuse(why, bn, what="parameter", value=name)
+    return None
 
 
 def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
@@ -269,10 +264,7 @@ def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
     if found.residual and not broadcasts_into(
         dims_of(graph, found.residual), dims_of(graph, found.value)
     ):
-        raise Refuse(
-            f"the residual '{found.residual}' of {label(node)} may not have the shape of its result",
-            node,
-        )
+        raise Refuse(Why.RESIDUAL, node, value=found.residual)
     line = take_unsqueeze(graph, found)
     squeeze = take_squeeze(graph, found.value) if line is not None else None
     if squeeze is not None and found.prelude is None:
@@ -288,9 +280,7 @@ def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
         nodes += [line, squeeze]
     if len(nodes) == 1 and found.prelude is None:
         raise Refuse(
-            f"nothing after {label(node)} fuses: {found.note or tail.stopped}",
-            node,
-            near=bool(found.note),
+            Why.NOTHING_FUSES, node, near=found.note is not None, because=found.note or tail.stopped
         )
     bn = zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False)
     roles = [("x", found.x), ("w", found.w), ("b", found.b), *bn, *tail.roles()]
@@ -314,16 +304,16 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
     refuse_quantised(graph, node)
     before = graph.producer(node.input(0))
     if before is not None and before.op in CONVOLUTIONS and _takes(graph, before, node):
-        raise Refuse(f"{label(before)} takes {label(node)} into its weights", node, near=False)
+        raise Refuse(Why.FOLDED, node, owner=before)
     dims = dims_of(graph, node.input(0))
     if dims is None or len(dims) < 2 or not isinstance(dims[1], int):
-        raise Refuse(f"the number of channels at {label(node)} is not known", node)
+        raise Refuse(Why.CHANNELS_UNKNOWN, node, value=node.input(0))
     fault = batch_norm_fault(graph, node, dims[1])
-    if fault:
-        raise Refuse(fault, node)
+    if fault is not None:
+        raise fault
     tail = grow_epilogue(graph, node.outputs[0])
     if not tail.nodes:
-        raise Refuse(f"nothing after {label(node)} fuses: {tail.stopped}", node, near=False)
+        raise Refuse(Why.NOTHING_FUSES, node, because=tail.stopped)
     roles = [
         *zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), node.inputs[:5], strict=True),
         *tail.roles(),

@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.ir.contracts import Match, Refuse, Spec
+from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.pointwise_ops import BOOL, FLOATS, POINTWISE, Code, label, result_type
+from tracea_onnx.ir.pointwise_ops import BOOL, FLOATS, POINTWISE, Code, result_type
+from tracea_onnx.ir.refusals import Refuse, Why, label
 from tracea_onnx.shapes.symbolic import Dims, same, shapes
 
 __all__ = [
     "BOOL", "FLOATS", "MAX_CODE", "MAX_OPERANDS", "POINTWISE", "Epilogue", "Region", "broadcasts_into", "build_match", "constant_scalar",
-    "dims_of", "element_type", "float_type", "grow_epilogue", "label", "narrower", "outside_use", "refuse_quantised",
+    "dims_of", "element_type", "float_type", "grow_epilogue", "label", "narrower", "needed_outside", "not_sole", "refuse_quantised",
     "same_shape", "show",
 ]  # fmt: skip
 
@@ -42,13 +43,13 @@ class Epilogue:
     `operands[k]` as input k + 1.
 
     `output` is the value that leaves (the starting value when nothing was absorbed); `stopped` says
-    in one sentence why it ends there."""
+    why it ends there."""
 
     nodes: tuple[Node, ...]
     operands: tuple[str, ...]
     expr: Expr | None
     output: str
-    stopped: str
+    stopped: Refuse
 
     def attrs(self) -> dict[str, Any]:
         """The `expr` entry of a spec, or nothing."""
@@ -139,13 +140,9 @@ def float_type(graph: Graph, name: str, node: Node) -> int:
     """Element type of a floating-point value; refuses integers and values of unknown type."""
     dtype = element_type(graph, name)
     if dtype is None:
-        raise Refuse(f"the element type of '{name}' at {label(node)} is not known", node)
+        raise Refuse(Why.DTYPE_UNKNOWN, node, value=name)
     if dtype not in FLOATS:
-        raise Refuse(
-            f"{label(node)} works on integers ('{name}'); only floating-point chains fuse",
-            node,
-            near=False,
-        )
+        raise Refuse(Why.INTEGERS, node, value=name)
     return dtype
 
 
@@ -162,19 +159,30 @@ def refuse_quantised(graph: Graph, node: Node) -> None:
         None,
     )
     if before is not None:
-        raise Refuse(
-            f"{label(node)} reads {label(before)}: it is a quantised operator, which runs faster as it is",
-            node,
-        )
+        raise Refuse(Why.QUANTIZED, node, source=before)
 
 
-def outside_use(graph: Graph, value: str, nodes: Iterable[Node]) -> str | None:
-    """Who needs `value` outside `nodes`, in words; None when nobody does."""
-    inside = {id(n) for n in nodes}
+def needed_outside(graph: Graph, value: str, nodes: Iterable[Node]) -> Refuse:
+    """The refusal of a value that is made inside `nodes` and needed outside."""
     if graph.is_output(value):
-        return "the graph's output"
-    other = next((c for c in graph.consumers(value) if id(c) not in inside), None)
-    return None if other is None else label(other)
+        return Refuse(Why.GRAPH_OUTPUT, graph.producer(value), value=value)
+    inside = {id(n) for n in nodes}
+    reader = next(c for c in graph.consumers(value) if id(c) not in inside)
+    return Refuse(Why.ALSO_READ, graph.producer(value), value=value, reader=reader)
+
+
+def not_sole(graph: Graph, value: str, *, near: bool = True) -> Refuse:
+    """The refusal of a value that is a graph output, or that not exactly one node reads."""
+    why = Why.GRAPH_OUTPUT if graph.is_output(value) else Why.READERS
+    readers = graph.consumers(value)
+    return Refuse(
+        why,
+        graph.producer(value),
+        near=near,
+        value=value,
+        count=len(readers),
+        readers=", ".join(map(label, readers)) or "none",
+    )
 
 
 # --- pointwise regions ------------------------------------------------------------------------------------------------------
@@ -214,18 +222,13 @@ class Region:
                     types.append(dtype)
             first = next((t for t in types if t in FLOATS), BOOL)
             if any(t in FLOATS and t != first for t in types):
-                raise Refuse(f"{label(node)} mixes floating-point types", node)
+                raise Refuse(Why.MIXED_FLOATS, node)
             out = result_type(node, first)
             if out in FLOATS and out != self.dtype and narrower(out, self.dtype):
-                raise Refuse(
-                    f"{label(node)} rounds to a narrower type in the middle of the chain", node
-                )
+                raise Refuse(Why.ROUNDED, node)
             ident = POINTWISE[node.op](self.code, self.graph, node, ids)
             if len(self.code.code) > self.max_code:
-                raise Refuse(
-                    f"the expression would exceed {self.max_code} instructions at {label(node)}",
-                    node,
-                )
+                raise Refuse(Why.INSTRUCTIONS, node, count=self.max_code)
         except Refuse:
             del self.code.operands[kept:]
             raise
@@ -247,24 +250,14 @@ class Region:
                 return self.code.const(value), int(dtype)
             if dtype == BOOL or exponent:
                 return self.code.const(value), BOOL
-            raise Refuse(
-                f"{label(node)} works on integers ('{name}'); only floating-point chains fuse",
-                node,
-                near=False,
-            )
+            raise Refuse(Why.INTEGERS, node, value=name)
         if float_or_bool(self.graph, name, node) == BOOL and node.op == "Pow":
-            raise Refuse(f"{label(node)} has a boolean exponent", node)
+            raise Refuse(Why.BOOLEAN_EXPONENT, node)
         shape = dims_of(self.graph, name)
         if not broadcasts_into(shape, self.shape):
-            raise Refuse(
-                f"the other input '{name}' of {label(node)} has shape {show(shape)}, which may enlarge {show(self.shape)}",
-                node,
-            )
+            raise Refuse(Why.ENLARGES, node, value=name, shape=show(shape), target=show(self.shape))
         if name not in self.code.operands and len(self.code.operands) >= self.max_operands:
-            raise Refuse(
-                f"{label(node)} would be one more tensor than the {self.max_operands} a fused kernel reads",
-                node,
-            )
+            raise Refuse(Why.OPERANDS, node, count=self.max_operands)
         return self.code.operand(name), float_or_bool(self.graph, name, node)
 
 
@@ -305,7 +298,7 @@ def grow_epilogue(
     first (an activation attribute)."""
     producer = graph.producer(value)
     if producer is None:
-        raise Refuse(f"'{value}' is not computed by a node of this graph", near=False)
+        raise Refuse(Why.NOT_COMPUTED, value=value)
     region = Region(
         graph,
         dims_of(graph, value),
@@ -319,7 +312,7 @@ def grow_epilogue(
         region.inside[value] = (prelude(region.code), region.dtype)
     starts = 1 + len(also)
     best, best_operands, best_count = value, len(region.code.operands), 0
-    blocked: dict[int, str] = {}
+    blocked: dict[int, Refuse] = {}
     seen: set[int] = set()
     heap: list[tuple[int, Node]] = []
 
@@ -336,7 +329,7 @@ def grow_epilogue(
         try:
             region.absorb(node)
         except Refuse as why:
-            blocked[id(node)] = why.reason
+            blocked[id(node)] = why.copy()
             continue
         offer(node.outputs[0])
         if (
@@ -372,32 +365,27 @@ def _escaping(graph: Graph, region: Region) -> list[str]:
     ]
 
 
-def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int, str]) -> str:
-    """One sentence: why the chain ends at `value`."""
+def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int, Refuse]) -> Refuse:
+    """Why the chain ends at `value`."""
     producer, readers = graph.producer(value), graph.consumers(value)
-    source = label(producer) if producer is not None else f"'{value}'"
     if graph.is_output(value):
-        return f"the result of {source} is an output of the graph" + (
-            "" if not readers else f", so it must be kept although {label(readers[0])} reads it"
-        )
+        return Refuse(Why.RESULT_IS_OUTPUT, producer)
     if not readers:
-        return f"nothing reads the result of {source}"
+        return Refuse(Why.RESULT_UNREAD, producer)
     foreign = [c for c in readers if c.op not in POINTWISE or value not in c.inputs]
     if foreign and len(readers) == 1:
-        return f"{label(foreign[0])} follows {source}, and it is not a pointwise operator"
+        return Refuse(Why.NOT_POINTWISE, producer, reader=foreign[0])
     if foreign:
-        other = next((c for c in readers if c not in foreign), foreign[-1])
-        return f"{source} also feeds {label(foreign[0])}, so the value between {source} and {label(other)} must be kept"
+        return Refuse(Why.ALSO_READ, producer, value=value, reader=foreign[0])
     for c in readers:
         if id(c) in blocked:
             return blocked[id(c)]
-    escaping = _escaping(graph, region)
     # everything that reads `value` could be absorbed, but more than one value would leave
-    for v in escaping:
-        use, maker = outside_use(graph, v, region.nodes), graph.producer(v)
-        if len(escaping) > 1 and use is not None and maker is not None:
-            return f"{label(maker)} also feeds {use}, so more than one value would leave the chain after {source}"
-    return f"the chain after {source} does not come back to one floating-point value"
+    escaping = _escaping(graph, region)
+    for v in escaping if len(escaping) > 1 else ():
+        if graph.is_output(v) or graph.consumers(v):
+            return needed_outside(graph, v, region.nodes)
+    return Refuse(Why.SEVERAL_ENDS, producer)
 
 
 # --- building a match -------------------------------------------------------------------------------------------------------
@@ -422,12 +410,9 @@ def build_match(
     chain = tuple(sorted({id(n): n for n in nodes}.values(), key=lambda n: n.index))
     for value in graph.escapes(chain):
         if value not in outputs:
-            maker = graph.producer(value)
-            assert maker is not None
-            use = outside_use(graph, value, chain)
-            raise Refuse(f"{label(maker)} also feeds {use}, so its result must be kept", maker)
+            raise needed_outside(graph, value, chain)
     if not graph.is_convex(chain):
-        raise Refuse(f"a path leaves the chain of {label(anchor)} and comes back into it", anchor)
+        raise Refuse(Why.CYCLE, anchor)
     present = [(r, v) for r, v in roles if v]
     return Match(
         rule,

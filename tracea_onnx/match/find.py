@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from tracea_onnx.errors import TraceaError, UsageError
-from tracea_onnx.ir.contracts import Match, Refusal, Refuse, Rule
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refusal, Refuse, Why, reason
 from tracea_onnx.match import rule_set
 
 
@@ -49,23 +50,17 @@ def find(
             by_anchor.setdefault(op, []).append(rule)
     for node in graph.nodes:
         if node.unread:
+            unread = reason(Why.UNREAD, fault=node.unread)
             refusals += [
-                Refusal(rule.name, node.name, node.unread, node=node.name)
+                Refusal(rule.name, node.name, unread, node=node.name)
                 for rule in by_anchor.get(node.written, ())
             ]
         for rule in by_anchor.get(node.op, ()):
             try:
                 found = rule.match(graph, node)
             except Refuse as e:
-                refusals.append(
-                    Refusal(
-                        rule.name,
-                        node.name,
-                        e.reason,
-                        e.near,
-                        node.name if e.node is None else e.node.name,
-                    )
-                )
+                at = node if e.node is None else e.node
+                refusals.append(Refusal(rule.name, node.name, e.reason, e.near, at.name))
                 continue
             except MemoryError:
                 raise
@@ -85,25 +80,15 @@ def find(
             if graph.is_convex(found.nodes):
                 matches.append(found)
             else:
-                refusals.append(
-                    Refusal(
-                        rule.name,
-                        node.name,
-                        "a path leaves the chain and comes back, so fusing it would make a cycle",
-                    )
-                )
+                refusals.append(Refusal(rule.name, node.name, reason(Why.CYCLE)))
         if progress is not None:
             progress()
     return matches, refusals
 
 
 def _defect(rule: Rule, node: Node, what: str) -> Refusal:
-    return Refusal(
-        rule.name,
-        node.name,
-        f"internal error in rule '{rule.name}' ({what}), which costs this fusion only; report this",
-        node=node.name,
-    )
+    fault = reason(Why.DEFECT, rule=rule.name, fault=what)
+    return Refusal(rule.name, node.name, fault, node=node.name)
 
 
 def _fault(rule: Rule, node: Node, what: str) -> TraceaError:

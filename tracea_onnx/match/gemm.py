@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracea_onnx.ir.contracts import Match, Refuse
+from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node, Shape
 from tracea_onnx.ir.pointwise_ops import fused_activation
+from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.conv import batch_norm_fault
 from tracea_onnx.match.epilogue import (
@@ -19,7 +20,6 @@ from tracea_onnx.match.epilogue import (
     element_type,
     float_type,
     grow_epilogue,
-    label,
     refuse_quantised,
     same_shape,
 )
@@ -77,15 +77,14 @@ def linear(graph: Graph, node: Node) -> Linear:
         float_type(graph, name, node)
         dims = dims_of(graph, name)
         if dims is None:
-            raise Refuse(f"the shape of '{name}' at {label(node)} is not known", node)
+            raise Refuse(Why.SHAPE_UNKNOWN, node, value=name)
         if len(dims) < 2:
-            raise Refuse(f"{label(node)} multiplies by a vector ('{name}')", node)
+            raise Refuse(Why.VECTOR, node, value=name)
     refuse_quantised(graph, node)
     gemm = node.op in ("Gemm", "com.microsoft.FusedGemm")
     if odd := sorted(set(node.attrs) - _KNOWN):
-        raise Refuse(f"{label(node)} has the unknown attribute '{odd[0]}'", node)
-    if node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
-        raise Refuse(f"{label(node)} moves its batch dim (transBatchA or transBatchB)", node)
+        raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
+    require(node, transBatchA=0, transBatchB=0)
     attrs = {
         "trans_a": int(node.attr("transA", 0)),
         "trans_b": int(node.attr("transB", 0)),
@@ -262,7 +261,7 @@ def match_linear(graph: Graph, node: Node, *, rule: str) -> Match:
     tail = grow_epilogue(graph, found.value, prelude=found.prelude)
     nodes = [*found.nodes, *tail.nodes]
     if len(nodes) == 1 and not node.op.startswith("com.microsoft."):
-        raise Refuse(f"nothing after {label(node)} fuses: {tail.stopped}", node, near=False)
+        raise Refuse(Why.NOTHING_FUSES, node, because=tail.stopped)
     roles = [
         ("x", found.x),
         ("w", found.w),

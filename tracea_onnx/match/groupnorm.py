@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx.ir.contracts import Refuse
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
-from tracea_onnx.match.epilogue import label
+from tracea_onnx.match.epilogue import not_sole
 from tracea_onnx.shapes.symbolic import same, shapes
 
 
@@ -51,23 +51,21 @@ def grouped(g: Graph, node: Node) -> Grouped | None:
         return None
     groups = inner[1]
     if not isinstance(groups, int) or groups <= 0 or shape[1] % groups:
-        raise Refuse(
-            f"{label(before)} does not split the {shape[1]} channels into equal groups", node
-        )
+        raise Refuse(Why.UNEQUAL_GROUPS, node, source=before, channels=shape[1])
     if not _all(g, node.input(1), 1.0) or not _all(g, node.input(2), 0.0):
-        raise Refuse(f"scale and bias of {label(node)} are per group, not 1 and 0", node)
+        raise Refuse(Why.GROUP_WEIGHTS, node)
     if g.sole_consumer(before.outputs[0]) is not node:
-        raise Refuse(f"'{before.outputs[0]}', the grouped input, has other readers", node)
+        raise not_sole(g, before.outputs[0])
     after = g.sole_consumer(node.outputs[0])
     if after is None or after.op != "Reshape" or after.input(0) != node.outputs[0]:
-        raise Refuse(f"no Reshape back to the channels follows {label(node)}", node)
+        raise Refuse(Why.NOT_RESTORED, node)
     back = s.dims(after.outputs[0])
     if (
         back is None
         or len(back) != len(shape)
         or not all(same(a, b) for a, b in zip(back, shape, strict=True))
     ):
-        raise Refuse(f"{label(after)} does not restore the shape before the groups", after)
+        raise Refuse(Why.RESTORED_SHAPE, after)
     nodes = region(g, [before, node, after], (x,))
     return Grouped(x, groups, float(node.attr("epsilon", 1e-5)), after.outputs[0], nodes)
 
@@ -78,19 +76,15 @@ def grouped_operator(g: Graph, node: Node) -> Grouped:
     """
     shape, groups = shapes(g).dims(node.input(0)), int(node.attr("num_groups"))
     if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
-        raise Refuse(f"the number of channels of '{node.input(0)}' is not known", node)
-    if node.attr("stash_type", 1) != 1:
-        raise Refuse(
-            f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float",
-            node,
-        )
+        raise Refuse(Why.CHANNELS_UNKNOWN, node, value=node.input(0))
+    require(node, stash_type=1)
     norm = Grouped(
         node.input(0), groups, float(node.attr("epsilon", 1e-5)), node.outputs[0], [node]
     )
     if g.opset() >= 21 or groups == shape[1]:
         norm.gamma, norm.beta = node.input(1), node.input(2)
     elif not _all(g, node.input(1), 1.0) or not _all(g, node.input(2), 0.0):
-        raise Refuse(f"scale and bias of {label(node)} are per group in opset {g.opset()}", node)
+        raise Refuse(Why.GROUP_OPSET, node)
     return norm
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
-from tracea_onnx.ir.contracts import Match, Refuse
+from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.match.epilogue import build_match, label, narrower, same_shape
+from tracea_onnx.ir.refusals import Refuse, Why, require
+from tracea_onnx.match.epilogue import build_match, narrower, not_sole, same_shape
 from tracea_onnx.shapes.symbolic import axes_of, same, shapes
 
 FLOATS = frozenset(
@@ -84,21 +85,18 @@ def reduced(g: Graph, reduce: Node) -> int:
     """How many last axes a reduction covers, or CHANNELS; refuses other axes."""
     shape = shapes(g).dims(reduce.input(0))
     if shape is None:
-        raise Refuse(f"the rank of what {label(reduce)} reduces is not known", reduce)
+        raise Refuse(Why.RANK_UNKNOWN, reduce, value=reduce.input(0))
     axes = axes_of(shapes(g), reduce, len(shape))
     if axes is None and reduce.input(1):
-        raise Refuse(f"the axes of {label(reduce)} are not constant", reduce)
+        raise Refuse(Why.NOT_CONSTANT, reduce, what="axes", value=reduce.input(1))
     if axes is None or not axes:
         if reduce.attr("noop_with_empty_axes", 0):
-            raise Refuse(f"{label(reduce)} reduces nothing", reduce, near=False)
+            raise Refuse(Why.REDUCES_NOTHING, reduce)
         axes = list(range(len(shape)))
     if axes == [1] and len(shape) > 2:
         return CHANNELS
     if sorted(axes) != list(range(len(shape) - len(axes), len(shape))):
-        raise Refuse(
-            f"{label(reduce)} averages over axes {sorted(axes)}, which are neither the last ones nor the channels",
-            reduce,
-        )
+        raise Refuse(Why.NORM_AXES, reduce, axes=sorted(axes))
     return len(axes)
 
 
@@ -122,18 +120,14 @@ def kept_axes(g: Graph, reduce: Node) -> tuple[str, list[Node]]:
             tuple(1 if k in axes else d for k, d in enumerate(shape)),
         ):
             return user.outputs[0], [user]
-    raise Refuse(f"{label(reduce)} drops the reduced axes (keepdims = 0)", reduce)
+    raise Refuse(Why.KEEPDIMS, reduce)
 
 
 def only_reader(g: Graph, value: str) -> Node:
     """The one node that reads an inner value; refuses when others need it."""
     uses = g.consumers(value)
-    if g.is_output(value):
-        raise Refuse(f"'{value}' inside the norm is a graph output", g.producer(value))
-    if len(uses) != 1:
-        raise Refuse(
-            f"'{value}' inside the norm is read by {len(uses)} nodes, not one", g.producer(value)
-        )
+    if g.is_output(value) or len(uses) != 1:
+        raise not_sole(g, value)
     return uses[0]
 
 
@@ -144,7 +138,7 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
     """
     square = squared(g, reduce.input(0))
     if square is None:
-        raise Refuse(f"{label(reduce)} does not average squares", reduce, near=False)
+        raise Refuse(Why.NOT_SQUARES, reduce)
     centred, squarer = square
     nodes = [squarer, reduce]
     axes = reduced(g, reduce)
@@ -162,7 +156,7 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
         mean = g.producer(sub.input(1))
         assert mean is not None
         if reduced(g, mean) != axes or not mean.attr("keepdims", 1):
-            raise Refuse("mean and variance are taken over different axes", reduce)
+            raise Refuse(Why.AXES_DIFFER, reduce)
         other, other_casts = through_casts(g, numerator)
         twin = g.producer(other)
         if (
@@ -191,9 +185,7 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
             else [mean, *_second_mean(g, twin, sub.input(0), axes)]
         )
         if twin is None or twin.op != "Sub" or (len(means) == 1 and twin.inputs != sub.inputs):
-            raise Refuse(
-                f"{label(scaler)} does not divide the centred value whose variance it uses", scaler
-            )
+            raise Refuse(Why.NOT_NORMALIZED, scaler)
         norm = Norm(
             x,
             axes,
@@ -206,9 +198,7 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
         return _settle(g, norm, sub.input(0), x_casts)
     other, other_casts = through_casts(g, numerator)
     if other != base:
-        raise Refuse(
-            f"{label(scaler)} does not divide the value whose squares are averaged", scaler
-        )
+        raise Refuse(Why.NOT_NORMALIZED, scaler)
     norm = Norm(base, axes, eps, True, scaler.outputs[0], [*nodes, scaler], gamma)
     return _settle(
         g,
@@ -270,13 +260,13 @@ def _affine(g: Graph, norm: Norm, scaler: Node, mean: str) -> Norm:
         or sub.op != "Sub"
         or sub.input(1) != shifted.outputs[0]
     ):
-        raise Refuse(f"{label(scaler)} does not scale both the input and its mean", scaler)
+        raise Refuse(Why.AFFINE_SCALE, scaler)
     if (
         add.op != "Add"
         or set(add.inputs) != {straight.outputs[0], sub.outputs[0]}
         or not is_weight(g, sub.input(0), norm)
     ):
-        raise Refuse(f"{label(add)} does not add beta minus the scaled mean", add)
+        raise Refuse(Why.AFFINE_SHIFT, add)
     norm.nodes += [straight, shifted, sub, add]
     norm.beta, norm.out = sub.input(0), add.outputs[0]
     return norm
@@ -340,18 +330,14 @@ def _inverse_root(g: Graph, variance: str) -> tuple[str, float, Node, list[Node]
     if node.op == "Add":
         found = scalar_operand(g, node)
         if found is None:
-            raise Refuse(f"what {label(node)} adds to the variance is not a constant scalar", node)
+            raise Refuse(Why.EPSILON, node)
         eps = found[1]
         nodes.append(node)
         value = node.outputs[0]
         node = only_reader(g, value)
     power = shapes(g).scalar(node.input(1)) if node.op == "Pow" and node.input(0) == value else None
     if node.op != "Sqrt" and power not in (0.5, -0.5):
-        raise Refuse(
-            f"{label(node)} follows the variance instead of a square root",
-            node,
-            near=node.op in ("Sqrt", "Pow", "Max", "Clip"),
-        )
+        raise Refuse(Why.NO_ROOT, node, near=node.op in ("Sqrt", "Pow", "Max", "Clip"))
     nodes.append(node)
     value = node.outputs[0]
     inverted = power == -0.5
@@ -363,17 +349,17 @@ def _inverse_root(g: Graph, variance: str) -> tuple[str, float, Node, list[Node]
             node.op == "Div" and node.input(1) == value and shapes(g).scalar(node.input(0)) == 1.0
         ):
             if inverted:
-                raise Refuse(f"{label(node)} inverts the reciprocal root again", node)
+                raise Refuse(Why.INVERTED_TWICE, node)
             inverted = True
         elif node.op == "Add" and not inverted:
-            raise Refuse(f"{label(node)} adds epsilon after the square root, not before", node)
+            raise Refuse(Why.EPSILON_LATE, node)
         else:
             break
         nodes.append(node)
         value = node.outputs[0]
         node = only_reader(g, value)
     if node.op != ("Mul" if inverted else "Div") or (not inverted and node.input(1) != value):
-        raise Refuse(f"{label(node)} does not apply the reciprocal root to the input", node)
+        raise Refuse(Why.NOT_APPLIED, node)
     return value, eps, node, nodes
 
 
@@ -432,20 +418,16 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
     between_transposes(g, norm)
     kind, out = g.dtype(norm.x), g.dtype(norm.out)
     if kind not in FLOATS or (out is not None and out != kind):
-        raise Refuse(
-            f"the norm reads '{norm.x}' and writes '{norm.out}' in different types", anchor
-        )
+        raise Refuse(Why.NORM_TYPES, anchor, value=norm.x, output=norm.out)
     if (
         (before := shapes(g).dims(norm.x)) is not None
         and (after := shapes(g).dims(norm.out)) is not None
         and len(before) != len(after)
     ):
-        raise Refuse(
-            f"a constant of the norm gives '{norm.out}' more axes than '{norm.x}' has", anchor
-        )
+        raise Refuse(Why.NORM_RANK, anchor, value=norm.x, output=norm.out)
     for n in norm.nodes:
         if n.op == "Cast" and narrower(int(n.attr("to")), kind):
-            raise Refuse(f"{label(n)} rounds to a narrower type in the middle of the norm", n)
+            raise Refuse(Why.ROUNDED, n)
     roles = [
         ("x", norm.x),
         ("res", norm.res),
@@ -476,16 +458,12 @@ def operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     """A LayerNormalization, RMSNormalization or SimplifiedLayerNormalization node as a norm."""
     shape = shapes(g).dims(node.input(0))
     if shape is None:
-        raise Refuse(f"the rank of '{node.input(0)}' is not known", node)
+        raise Refuse(Why.RANK_UNKNOWN, node, value=node.input(0))
     if not -len(shape) <= node.attr("axis", -1) < len(shape):
-        raise Refuse(f"{label(node)} has axis {node.attr('axis', -1)} at rank {len(shape)}", node)
-    if node.attr("stash_type", 1) != 1:
-        raise Refuse(
-            f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float",
-            node,
-        )
+        raise Refuse(Why.AXIS, node, axis=node.attr("axis", -1), rank=len(shape))
+    require(node, stash_type=1)
     if any(node.outputs[1:]):
-        raise Refuse(f"{label(node)} also returns its mean or deviation", node)
+        raise Refuse(Why.STATISTICS, node)
     norm = Norm(
         node.input(0),
         len(shape) - node.attr("axis", -1) % len(shape),
@@ -496,9 +474,7 @@ def operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     )
     for weight in node.inputs[1:]:
         if weight and not is_weight(g, weight, norm):
-            raise Refuse(
-                f"weight '{weight}' of {label(node)} does not have the normalised shape", node
-            )
+            raise Refuse(Why.NORM_WEIGHT, node, value=weight)
     norm.gamma, norm.beta = node.input(1), node.input(2)
     return norm
 
@@ -508,11 +484,9 @@ def skip_operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     x, skip, gamma = node.inputs[:3]
     beta, bias = ("", node.input(3)) if rms else (node.input(3), node.input(4))
     if not same_shape(shapes(g).dims(x), shapes(g).dims(skip)):
-        raise Refuse(
-            f"the two summands of {label(node)} are not known to have the same shape", node
-        )
+        raise Refuse(Why.SUMMANDS, node)
     if any(node.outputs[1:3]):
-        raise Refuse(f"{label(node)} also returns its mean or deviation", node)
+        raise Refuse(Why.STATISTICS, node)
     norm = Norm(
         x,
         1,
@@ -527,8 +501,6 @@ def skip_operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     )
     for weight in (gamma, beta, bias):
         if weight and not is_weight(g, weight, norm):
-            raise Refuse(
-                f"weight '{weight}' of {label(node)} does not have the normalised shape", node
-            )
+            raise Refuse(Why.NORM_WEIGHT, node, value=weight)
     norm.skip = node.outputs[3] if len(node.outputs) > 3 else ""
     return norm

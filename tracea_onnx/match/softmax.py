@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx.ir.contracts import Refuse
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.match.epilogue import label
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.shapes.symbolic import axes_of, shapes
 
 
@@ -40,32 +39,28 @@ def decomposed(g: Graph, total: Node) -> Softmax:
     """The softmax whose exponentials the ReduceSum `total` adds."""
     exp = g.producer(total.input(0))
     if exp is None or exp.op != "Exp":
-        raise Refuse(f"{label(total)} does not sum exp(x - max(x))", total, near=False)
+        raise Refuse(Why.NOT_SOFTMAX, total)
     sub = g.producer(exp.input(0))
     top = g.producer(sub.input(1)) if sub is not None and sub.op == "Sub" else None
     if sub is None or top is None or top.op != "ReduceMax" or top.input(0) != sub.input(0):
         if sub is not None and any(
             (m := g.producer(i)) is not None and m.op == "ReduceMax" for i in sub.inputs
         ):
-            raise Refuse(f"{label(total)} does not sum exp(x - max(x))", total, near=False)
+            raise Refuse(Why.NOT_SOFTMAX, total)
         near = any(
             n.op == "Div" and n.inputs == (exp.outputs[0], total.outputs[0])
             for n in g.consumers(total.outputs[0])
         )
-        raise Refuse(
-            f"{label(total)} sums exp(x) without the maximum of x subtracted: where that overflows, softmax does not",
-            total,
-            near=near,
-        )
+        raise Refuse(Why.NO_MAXIMUM, total, near=near)
     tail, log = _normalised(g, total, exp, sub)
     shape = shapes(g).dims(sub.input(0))
     if shape is None:
-        raise Refuse(f"the rank of '{sub.input(0)}' is not known", total)
+        raise Refuse(Why.RANK_UNKNOWN, total, value=sub.input(0))
     axes = [axes_of(shapes(g), n, len(shape)) for n in (top, total)]
     if axes[0] is None or axes[0] != axes[1] or len(axes[0]) != 1:
-        raise Refuse(f"{label(top)} and {label(total)} do not reduce the same single axis", total)
+        raise Refuse(Why.SOFTMAX_AXES, total, other=top)
     if not top.attr("keepdims", 1) or not total.attr("keepdims", 1):
-        raise Refuse(f"{label(total)} drops the reduced axis (keepdims = 0)", total)
+        raise Refuse(Why.KEEPDIMS, total)
     return Softmax(
         total,
         sub.input(0),
@@ -105,4 +100,4 @@ def _normalised(g: Graph, total: Node, exp: Node, sub: Node) -> tuple[list[Node]
             and last.inputs == (sub.outputs[0], first.outputs[0])
         ):
             return [first, last], True
-    raise Refuse(f"the sum of {label(total)} does not divide the exponentials it adds", total)
+    raise Refuse(Why.NOT_DIVIDED, total)

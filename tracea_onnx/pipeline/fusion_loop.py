@@ -12,7 +12,9 @@ from onnx import ModelProto
 
 from tracea_onnx.canonicalize import canonical_form, constant_folding
 from tracea_onnx.ir import edit, narrow_floats
-from tracea_onnx.ir.contracts import Match, Refusal, Rule, Saving
+from tracea_onnx.ir.contracts import Match, Rule
+from tracea_onnx.ir.refusals import Refusal, Why, reason
+from tracea_onnx.ir.saving import Saving
 from tracea_onnx.match import find, rule_set
 from tracea_onnx.match.advice import remedy
 from tracea_onnx.model_io import function_calls, model_file
@@ -140,17 +142,13 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
         )
         odd = [m for m in found if not fused_calls.writable(m.spec)]
         found = [m for m in found if all(m is not o for o in odd)]
-        refusals += [
-            Refusal(
-                m.rule,
-                m.anchor.name,
-                "a constant or an attribute of the chain is infinite or not a number",
-            )
-            for m in odd
-        ]
+        infinite = reason(Why.NOT_FINITE)
+        refusals += [Refusal(m.rule, m.anchor.name, infinite) for m in odd]
         matches = [m for m in found if (m.rule, m.outputs) not in how.avoid]
         refusals += [
-            Refusal(m.rule, m.anchor.name, how.avoid[m.rule, m.outputs])
+            Refusal(
+                m.rule, m.anchor.name, reason(Why.TURNED_BACK, fault=how.avoid[m.rule, m.outputs])
+            )
             for m in found
             if (m.rule, m.outputs) in how.avoid
         ]

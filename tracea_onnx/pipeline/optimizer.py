@@ -264,8 +264,7 @@ def _verified(
         guilty = delta_debugging.at_fault(made, fails)
         if guilty:
             together = "it" if len(guilty) == 1 else f"{len(guilty)} fusions together"
-            reason = f"with {together} {wrong}, so it was turned back"
-            how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, reason)})
+            how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, f"{together} {wrong}")})
             note = f"{len(how.avoid)} fusions were turned back, because the result left its bounds with them"
         elif how.budget != constant_folding.NOTHING:
             how, note = (

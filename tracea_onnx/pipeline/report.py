@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tracea_onnx.ir.contracts import Refusal
+from tracea_onnx.ir.refusals import Refusal
 from tracea_onnx.rewrite.mixed_precision import Narrowed
 from tracea_onnx.verify.verification import Verification
 
@@ -57,6 +57,7 @@ class Report:
                 {
                     "rule": r.rule,
                     "anchor": r.anchor,
+                    "code": r.because.code,
                     "reason": r.reason,
                     "node": r.node or r.anchor,
                     "fix": r.fix or None,

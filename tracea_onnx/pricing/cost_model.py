@@ -16,8 +16,10 @@ import numpy as np
 from onnx import helper
 
 from tracea_onnx.errors import UsageError
-from tracea_onnx.ir.contracts import Match, Saving
+from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Why, reason
+from tracea_onnx.ir.saving import Saving
 from tracea_onnx.pricing.device_caps import DeviceCaps, usual
 
 #: What an unknown dimension counts as: the first axis (batch) and any other.
@@ -116,10 +118,7 @@ def price(graph: Graph, match: Match, backend: str | Device) -> Saving:
         if n.op not in _VIEWS and not all(graph.is_const(o) for o in n.outputs if o)
     ]
     if len(working) < 2:
-        return Saving(
-            0.0,
-            reason=f"there is nothing to fuse with {match.anchor.op}: a single node runs as it is",
-        )
+        return Saving(0.0, reason=reason(Why.SINGLE_NODE, op=match.anchor.op))
     parts = [_traffic(graph, {*n.inputs}, {*n.outputs}) for n in working]
     flops = [_flops(graph, n) for n in working]
     before = sum(dev.launch + _time(dev, b, f) for b, f in zip(parts, flops, strict=True))
@@ -131,9 +130,9 @@ def price(graph: Graph, match: Match, backend: str | Device) -> Saving:
         _traffic(graph, {i for n in match.nodes for i in n.inputs} - inside, set(match.outputs)),
     )
     after = dev.launch + _time(dev, border, sum(flops))
-    reason = "" if before > after else "fusing it would not save any time"
+    why = None if before > after else reason(Why.NO_SAVING)
     return Saving(
-        round(before - after, 3), max(0.0, sum(parts) - border), float(len(working) - 1), reason
+        round(before - after, 3), max(0.0, sum(parts) - border), float(len(working) - 1), why
     )
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from tracea_onnx.canonicalize import canonical_form
-from tracea_onnx.ir.contracts import Match, Refuse
+from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.match.conv import CONVOLUTIONS, convolution
 from tracea_onnx.match.epilogue import build_match
 from tracea_onnx.match.gemm import linear

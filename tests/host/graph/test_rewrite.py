@@ -19,6 +19,7 @@ from tracea_onnx.errors import MissingFusionError, UsageError
 from tracea_onnx.explain import contents, explanation
 from tracea_onnx.ir.contracts import DOMAIN, Match, Rule, Spec
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Why
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.pipeline.report import text
@@ -323,7 +324,7 @@ def test_every_anchor_is_explained() -> None:
     }
     assert (
         found["Conv_a"].nodes == ("Conv_a", "Relu_r")
-        and found["Conv_c"].refusals[0].reason == "no Relu alone reads the result"
+        and found["Conv_c"].refusals[0].because.why is Why.ALONE
     )
     assert any("Conv_c" in line for line in explanation.text(account))
 

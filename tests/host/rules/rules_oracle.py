@@ -15,9 +15,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tracea_onnx.ir.activations import evaluate
-from tracea_onnx.ir.contracts import Match, Refusal, Spec
+from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.refusals import Refusal
 from tracea_onnx.match import find as matching
 from tracea_onnx.match import rule_set
 

@@ -411,13 +411,8 @@ def test_multi_head_attention_operator() -> None:
     [
         ("MultiHeadAttention", "q k v - pad", {}, "padding mask"),
         ("MultiHeadAttention", "q k v b", {}, "bias of the projections"),
-        (
-            "MultiHeadAttention",
-            "q k v b pad",
-            {"unidirectional": 1},
-            "bias of the projections and takes a padding mask of lengths or keys and hides later keys",
-        ),
-        ("Attention", "q w b", {}, "packed weights"),
+        ("MultiHeadAttention", "q k v b pad", {"unidirectional": 1}, "bias of the projections"),
+        ("Attention", "q w b", {}, "also computes the projections"),
         ("GroupQueryAttention", "q k v - - seen total", {"kv_num_heads": H}, "key/value cache"),
     ],
 )

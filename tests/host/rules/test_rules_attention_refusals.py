@@ -92,7 +92,7 @@ def test_captured_by_a_body_counts_as_a_use() -> None:
         helper.make_node("If", ["flag"], ["branch"], then_branch=body, else_branch=body, name="if")
     )
     m.graph.output.append(helper.make_tensor_value_info("branch", TensorProto.FLOAT, None))
-    assert "2 consumers" in reason(m, "attention", "n_p")
+    assert "read by 2 nodes" in reason(m, "attention", "n_p")
 
 
 REFUSALS = (
@@ -135,7 +135,7 @@ def test_refusals(what: str) -> None:
     elif what == "unknown mask lifted":
         s, why = (
             n.add("Max", n.add("Add", s, "mask"), n.const(np.finfo(F).min)),
-            "whose values are not known",
+            "of unknown content",
         )
     elif what == "three masks":
         s, why = (
@@ -149,7 +149,7 @@ def test_refusals(what: str) -> None:
         )
         s, why = (
             n.add("Where", "mask", s, fill),
-            "does not mask them" if what == "weak fill" else "not one constant",
+            "a mask writes -10000 or less" if what == "weak fill" else "not one constant",
         )
     elif what == "mask widens":
         n = Net(q=(1, H, S, D), k=(1, H, D, T), v=(1, H, T, D), mask=(B, 1, S, T))
@@ -163,18 +163,21 @@ def test_refusals(what: str) -> None:
     if what == "dropout in training":
         p, why = n.add("Dropout", p, n.const(F(0.5)), n.const(np.array(True))), "training"
     elif what == "probabilities rescaled":
-        p, why = n.add("Mul", p, "mask"), "Mul stands between"
+        p, why = n.add("Mul", p, "mask"), "stands between Softmax and"
     elif what == "masked values":
-        p, why = n.add("Where", n.add("IsNaN", p), p, n.const(F(0.0))), "consumers"
+        p, why = n.add("Where", n.add("IsNaN", p), p, n.const(F(0.0))), "is read by 2 nodes"
     elif what == "nan to one":
         p, why = n.add("Where", n.add("IsNaN", p), n.const(F(1.0)), p), "other than 0"
     elif what == "probabilities rounded":
         p, why = (
             n.add("Cast", n.add("Cast", p, to=TensorProto.FLOAT16), to=TensorProto.FLOAT),
-            "type narrower than that of the values",
+            "rounds to a narrower type",
         )
     elif what == "values scaled":
-        v, why = n.add("Mul", v, n.const(F(2.0))), "values are scaled"
+        v, why = (
+            n.add("Mul", v, n.const(F(2.0))),
+            "are scaled; the fused kernel scales the scores only",
+        )
     if what == "probabilities on the right":
         n.inputs["w"] = (B, H, D, S)
         y, why = n.add("MatMul", "w", p), "left operand"
@@ -266,9 +269,9 @@ def _changed_before(how: str) -> tuple[Net, str]:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("twice", "Tanh twice"),
-        ("negative", "is no cap"),
-        ("mask inside", "masked before Tanh caps them"),
+        ("twice", "Tanh to the scores a second time"),
+        ("negative", "a softcap is positive"),
+        ("mask inside", "masks or bounds the scores before Tanh caps them"),
         ("floor inside", "before Tanh caps them"),
     ],
 )
@@ -285,8 +288,8 @@ def test_what_is_no_cap_refuses(how: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("twice", "nor one of each head"), ("batch", "nor one of each head"), ("mask inside", "masked before they are multiplied"),
-        ("floor inside", "bounds the scores before they are multiplied"), ("capped", "Tanh capped"),
+        ("twice", "nor one per head"), ("batch", "nor one per head"), ("mask inside", "changes the scores before they are multiplied"),
+        ("floor inside", "changes the scores before they are multiplied"), ("capped", "changes the scores before they are multiplied"),
     ],
 )  # fmt: skip
 def test_factors_that_are_not_one_for_each_head_refuse(how: str, why: str) -> None:

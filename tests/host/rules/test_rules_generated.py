@@ -21,8 +21,9 @@ from tests.host.rules.near_miss import BASES
 from tests.host.rules.near_miss_mutations import MUTATIONS, mutate
 from tests.host.rules.rules_oracle import plain_session, run_all
 from tracea_onnx.canonicalize import canonical_form
-from tracea_onnx.ir.contracts import DOMAIN, Match, Saving
+from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.saving import Saving
 from tracea_onnx.match import find as matching
 from tracea_onnx.match import rule_set
 from tracea_onnx.rewrite import fused_calls

@@ -205,7 +205,11 @@ NEAR_MISSES: dict[str, tuple[list[NodeProto], dict[str, Any], str]] = {
         "not multiplied by one table and added",
     ),
     "other value times cosine": (changed(a=node("Mul", "r cos", "a")), {}, ""),
-    "tables per head": (rotate_half(), {"table": ("batch", H, S, D)}, "vary over the heads"),
+    "tables per head": (
+        rotate_half(),
+        {"table": ("batch", H, S, D)},
+        "one row per position for all heads",
+    ),
     "tables of half width": (
         changed(a=node("Mul", "x2 cos", "a")),
         {"table": ("batch", 1, S, D // 2), "outputs": ("r",)},
@@ -281,7 +285,7 @@ def test_operator_with_tables_per_position() -> None:
     [
         ({"is_packed_batching": 1}, "x ids cos sin", (B, S), "is_packed_batching"),
         ({"scale": 0.5}, "x ids cos sin", (B, S), "scale"),
-        ({}, "x ids cos sin", (1,), "one per row and place"),
+        ({}, "x ids cos sin", (1,), "not known to be [batch, sequence]"),
         (
             {"rotary_embedding_dim": 4, "num_heads": H},
             "x ids cos sin",

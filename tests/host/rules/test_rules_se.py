@@ -143,10 +143,19 @@ def test_mean_with_axes_as_input() -> None:
     [
         (excite(pool="wrong axes", shape=(2, C, C, 1)), "not over height and width"),
         (excite(mul="z"), "does not multiply the gate with 'x'"),
-        (excite(extra=[node("Exp", "s", "e")], outputs=["y", "e"]), "also feeds"),
-        (excite(extra=[node("Exp", "p", "e")], outputs=["y", "e"]), "also feeds"),
-        (excite(extra=[node("Exp", "h", "e")], outputs=["y", "e"]), "also feeds"),
-        (excite(outputs=["y", "s"]), "the graph's output"),
+        (
+            excite(extra=[node("Exp", "s", "e")], outputs=["y", "e"]),
+            "'s' inside the chain is read by 2",
+        ),
+        (
+            excite(extra=[node("Exp", "p", "e")], outputs=["y", "e"]),
+            "'p' inside the chain is read by 2",
+        ),
+        (
+            excite(extra=[node("Exp", "h", "e")], outputs=["y", "e"]),
+            "'h' inside the chain is read by 2 nodes",
+        ),
+        (excite(outputs=["y", "s"]), "'s' inside the chain is a graph output"),
         (excite(overridable=["w1"]), "the weight 'w1' of Conv 'n_h' is not constant"),
         (excite(conv={"pads": [1, 1, 1, 1]}), "not a plain 1x1 convolution"),
         (excite(gate=[node("Softmax", "g", "s", axis=1)]), "Softmax 'n_s' does not multiply"),

@@ -160,23 +160,23 @@ def test_split_sizes_as_attribute_and_as_number_of_outputs() -> None:
         (
             pair("silu", up_first=True),
             "n_gate",
-            "is the second half of the gated unit of MatMul 'n_up'",
+            "is the second branch of the gated unit of MatMul 'n_up'",
         ),
         (
             packed(SPLIT, extra=[node("Concat", "l l", "z", axis=0)], outputs=["y", "z"]),
             "n_m",
             "do not meet",
         ),
-        (packed([node("Split", "c", "l r", axis=0)]), "n_m", "no second product"),
+        (packed([node("Split", "c", "l r", axis=0)]), "n_m", "no second GEMM"),
         (
             packed([node("Slice", "c zero mid axis", "l"), node("Slice", "c zero mid axis", "r")]),
             "n_m",
-            "no second product",
+            "no second GEMM",
         ),
         (
             packed([*SPLIT, node("Concat", "c c", "z", axis=0)], outputs=["y", "z"]),
             "n_m",
-            "no second product",
+            "no second GEMM",
         ),
     ],
 )

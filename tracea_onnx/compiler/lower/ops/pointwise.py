@@ -22,12 +22,12 @@ from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import I64_OPCODES, DType
 from tracea_onnx.ir.activations import unrounded
-from tracea_onnx.ir.contracts import Refuse
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.expr_program import compile_program
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
+from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.plan.builder import Ref
 
 _INTEGER = frozenset(
