@@ -179,7 +179,8 @@ def sources_for_cubins() -> Iterator[None]:
 
 
 def plans_of(model: ModelProto, backend: partition_compiler.Backend) -> dict[str, str]:
-    """The Plans of every partition that a session over `model` would have, refused nodes included."""
+    """The Plans of every partition that a session over `model` would have, and the names of refused
+    nodes. Their sentences do not count."""
     shown = copy.deepcopy(model)
     onnx_inference.restore_types(shown, {})
     shown.functions.extend(contrib_functions.functions(model))
@@ -191,7 +192,7 @@ def plans_of(model: ModelProto, backend: partition_compiler.Backend) -> dict[str
     for nodes, plan, blobs in compiled.entries:
         parts.append(("nodes", [n.name for n in nodes]))
         parts += _launches(plan, blobs)
-    parts.append(("refused", [[n.name, why] for n, why in compiled.refused]))
+    parts.append(("refused", [n.name for n, _ in compiled.refused]))
     return _grouped(parts)
 
 

@@ -322,7 +322,7 @@ def test_a_decoder_that_onnx_runtime_searches_leaves_the_gpu() -> None:
     found = explanation.explain(greedy_search(), backend="cuda", provider=True).coverage
     assert found is not None and found.partitions == 0 and len(found.leaving) == found.total
     assert {n.reason for n in found.leaving if not n.op.endswith("GreedySearch")} == {
-        "GreedySearch reads on the host what its body makes"
+        "GreedySearch reads the results of its body on the host"
     }
 
 

@@ -77,7 +77,7 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
         )
         if backend == "cuda" and search is not None:
             leaving += [
-                Leaving(n.name, n.op, f"{search} reads on the host what its body makes")
+                Leaving(n.name, n.op, f"{search} reads the results of its body on the host")
                 for n in graph.nodes
             ]
             continue
@@ -96,7 +96,8 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
                 Leaving(
                     n.name,
                     n.op,
-                    reason or "alone or among light nodes only, ONNX Runtime runs it as fast",
+                    reason
+                    or "its partition has only light nodes; running them here would not be faster",
                 )
             )
     return Coverage(backend, total, partitions, tuple(leaving))
@@ -125,7 +126,8 @@ def _complete_types(graph: Graph) -> None:
 def text(found: Coverage) -> list[str]:
     """One line for people, and one for every node that would leave."""
     stay = found.total - len(found.leaving)
-    head = f"on the provider ({found.backend}): {stay} of {found.total} nodes in {found.partitions} partitions"
+    head = f"on the provider ({found.backend}): {stay} of {found.total} nodes"
+    head += f" in {found.partitions} partitions"
     return [head + ("; these leave it:" if found.leaving else "")] + [
         f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving
     ]

@@ -71,19 +71,19 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS),
             _QKV | {"k": (3, 32, 40, 2)},
             {},
-            "unknown number of heads",
+            "the number of heads of Attention is not known",
         ),
         (
             helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS),
             _QKV | {"v": (3, 1, 32, 80)},
             {},
-            "of rank 4 in the layout bsx",
+            "'v' has rank 4, which layout bsx does not describe",
         ),
         (
             helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=-2, kv_num_heads=1),
             _QKV,
             {},
-            "unknown number of heads",
+            "the number of heads of Attention is not known",
         ),
         (
             helper.make_node(
@@ -91,7 +91,7 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             ),
             _QKV,
             {},
-            "head size of 0",
+            "the head size of Attention is 0",
         ),
         (helper.make_node("Softmax", ["x"], ["y"], axis=4), {"x": (2, 3)}, {}, "axis 4"),
         (
@@ -129,7 +129,12 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             {},
             "ranks 2, 1",
         ),
-        (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]), {"x": (2, 3)}, {}, "by [0, 0]"),
+        (
+            helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]),
+            {"x": (2, 3)},
+            {},
+            "perm [0, 0]",
+        ),
         (
             helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]),
             {"x": (2, 3)},
@@ -140,37 +145,37 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("Slice", ["x", "s", "e"], ["y"]),
             {"x": (2, 3)},
             {"s": 0, "e": 2},
-            "a list of rank 0 ('s')",
+            "'s' of Slice has rank 0",
         ),
         (
             helper.make_node("Slice", ["x", "s", "e", "a"], ["y"]),
             {"x": (2, 3)},
             {"s": [0], "e": [2], "a": 1},
-            "a list of rank 0 ('a')",
+            "'a' of Slice has rank 0",
         ),
         (
             helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]),
             {"x": (2, 3)},
             {"s": [0], "e": [2], "a": [1], "t": [[1]]},
-            "a list of rank 2 ('t')",
+            "'t' of Slice has rank 2",
         ),
         (
             helper.make_node("Tile", ["x", "s"], ["y"]),
             {"x": (2, 3)},
             {"s": [[1, 2]]},
-            "a list of rank 2 ('s')",
+            "'s' of Tile has rank 2",
         ),
         (
             helper.make_node("Split", ["x", "s"], ["y"]),
             {"x": (2, 3)},
             {"s": [1, 1]},
-            "1 parts of 2 sizes",
+            "1 outputs and 2 sizes",
         ),
         (
             helper.make_node("Resize", ["x", "", "s"], ["y"], nearest_mode="up"),
             {"x": (1, 1, 2, 2), "s": (4,)},
             {},
-            "rounds by 'up'",
+            "nearest_mode 'up'",
         ),
         (
             helper.make_node("Cast", ["x"], ["y"], to=1 << 62),
@@ -189,25 +194,25 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("InstanceNormalization", ["x", "w", "w"], ["y"]),
             {"x": (4,), "w": (4,)},
             {},
-            "of rank 1, which has no channels",
+            "has rank 1, without a channel axis",
         ),
         (
             helper.make_node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y"]),
             {"x": (4,), "w": (4,)},
             {},
-            "of rank 1, which has no channels",
+            "has rank 1, without a channel axis",
         ),
         (
             helper.make_node("GlobalAveragePool", ["x"], ["y"]),
             {"x": (4,)},
             {},
-            "of rank 1, which has no channels",
+            "has rank 1, without a channel axis",
         ),
         (
             helper.make_node("GatherElements", ["x", "i"], ["y"]),
             {"x": (2, 3)},
             {"i": [0]},
-            "indices of rank 1 into rank 2",
+            "indices of rank 1 for a tensor of rank 2",
         ),
     ],
     ids=lambda v: f"{v.op_type}" if isinstance(v, NodeProto) else "",
@@ -245,7 +250,7 @@ def test_a_dim_that_is_gathered_where_there_is_none() -> None:
         refused = partition_compiler.compile_graph(
             Graph(m), partition_compiler.CPU_BACKEND, everything=True
         ).refused
-    assert any("Gather at 5 of 2 elements" in why for _, why in refused)
+    assert any("Gather reads 5 of 2 elements" in why for _, why in refused)
 
 
 @pytest.mark.parametrize(

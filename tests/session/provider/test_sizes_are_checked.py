@@ -137,7 +137,8 @@ def test_a_bias_shorter_than_the_channels_is_left_to_onnx_runtime(op: str) -> No
     )
     assert (
         not compiled.entries
-        and "a convolution to 64 channels with a bias of shape [1]" in compiled.refused[0][1]
+        and "the convolution has 64 output channels, and a bias of shape [1]"
+        in compiled.refused[0][1]
     )
 
 
@@ -153,7 +154,8 @@ def test_groups_of_a_norm_share_its_channels() -> None:
         )
     compiled = partition_compiler.compile_graph(Graph(onnx.load_from_string(m)), everything=True)
     assert (
-        not compiled.entries and "a group norm of 4 channels in 3 groups" in compiled.refused[0][1]
+        not compiled.entries
+        and "the group norm has 4 channels in 3 groups" in compiled.refused[0][1]
     )
 
 

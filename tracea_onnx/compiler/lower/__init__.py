@@ -54,10 +54,12 @@ def _check_ranks(ctx: Lowering, op: Op) -> None:
     at some only when it runs the node.
     """
     if op.kind in _CHANNELS and (rank := _rank(ctx, op.input(0))) < 2:
-        raise Unsupported(f"{op.kind} of rank {rank}, which has no channels")
+        raise Unsupported(f"the operand of {op.kind} has rank {rank}, without a channel axis")
     for k in _LISTS.get(op.kind, ()):
         if op.input(k) and (rank := _rank(ctx, op.input(k))) != 1:
-            raise Unsupported(f"{op.kind} with a list of rank {rank} ('{op.input(k)}')")
+            raise Unsupported(
+                f"'{op.input(k)}' of {op.kind} has rank {rank}; it must be a list of rank 1"
+            )
 
 
 def _rank(ctx: Lowering, name: str) -> int:
@@ -66,7 +68,7 @@ def _rank(ctx: Lowering, name: str) -> int:
 
 
 def lower(ctx: Lowering, op: Op) -> None:
-    """Emit the launches of `op` and define its outputs; raises Unsupported with a sentence."""
+    """Emit the launches of `op` and define its outputs; raises Unsupported."""
     fn = LOWER.get(op.kind)
     if op.kind == UNTRUSTED:
         wrong = op.attr(WRONG)

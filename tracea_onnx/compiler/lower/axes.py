@@ -21,7 +21,7 @@ def axis_of(axis: int, rank: int) -> int:
     Raises Unsupported when there is none.
     """
     if not -rank <= axis < rank:
-        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
+        raise Unsupported(f"axis {axis} is outside rank {rank}")
     return axis + rank if axis < 0 else axis
 
 
@@ -77,7 +77,7 @@ def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
                 continue
             if isinstance(d, int) and isinstance(e, int):
                 if d != 1:
-                    raise Unsupported(f"'{name}' does not broadcast: {e} against {d}")
+                    raise Unsupported(f"'{name}' does not broadcast: its dim {e} meets {d}")
                 d = e
             elif d == 1:
                 d = e
@@ -97,7 +97,7 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
 
     Raises Unsupported where no run could show it."""
     if len(shape) > len(out):
-        raise Unsupported(f"{list(shape)} does not broadcast to {list(out)}")
+        raise Unsupported(f"shape {list(shape)} does not broadcast to {list(out)}")
     pad = len(out) - len(shape)
     strides: list[DimLike] = [0] * pad
     for d, s, o in zip(shape, v.strides, out[pad:], strict=True):
@@ -107,7 +107,7 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
             strides.append(s)
         else:
             if not plan.require(D.select(D.equal(d, 1), o, d), o, "the sizes of a broadcast"):
-                raise Unsupported(f"{d} does not broadcast to {o}")
+                raise Unsupported(f"dim {d} does not broadcast to {o}")
             strides.append(D.select(D.equal(d, 1), 0, s))
     return tuple(strides)
 

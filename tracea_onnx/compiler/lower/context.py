@@ -121,7 +121,9 @@ class Lowering:
         """Values of a small constant the Plan may depend on."""
         v = self.value(name)
         if v.data is None:
-            raise Unsupported(f"{what} '{name}' is not a small constant")
+            raise Unsupported(
+                f"{what} '{name}' must be a constant of at most {CONTENT_LIMIT} bytes"
+            )
         return v.data
 
     def int_list(self, name: str, what: str) -> Dims:
@@ -135,21 +137,22 @@ class Lowering:
         """The integer in a small constant of one element."""
         data = self.contents(name, what)
         if data.size != 1:
-            raise Unsupported(f"{what} '{name}' has {data.size} elements where one is wanted")
+            raise Unsupported(f"{what} '{name}' has {data.size} elements; one is required")
         return int(data.reshape(-1)[0])
 
     def one_int(self, name: str, what: str) -> DimLike:
         """The content of an integer tensor of one element, possibly symbolic."""
         found = self.int_list(name, what)
         if len(found) != 1:
-            raise Unsupported(f"{what} '{name}' has {len(found)} elements where one is wanted")
+            raise Unsupported(f"{what} '{name}' has {len(found)} elements; one is required")
         return found[0]
 
     def require(self, v: Value, what: str) -> None:
         """Refuse a tensor whose element type the backend's compute kernels do not take."""
         if v.dtype not in self.target.types:
             raise Unsupported(
-                f"{what} of type {v.dtype.name} ('{v.name}'); the {self.target.name} kernels take {', '.join(sorted(t.name for t in self.target.types))}"
+                f"{what} '{v.name}' has type {v.dtype.name}; the {self.target.name} kernels take"
+                f" {', '.join(sorted(t.name for t in self.target.types))}"
             )
 
     def same(self, a: DimLike, b: DimLike, what: str) -> None:
@@ -162,7 +165,7 @@ class Lowering:
     def multiple(self, a: DimLike, of: int, what: str) -> None:
         """A size that ONNX wants to be a multiple of a positive number."""
         if of < 1 or (isinstance(a, int) and a % of):
-            raise Unsupported(f"{what} is {a}, no multiple of {of}")
+            raise Unsupported(f"{what} is {a}, not a multiple of {of}")
         if factor(a) % of:
             self.same(
                 D.mul(D.floordiv(a, of), of),
@@ -191,7 +194,9 @@ class Lowering:
         """Give the image `v` channels-last storage with the zero border its readers need."""
         n, c, h, w = v.image()
         if not isinstance(c, int):
-            raise Unsupported(f"'{v.name}' has a symbolic channel count")
+            raise Unsupported(
+                f"the number of channels of '{v.name}' is symbolic; the kernels need a constant"
+            )
         if v.name in self.slots:
             whole, first = self.slots[v.name]
             base = self._concat_storage(whole, v)
@@ -317,7 +322,8 @@ class Lowering:
         assert v.ints is not None
         if v.dtype not in (DType.I64, DType.I32, DType.BOOL) or len(v.ints) > 8:
             raise Unsupported(
-                f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name}"
+                f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name};"
+                " a Plan stores at most 8 integers"
             )
         ref = self.new_plain(v)
         self.plan.launch(
@@ -337,7 +343,7 @@ class Lowering:
         """
         rows = merge_dims(shape, [src.strides, dst.strides])
         if len(rows) > 6:
-            raise Unsupported(f"a copy over {len(rows)} separate dims (the kernel takes 6)")
+            raise Unsupported(f"the copy needs {len(rows)} separate dims; the kernel takes 6")
         rows = pad_rows(rows, 6, 2)
         ints: dict[str, DimLike] = {"elem": dtype.size}
         for k, (n, s) in enumerate(rows):
@@ -409,7 +415,9 @@ class Lowering:
         n, c, h, w = v.image()
         self.require(v, "an image")
         if not isinstance(c, int):
-            raise Unsupported(f"'{v.name}' has a symbolic channel count")
+            raise Unsupported(
+                f"the number of channels of '{v.name}' is symbolic; the kernels need a constant"
+            )
         if v.nhwc is not None and all(
             have >= want for have, want in zip(v.nhwc.border, border, strict=True)
         ):
@@ -511,7 +519,7 @@ class Lowering:
             )
             self.plan.launch(family, inputs, {"packed": ref}, params, floats, dtype=dtype)
             if not self.plan.is_constant(ref):
-                raise Unsupported(f"{family} of an operand that is not constant")
+                raise Unsupported(f"an operand of {family} is not constant")
             self._packed[key] = ref
         return self._packed[key]
 

@@ -82,6 +82,6 @@ def activation_only(expr: Expr | None, dtype: DType = DType.F32) -> tuple[int, f
         return 0, 0.0, 0.0
     known = classify_activation(unrounded(expr, dtype))
     if known is None:
-        raise Unsupported("an activation that is not built in")
+        raise Unsupported("the activation is not built into the kernel")
     act, p0, p1 = known
     return ACTIVATIONS.index(act), p0, p1

@@ -18,7 +18,7 @@ def pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int,
     """
     v = [int(x) for x in values] if values else [default] * spatial
     if len(v) != spatial or min(v) < 1:
-        raise Unsupported(f"strides or dilations of {v} over {spatial} spatial dims")
+        raise Unsupported(f"strides or dilations {v} do not fit {spatial} spatial dims")
     return (v[0], v[1]) if spatial == 2 else (1, v[0])
 
 
@@ -43,18 +43,20 @@ def _pads(
         for n, k, s, d in zip(dims, kernel, strides, dilations, strict=True):
             if not isinstance(n, int):
                 if s != 1:
-                    raise Unsupported(f"auto_pad {auto} with stride {s} over a symbolic dim")
+                    raise Unsupported(f"auto_pad {auto} with stride {s} needs a constant dim")
                 total = (k - 1) * d
             else:
                 total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
             if total < 0:  # ONNX pads by nothing; ONNX Runtime cuts as much off, or fails
-                raise Unsupported(f"auto_pad {auto} with a stride longer than the window")
+                raise Unsupported(
+                    f"auto_pad {auto} is not defined for a stride longer than the window"
+                )
             small, large = total // 2, total - total // 2
             begin.append(small if auto == "SAME_UPPER" else large)
             end.append(large if auto == "SAME_UPPER" else small)
         pads = begin + end
     if min(pads) < 0 or len(pads) != 2 * spatial:
-        raise Unsupported(f"pads of {pads} over {spatial} spatial dims")
+        raise Unsupported(f"pads {pads} do not fit {spatial} spatial dims, or are negative")
     return pads
 
 
@@ -102,7 +104,7 @@ def extents(op: Op, dims: Sequence[DimLike], kernel: Sequence[int]) -> list[Exte
     )
     if min(*strides, *dilations) < 1 or not len(strides) == len(dilations) == len(dims):
         raise Unsupported(
-            f"strides {strides} and dilations {dilations} over {len(dims)} spatial dims"
+            f"strides {strides} and dilations {dilations} do not fit {len(dims)} spatial dims"
         )
     pads = _pads(op, dims, kernel, strides, dilations)
     found = []
@@ -111,7 +113,7 @@ def extents(op: Op, dims: Sequence[DimLike], kernel: Sequence[int]) -> list[Exte
     ):
         found.append(Extent(n, k, s, d, begin, end, _results(op, n, k, s, d, begin, end)))
     if any(isinstance(e.out, int) and e.out <= 0 for e in found):
-        raise Unsupported("windows with an empty result")
+        raise Unsupported("the windows have an empty result")
     return found
 
 
@@ -131,9 +133,9 @@ class Pooling:
 def pooled_window(op: Op) -> list[int]:
     """The window of a MaxPool or AveragePool that gives one result."""
     if len([o for o in op.outputs if o]) > 1:
-        raise Unsupported("MaxPool with its indices as an output")
+        raise Unsupported("no kernel computes the indices of MaxPool")
     if op.attr("storage_order", 0):
-        raise Unsupported("MaxPool with column-major storage order")
+        raise Unsupported("no kernel computes MaxPool in column-major storage order")
     return [int(k) for k in op.attr("kernel_shape")]
 
 
@@ -142,7 +144,9 @@ def pooling(op: Op, x: Value) -> Pooling:
     kernel = pooled_window(op)
     spatial = len(kernel)
     if spatial not in (1, 2) or x.rank != spatial + 2:
-        raise Unsupported(f"pooling over {spatial} spatial dims")
+        raise Unsupported(
+            f"the window of the pooling has {spatial} dims for a tensor of rank {x.rank}"
+        )
     _, _, h, w = x.image()
     sh, sw = pair(op.attr("strides"), 1, spatial)
     dh, dw = pair(op.attr("dilations"), 1, spatial)
@@ -154,5 +158,5 @@ def pooling(op: Op, x: Value) -> Pooling:
         _results(op, w, kw, sw, dw, pads[1], pads[3]),
     )
     if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
-        raise Unsupported("pooling with an empty output")
+        raise Unsupported("the pooling has an empty output")
     return Pooling((kh, kw), (sh, sw), (dh, dw), pads, (oh, ow))

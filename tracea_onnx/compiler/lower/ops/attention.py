@@ -41,7 +41,7 @@ class Heads:
 
 def _static(d: DimLike, what: str) -> int:
     if not isinstance(d, int):
-        raise Unsupported(f"attention with a symbolic {what}")
+        raise Unsupported(f"the {what} of the attention is symbolic; the kernels need a constant")
     return d
 
 
@@ -51,7 +51,7 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
     layout, index = str(spec["layout"]), int(spec.get("index", 0))
     wanted = len(layout) if layout in _AXES else source_rank(layout)
     if v.rank != wanted:
-        raise Unsupported(f"attention over '{v.name}' of rank {v.rank} in the layout {layout}")
+        raise Unsupported(f"'{v.name}' has rank {v.rank}, which layout {layout} does not describe")
     if layout in _AXES:  # one axis per letter: any strided view will do
         view = ctx.strided(v)
         size: dict[str, DimLike] = {"b": 1, "h": heads, "s": 1, "d": 1}
@@ -111,7 +111,8 @@ def attention(ctx: Lowering, op: Op) -> None:
         or heads % kv_heads
     ):
         raise Unsupported(
-            f"attention heads do not agree: {q.heads}x{q.dim}, {k.heads}x{k.dim} and {v.heads}x{v.dim}"
+            f"the heads (number x size) do not agree: queries {q.heads}x{q.dim},"
+            f" keys {k.heads}x{k.dim}, values {v.heads}x{v.dim}"
         )
     for one, two, what in (
         (q.batch, k.batch, "batches"),
@@ -133,7 +134,7 @@ def attention(ctx: Lowering, op: Op) -> None:
     kind, mask, fill = _mask(ctx, op, source.dtype, q.batch)
     if mask is not None:
         if mask.rank > 4:
-            raise Unsupported(f"a mask of rank {mask.rank}")
+            raise Unsupported(f"the mask has rank {mask.rank}; the kernel takes at most 4")
         view = ctx.strided(mask)
         m_b, m_h, m_q, m_k = broadcast_strides(ctx.plan, view, mask.shape, scores)
         operands["mask"] = view.ref
@@ -153,7 +154,7 @@ def attention(ctx: Lowering, op: Op) -> None:
         "x": heads * v.dim,
     }
     if layout not in LAYOUTS or not set(layout) <= set(size):
-        raise Unsupported(f"attention output layout {layout}")
+        raise Unsupported(f"no kernel writes the result of an attention in layout {layout}")
     out = ctx.define(op.outputs[0], source.dtype, tuple(size[c] for c in layout))
     # Kernels write the elements of a head side by side; where they lie apart, the result is read as
     # a view of those.
@@ -168,7 +169,7 @@ def attention(ctx: Lowering, op: Op) -> None:
     if merged:
         stride["b"] = D.mul(stride["h"], heads)
     if stride["d"] != 1 and v.dim != 1:
-        raise Unsupported(f"attention output layout {layout}")
+        raise Unsupported(f"no kernel writes the result of an attention in layout {layout}")
     dst = ctx.new_plain(made)
     ints |= {"y_b": stride["b"], "y_s": stride["s"], "y_h": stride["h"]}
     ctx.plan.launch("attention", operands, {"y": dst}, ints, floats, dtype=out.dtype)
@@ -201,7 +202,7 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
     first, second = op.role("mask"), op.role("mask1")
     kind = _MASK_KINDS.get(str(op.attr("mask_kind", "none")))
     if kind is None:
-        raise Unsupported(f"a mask of kind '{op.attr('mask_kind')}'")
+        raise Unsupported(f"no kernel applies a mask of kind '{op.attr('mask_kind')}'")
     if kind == 0 or not first:
         return 0, None, 0.0
     mask = _arranged(ctx, _typed_mask(ctx, first, kind, dtype, op, "mask"), op, "mask", batch)
@@ -225,7 +226,9 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
             total = emit(Instr("add", (total, k))) if k else k
             continue
         if at > _SWALLOWS:
-            raise Unsupported(f"two masks, one of them writing {at:g}")
+            raise Unsupported(
+                f"one of two masks writes {at:g}; beside another it must be {_SWALLOWS:g} or less"
+            )
         kept = total if k else emit(Instr("const", (), 0.0))
         # A finite fill stays finite: a row that masks every key must not become NaN.
         low = emit(
@@ -244,9 +247,11 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
 def _typed_mask(ctx: Lowering, name: str, kind: int, dtype: DType, op: Op, role: str) -> Value:
     mask, scale = ctx.value(name), float(op.attr(f"{role}_scale", 1.0))
     if kind == 1 and mask.dtype != dtype:
-        raise Unsupported(f"an additive mask of type {mask.dtype.name}")
+        raise Unsupported(
+            f"an additive mask has type {mask.dtype.name}, and the queries {dtype.name}"
+        )
     if kind != 1 and mask.dtype not in (DType.BOOL, DType.U8):
-        raise Unsupported(f"a boolean mask of type {mask.dtype.name}")
+        raise Unsupported(f"a boolean mask has type {mask.dtype.name}, not BOOL or U8")
     if kind == 1 and scale != 1.0:
         scaled = f"{name}\0times{scale!r}"
         lower_expression(
@@ -266,7 +271,9 @@ def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> 
     if op.attr(f"{role}_merged", False):  # [batch * heads, queries, keys]
         heads = int(op.attr("num_heads") or 0)
         if not heads:
-            raise Unsupported("a mask over merged heads whose number is not known")
+            raise Unsupported(
+                "the mask merges batch and heads, and the number of heads is not known"
+            )
         ctx.multiple(mask.shape[0], heads, f"the first axis of mask '{mask.name}'")
         out = ctx.define(
             f"{mask.name}\0heads",
@@ -279,7 +286,7 @@ def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> 
         return mask
     ctx.multiple(batch, period, f"the batch of attention '{op.label}', of {period} windows,")
     if mask.shape[-4] != period:
-        raise Unsupported(f"a mask of {mask.shape[-4]} windows where {period} take turns")
+        raise Unsupported(f"the mask holds {mask.shape[-4]} windows, and its period is {period}")
     # [windows, heads, queries, keys]: row b of the batch meets window b mod windows
     shape = mask.shape[-4:]
     moved = ctx.define(f"{mask.name}\0windows", mask.dtype, (D.floordiv(batch, period), *shape))
@@ -292,9 +299,9 @@ def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> 
 def _rows(ctx: Lowering, table: Value, pos: Value, name: str) -> Value:
     """The rows of a table [places, width] at each position of `pos` [b, s]."""
     if pos.dtype not in (DType.I64, DType.I32):
-        raise Unsupported(f"position ids of type {pos.dtype.name}")
+        raise Unsupported(f"position ids have type {pos.dtype.name}; the kernel reads I64 and I32")
     if table.rank != 2:
-        raise Unsupported(f"a rotary table of rank {table.rank}")
+        raise Unsupported(f"a rotary table has rank {table.rank}; rows by position need rank 2")
     out = ctx.define(f"{name}\0{table.name}", table.dtype, (*pos.shape, table.shape[1]))
     ctx.plan.launch(
         "gather",
@@ -329,7 +336,9 @@ def rope(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.role("x"))
     layout = str(op.attr("layout", "bhsd"))
     if x.rank != (3 if layout == "bsx" else 4):
-        raise Unsupported(f"rotary embedding of a rank-{x.rank} tensor")
+        raise Unsupported(
+            f"the operand of the rotary embedding has rank {x.rank}, and its layout is {layout}"
+        )
     cos, sin = ctx.value(op.role("cos")), ctx.value(op.role("sin"))
     if (
         x.rank == cos.rank == 4
@@ -342,14 +351,20 @@ def rope(ctx: Lowering, op: Op) -> None:
     ctx.require(x, "rotary embedding")
     rot = int(op.attr("rot") or h.dim)
     if not 0 < rot <= h.dim or rot % 2:
-        raise Unsupported(f"a rotation of {rot} of {h.dim} elements")
+        raise Unsupported(
+            f"the rotary embedding rotates {rot} of {h.dim} elements; an even part is required"
+        )
     if op.role("pos"):
         cos, sin = (_rows(ctx, t, ctx.value(op.role("pos")), op.outputs[0]) for t in (cos, sin))
     if cos.shape != sin.shape or cos.dtype != x.dtype or not isinstance(cos.shape[-1], int):
-        raise Unsupported("rotary tables of different or symbolic shapes")
+        raise Unsupported(
+            "the rotary tables have different, or symbolic, shapes or another type than their operand"
+        )
     full = cos.shape[-1] == rot
     if not full and cos.shape[-1] != rot // 2:
-        raise Unsupported(f"rotary tables of width {cos.shape[-1]} for {rot} rotated elements")
+        raise Unsupported(
+            f"the rotary tables have {cos.shape[-1]} columns for {rot} rotated elements"
+        )
     if full and op.attr("interleaved", 0):
         cos, sin = (_halves(ctx, t, rot // 2) for t in (cos, sin))
     head_axis = 1 if layout == "bhsd" else 2
@@ -390,7 +405,7 @@ def rotary_embedding(ctx: Lowering, op: Op) -> None:
     size], or rank 3 with the heads side by side.
     """
     if op.attr("is_packed_batching", 0) or op.attr("scale", 1.0) != 1.0:
-        raise Unsupported("a RotaryEmbedding of packed batches or with a scale")
+        raise Unsupported("no kernel computes RotaryEmbedding of packed batches, or with a scale")
     names = (
         ("x", "cos", "sin", "pos") if op.kind == "RotaryEmbedding" else ("x", "pos", "cos", "sin")
     )
@@ -398,7 +413,7 @@ def rotary_embedding(ctx: Lowering, op: Op) -> None:
     heads = int(op.attr("num_heads", 0))
     flat = ctx.value(roles["x"]).rank == 3
     if flat and not heads:
-        raise Unsupported("a RotaryEmbedding of an unknown number of heads")
+        raise Unsupported("RotaryEmbedding of rank 3 has no num_heads")
     attrs = {
         "layout": "bsx" if flat else "bhsd",
         "interleaved": int(op.attr("interleaved", 0)),
@@ -431,7 +446,9 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         or any(op.inputs[4:])
         or any(op.outputs[1:])
     ):
-        raise Unsupported("an Attention with a negative softcap, a cache or further results")
+        raise Unsupported(
+            "no kernel computes Attention with a negative softcap, a cache or further results"
+        )
     q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
     flat = q.rank == 3
     counts = {
@@ -439,17 +456,17 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         "kv_heads": int(op.attr("kv_num_heads", 0)),
     }
     if q.rank not in (3, 4) or k.rank != q.rank or (flat and min(counts.values()) < 1):
-        raise Unsupported("an Attention of an unknown number of heads")
+        raise Unsupported("the number of heads of Attention is not known")
     roles = {"q": op.input(0), "k": op.input(1), "v": op.input(2)}
     attrs: dict[str, Any] = {
         role: {"layout": "bsx" if flat else "bhsd"} for role in (*roles, "out")
     }
     width = q.shape[-1]
     if not isinstance(width, int):
-        raise Unsupported("attention with a symbolic head size")
+        raise Unsupported("the head size of Attention is symbolic; the kernels need a constant")
     size = width // counts["num_heads"] if flat else width
     if size < 1:
-        raise Unsupported(f"attention with a head size of {size}")
+        raise Unsupported(f"the head size of Attention is {size}; it must be positive")
     attrs |= {
         **(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "softcap": float(op.attr("softcap", 0.0)),
         "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": "masked",
@@ -459,7 +476,7 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         if not mask.rank or (
             op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys)
         ):
-            raise Unsupported("a mask that may be shorter than the keys")
+            raise Unsupported("the mask may be shorter than the keys")
         roles["mask"] = op.input(3)
         attrs |= {"mask_kind": "bool" if mask.dtype == DType.BOOL else "add", "fill": "-inf"}
     attention(

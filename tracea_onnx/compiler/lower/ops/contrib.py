@@ -74,7 +74,7 @@ def embedding(ctx: Lowering, op: Op) -> None:
     if len(op.outputs) > 1 and op.outputs[1]:
         if not mask:
             raise Unsupported(
-                "an EmbedLayerNormalization that counts the tokens of a mask it does not have"
+                "EmbedLayerNormalization counts the tokens of a mask, and has no mask"
             )
         m = ctx.value(mask)
         out = ctx.define(op.outputs[1], m.dtype, m.shape[:1])
@@ -100,7 +100,7 @@ def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtyp
     if made in ctx.values:  # all layers share it
         return made
     if mask.dtype not in (DType.I32, DType.I64, DType.BOOL) or not 1 <= mask.rank <= 3:
-        raise Unsupported(f"{op.kind} with a mask of rank {mask.rank} and type {mask.dtype.name}")
+        raise Unsupported(f"the mask of {op.kind} has rank {mask.rank} and type {mask.dtype.name}")
     view = ctx.strided(mask)
     shape, strides = {
         1: ((*mask.shape, 1, 1, 1), (*view.strides, 0, 0, 0)),
@@ -140,7 +140,7 @@ def attention(ctx: Lowering, op: Op) -> None:
     if more or not isinstance(width, int) or not heads or width % (3 * heads):
         raise Unsupported(f"{op.kind} with {' and '.join(more) or 'projections of unknown widths'}")
     if op.input(3) and op.input(5):
-        raise Unsupported(f"{op.kind} with a mask and a bias of the scores")
+        raise Unsupported(f"no kernel computes {op.kind} with both a mask and a bias of the scores")
     qkv = product(
         ctx, x, w, ctx.value(op.input(2)) if op.input(2) else None, False, f"{op.outputs[0]}\0qkv"
     )
@@ -199,7 +199,9 @@ def multi_head(ctx: Lowering, op: Op) -> None:
     """
     heads = int(op.attr("num_heads", 0))
     if any(op.inputs[6:]) or any(op.outputs[1:]) or (op.input(4) and op.input(5)):
-        raise Unsupported(f"{op.kind} with a cache, or with a mask and a bias of the scores")
+        raise Unsupported(
+            f"no kernel computes {op.kind} with a cache, or with a mask and a bias of the scores"
+        )
     parts: list[Value] = []
     for v in (ctx.value(n) for n in op.inputs[:3] if n):
         parts += _unpacked(ctx, op, v, "qkv"[len(parts) :]) if v.rank == 5 else [v]
@@ -209,10 +211,10 @@ def multi_head(ctx: Lowering, op: Op) -> None:
     ]
     width = parts[0].shape[-1] if parts else 0
     if len(parts) != 3 or not all(layouts) or not heads or not isinstance(width, int):
-        raise Unsupported(f"{op.kind} of projections of unknown form")
+        raise Unsupported(f"the shapes of the projections of {op.kind} are not known")
     if op.input(3):
         if layouts != ["bsx"] * 3:
-            raise Unsupported(f"{op.kind} with biases of projections whose heads are apart")
+            raise Unsupported(f"{op.kind} has biases for projections of rank 4; rank 3 is required")
         parts = _biased(ctx, op, parts, ctx.value(op.input(3)))
     q, keys = parts[0], parts[1].shape[2 if layouts[1] == "bhsd" else 1]
     mask = op.input(5) or (
@@ -234,7 +236,7 @@ def _unpacked(ctx: Lowering, op: Op, x: Value, roles: str) -> list[Value]:
     """[batch, sequence, heads, len(roles), head size]: its parts, as views."""
     if x.shape[3] != len(roles):
         raise Unsupported(
-            f"{op.kind} of {x.shape[3]} packed projections where {len(roles)} are missing"
+            f"{op.kind} packs {x.shape[3]} projections in one operand, not {len(roles)}"
         )
     view, made = ctx.strided(x), []
     for k, role in enumerate(roles):
@@ -250,7 +252,7 @@ def _unpacked(ctx: Lowering, op: Op, x: Value, roles: str) -> list[Value]:
 def _biased(ctx: Lowering, op: Op, parts: Sequence[Value], bias: Value) -> list[Value]:
     view, at = ctx.strided(bias), 0
     if bias.rank != 1:
-        raise Unsupported(f"{op.kind} with a bias of rank {bias.rank}")
+        raise Unsupported(f"the bias of {op.kind} has rank {bias.rank}; it must be 1")
     ctx.same(
         bias.shape[0],
         sum((v.shape[-1] for v in parts), start=0),
@@ -260,7 +262,7 @@ def _biased(ctx: Lowering, op: Op, parts: Sequence[Value], bias: Value) -> list[
     for role, v in zip("qkv", parts, strict=True):
         width = v.shape[-1]
         if not isinstance(width, int):
-            raise Unsupported(f"{op.kind} with biases of projections of unknown widths")
+            raise Unsupported(f"the widths of the projections of {op.kind} are not known")
         own = ctx.define(f"{op.outputs[0]}\0bias {role}", bias.dtype, (width,))
         own.view = View(view.ref.at(at * bias.dtype.size), view.strides)
         at += width

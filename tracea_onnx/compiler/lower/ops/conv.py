@@ -76,7 +76,7 @@ def _groups(op: Op) -> int:
     """How many groups a convolution has."""
     groups = int(op.attr("group", 1))
     if groups < 1:
-        raise Unsupported(f"a convolution of {groups} groups")
+        raise Unsupported(f"the convolution has {groups} groups; at least 1 is required")
     return groups
 
 
@@ -106,7 +106,9 @@ def conv(ctx: Lowering, op: Op) -> None:
     _as_many_channels(ctx, x, icg * g)
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != icg * g or oc % g:
-        raise Unsupported(f"channels do not agree: input {ic}, weight {icg} x {g} groups")
+        raise Unsupported(
+            f"the input has {ic} channels, and the weight takes {icg} in each of {g} groups"
+        )
     sh, sw = pair(op.attr("strides"), 1, spatial)
     dh, dw = pair(op.attr("dilations"), 1, spatial)
     if blocks is not None:
@@ -119,7 +121,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     oh = D.floordiv(h + (pads[0] + pads[2] - dh * (kh - 1) - 1), sh) + 1
     ow = D.floordiv(wd + (pads[1] + pads[3] - dw * (kw - 1) - 1), sw) + 1
     if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
-        raise Unsupported("a convolution with an empty output")
+        raise Unsupported("the convolution has an empty output")
     # a line under a 2-d weight is an image of height 1, and so is its result
     out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
     depthwise = g == ic > 1 and (oc == ic or ctx.target.any_depthwise)
@@ -136,7 +138,8 @@ def conv(ctx: Lowering, op: Op) -> None:
     )
     if max(dh, dw) > 1 and _padded(h, wd, border) > _MOST_PADDED:
         raise Unsupported(
-            f"taps {max(dh, dw)} apart would mostly meet the zeros around the image, and ONNX Runtime passes over these"
+            f"dilation {max(dh, dw)} on this image would mostly multiply padding;"
+            " ONNX Runtime's kernel skips it"
         )
     planes: DimLike = 0
     planar = (
@@ -250,7 +253,9 @@ def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int)
     view = ctx.strided(x)
     s_n, s_c, s_h, s_w = view.strides
     if not isinstance(c, int):
-        raise Unsupported(f"'{x.name}' has a symbolic channel count")
+        raise Unsupported(
+            f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"
+        )
     to = ctx.images(x.dtype, n, c * kh * kw, oh, ow)
     source = View(view.ref, (s_n, D.mul(s_h, kh), D.mul(s_w, kw), s_c, s_h, s_w))
     ctx.copy(
@@ -274,12 +279,14 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     _as_many_channels(ctx, x, int(w.shape[0]))
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != w.shape[0] or ic % g:
-        raise Unsupported(f"channels do not agree: input {ic}, weight {w.shape[0]}")
+        raise Unsupported(
+            f"the input has {ic} channels, and the weight takes {w.shape[0]} in {g} groups"
+        )
     if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in (
         "NOTSET",
         "VALID",
     ):
-        raise Unsupported("ConvTranspose with output_shape or auto_pad")
+        raise Unsupported("no kernel computes ConvTranspose with output_shape or auto_pad")
     sh, sw = pair(op.attr("strides"), 1, spatial)
     dh, dw = pair(op.attr("dilations"), 1, spatial)
     extra = [int(e) for e in op.attr("output_padding") or [0] * spatial]
@@ -320,21 +327,29 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
 
 def _check(ctx: Lowering, x: Value, w: Value) -> None:
     if not w.is_constant:
-        raise Unsupported("a convolution whose weight is computed at run time")
+        raise Unsupported(
+            "the weight of the convolution is computed at run time; the kernels need a constant"
+        )
     ctx.require(x, "a convolution")
     if w.dtype != x.dtype:
-        raise Unsupported(f"a convolution of {x.dtype.name} with a weight of {w.dtype.name}")
+        raise Unsupported(
+            f"the convolution has an input of type {x.dtype.name}, and a weight of {w.dtype.name}"
+        )
     if w.rank not in (3, 4) or x.rank != w.rank:
-        raise Unsupported(f"a convolution over {w.rank - 2} spatial dims")
+        raise Unsupported(
+            f"the convolution has a weight of rank {w.rank} and an input of rank {x.rank}"
+        )
 
 
 def _bias(ctx: Lowering, roles: Mapping[str, str], after: Scaled, channels: int) -> Ref:
     b = ctx.optional(roles.get("b"))
     if b is not None and not b.is_constant:
-        raise Unsupported("a convolution whose bias is computed at run time")
+        raise Unsupported(
+            "the bias of the convolution is computed at run time; the kernels need a constant"
+        )
     if b is not None and b.elements != channels:
         raise Unsupported(
-            f"a convolution to {channels} channels with a bias of shape {list(b.shape)}"
+            f"the convolution has {channels} output channels, and a bias of shape {list(b.shape)}"
         )
     return ctx.packed(
         "pack_bias",
@@ -417,7 +432,7 @@ def ort_fused_conv(ctx: Lowering, op: Op) -> None:
     """
     name = op.attr("activation", "")
     if name and name not in _ORT_ACTIVATIONS:
-        raise Unsupported(f"com.microsoft.FusedConv with activation {name}")
+        raise Unsupported(f"no kernel computes FusedConv with activation {name}")
     code: list[Instr] = []
     n_in = 2 if op.input(3) else 1
     value = 0

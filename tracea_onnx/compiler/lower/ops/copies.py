@@ -28,7 +28,7 @@ def concat(ctx: Lowering, op: Op) -> None:
     first = parts[0]
     k = axis_of(int(op.attr("axis")), first.rank)
     if any(p.rank != first.rank for p in parts):
-        raise Unsupported(f"a Concat of ranks {', '.join(str(p.rank) for p in parts)}")
+        raise Unsupported(f"Concat joins tensors of ranks {', '.join(str(p.rank) for p in parts)}")
     if first.rank == 1 and all(p.ints is not None for p in parts):
         joined = tuple(d for p in parts for d in (p.ints or ()))
         ctx.define(op.outputs[0], first.dtype, (len(joined),)).ints = joined
@@ -181,10 +181,12 @@ def range_(ctx: Lowering, op: Op) -> None:
         or delta.ints is None
         or start.dtype not in (DType.I64, DType.I32)
     ):
-        raise Unsupported("a Range whose bounds are computed from tensor contents")
+        raise Unsupported(
+            "the bounds of Range are computed from tensor contents; they must follow from shapes"
+        )
     first, last, step = (ctx.one_int(n, "a bound of a Range") for n in op.inputs)
     if not isinstance(step, int) or step == 0:
-        raise Unsupported("a Range with a symbolic step")
+        raise Unsupported("the step of Range is symbolic, or 0")
     n = D.maximum(D.ceildiv(last - first, step) if step > 0 else D.ceildiv(first - last, -step), 0)
     out = ctx.define(op.outputs[0], start.dtype, (n,))
     if isinstance(n, int) and n <= 8 and start.dtype == DType.I64:
@@ -203,9 +205,11 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
     k = axis_of(int(op.attr("axis", 0)), x.rank)
     if idx.dtype not in (DType.I64, DType.I32):
-        raise Unsupported(f"GatherElements with indices of type {idx.dtype.name}")
+        raise Unsupported(f"GatherElements has indices of type {idx.dtype.name}")
     if idx.rank != x.rank:
-        raise Unsupported(f"GatherElements with indices of rank {idx.rank} into rank {x.rank}")
+        raise Unsupported(
+            f"GatherElements has indices of rank {idx.rank} for a tensor of rank {x.rank}"
+        )
     if any(
         not (a is b or a == b)
         for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True))
@@ -283,7 +287,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     n, c, h, w = x.shape
     b = int(op.attr("blocksize"))
     if not isinstance(c, int):
-        raise Unsupported("DepthToSpace of symbolic channels")
+        raise Unsupported("the number of channels of DepthToSpace is symbolic")
     ctx.multiple(c, b * b, f"the channels of DepthToSpace '{op.label}'")
     out = ctx.define(op.outputs[0], x.dtype, (n, c // (b * b), D.mul(h, b), D.mul(w, b)))
     image, view = x.nhwc is not None and x.view is None, ctx.as_view(x)

@@ -41,20 +41,20 @@ def einsum(ctx: Lowering, op: Op) -> None:
     spelled, out = terms(str(op.attr("equation", "")), [v.rank for v in values])
     if len(values) > 2 or any(len(set(t)) != len(t) for t in (*spelled, out)):
         raise Unsupported(
-            f"an Einsum of {len(values)} tensors or with an axis twice: '{op.attr('equation')}'"
+            f"Einsum '{op.attr('equation')}' has more than two tensors, or an axis twice"
         )
     if any(
         set(t) - set(out).union(*(o for k, o in enumerate(spelled) if k != j))
         for j, t in enumerate(spelled)
     ):
-        raise Unsupported(f"an Einsum that sums over axes of one tensor: '{op.attr('equation')}'")
+        raise Unsupported(f"Einsum '{op.attr('equation')}' sums over an axis of one tensor alone")
     size: dict[str, DimLike] = {}
     for v, t in zip(values, spelled, strict=True):
         for c, d in zip(t, v.shape, strict=True):
             if c in size and not ctx.plan.require(
                 size[c], d, f"the sizes along '{c}' of Einsum '{op.label}'"
             ):
-                raise Unsupported(f"an Einsum whose axis '{c}' has {size[c]} and {d} elements")
+                raise Unsupported(f"axis '{c}' of Einsum has both {size[c]} and {d} elements")
             size.setdefault(c, d)
     for v in values:
         ctx.require(v, "Einsum")

@@ -35,7 +35,9 @@ def gemm(ctx: Lowering, op: Op) -> None:
     for v in (x, w):
         ctx.require(v, "a matrix product")
         if v.dtype != x.dtype:
-            raise Unsupported(f"a matrix product of {x.dtype.name} and {v.dtype.name}")
+            raise Unsupported(
+                f"the GEMM multiplies {x.dtype.name} by {v.dtype.name}; the types must be equal"
+            )
     if op.outputs[0] in ctx.merges and sibling_gemms.lower(ctx, x, ctx.merges[op.outputs[0]]):
         return
     trans_a, trans_b = (
@@ -236,9 +238,7 @@ def _runtime(
     ya = tuple(D.mul(s, D.mul(m, n)) for s in contiguous(batch))
     rows = _batches(ctx, batch, [(a_shape[:-2], a_st[:-2]), (b_shape[:-2], b_st[:-2]), (batch, ya)])
     if len(rows) > 2:
-        raise Unsupported(
-            f"a matrix product over {len(rows)} separate batch dims (the kernel takes 2)"
-        )
+        raise Unsupported(f"the GEMM needs {len(rows)} separate batch dims; the kernel takes 2")
     rows = pad_rows(rows, 2, 3)
     a_m, a_k = (a_st[-1], a_st[-2]) if trans_a else (a_st[-2], a_st[-1])
     b_k, b_n = (b_st[-1], b_st[-2]) if trans_b else (b_st[-2], b_st[-1])
@@ -297,7 +297,7 @@ def swiglu(ctx: Lowering, op: Op) -> None:
         view = ctx.strided(both)
         n = both.shape[-1]
         if not isinstance(n, int) or n % 2:
-            raise Unsupported("a packed gate of odd or symbolic width")
+            raise Unsupported("the packed gate has an odd, or symbolic, width")
         for k in range(2):
             half = ctx.define(f"{op.outputs[0]}\0half{k}", x.dtype, (*both.shape[:-1], n // 2))
             half.view = View(view.ref.at(x.dtype.size * (n // 2) * k), view.strides)

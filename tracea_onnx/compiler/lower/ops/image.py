@@ -85,12 +85,14 @@ def resize(ctx: Lowering, op: Op) -> None:
     """Nearest, linear and cubic Resize (and Upsample) of one or two spatial dims."""
     x = ctx.value(op.input(0))
     if x.rank not in (3, 4):
-        raise Unsupported(f"Resize of a rank-{x.rank} tensor")
+        raise Unsupported(f"Resize has an operand of rank {x.rank}; the kernels take 3 or 4")
     mode = op.attr("mode", "nearest")
     if mode not in ("nearest", "linear", "cubic") or (
         mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))
     ):
-        raise Unsupported(f"Resize in mode '{mode}'")
+        raise Unsupported(
+            f"no {ctx.target.name} kernel computes Resize in mode '{mode}' with these attributes"
+        )
     old = op.kind == "Upsample" or op.opset < 11
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
     if (
@@ -99,7 +101,9 @@ def resize(ctx: Lowering, op: Op) -> None:
         or op.attr("axes") is not None
         or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch"
     ):
-        raise Unsupported(f"Resize with coordinates '{coord}' or antialias, axes, aspect policy")
+        raise Unsupported(
+            f"no kernel computes Resize with coordinates '{coord}', antialias, axes or aspect ratio"
+        )
     rounding = (
         "floor"
         if op.kind == "Upsample"
@@ -108,13 +112,15 @@ def resize(ctx: Lowering, op: Op) -> None:
         else op.attr("nearest_mode", "round_prefer_floor")
     )
     if rounding not in _ROUNDING or (rounding == "" and not old):
-        raise Unsupported(f"Resize that rounds by '{rounding}'")
+        raise Unsupported(f"no kernel computes Resize with nearest_mode '{rounding}'")
     n, c, h, w = x.image()
     scales_at, sizes_at = (1, 99) if old else (2, 3)
     if op.input(sizes_at):
         sizes = ctx.int_list(op.input(sizes_at), "the sizes")
         if len(sizes) != x.rank or not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
-            raise Unsupported("Resize of the batch or channel dim")
+            raise Unsupported(
+                "Resize changes the batch or channel dim; the kernels resize height and width"
+            )
         oh, ow = (sizes[2], sizes[3]) if x.rank == 4 else (1, sizes[2])
         scale_h, scale_w = _ratio(oh, h), _ratio(ow, w)
     else:
@@ -124,7 +130,9 @@ def resize(ctx: Lowering, op: Op) -> None:
             else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
         )
         if len(scales) != x.rank or scales[0] != 1 or scales[1] != 1:
-            raise Unsupported("Resize of the batch or channel dim")
+            raise Unsupported(
+                "Resize changes the batch or channel dim; the kernels resize height and width"
+            )
         scale_h, scale_w = (scales[2], scales[3]) if x.rank == 4 else (1.0, scales[2])
         oh, ow = _scaled(h, scale_h), _scaled(w, scale_w)
     cubic = mode == "cubic"
@@ -172,11 +180,9 @@ def lrn(ctx: Lowering, op: Op) -> None:
     """Local response normalisation, of channels."""
     x = ctx.value(op.input(0))
     if not ctx.target.samples:
-        raise Unsupported(
-            "no kernel computes LRN, nor is one needed where ONNX Runtime's own runs beside it"
-        )
+        raise Unsupported(f"no {ctx.target.name} kernel computes LRN; ONNX Runtime's own runs it")
     if x.rank != 4:
-        raise Unsupported(f"LRN of a rank-{x.rank} tensor")
+        raise Unsupported(f"LRN has an operand of rank {x.rank}; the kernel takes 4")
     n, c, h, w = x.image()
     src = ctx.nhwc(x)
     dst = ctx.new_nhwc(ctx.define(op.outputs[0], x.dtype, x.shape))
@@ -202,7 +208,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
     if not ctx.target.samples:
         raise Unsupported(
-            "no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it"
+            f"no {ctx.target.name} kernel computes GridSample; ONNX Runtime's own runs it"
         )
     if (
         x.rank != 4
@@ -211,7 +217,8 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
         or grid.dtype not in (x.dtype, DType.F32)
     ):
         raise Unsupported(
-            f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}"
+            f"no kernel computes GridSample of rank {x.rank} in mode '{mode}', padding_mode '{pad}'"
+            f" and a grid of type {grid.dtype.name}"
         )
     n, c, h, w = x.image()
     _, oh, ow, pair = grid.shape
@@ -247,7 +254,7 @@ def _scaled(n: DimLike, scale: float) -> DimLike:
         return int(np.float32(n) * np.float32(scale))  # as ONNX Runtime multiplies
     part = Fraction(scale)
     if part.denominator > 256:  # else float32 multiplies a dim by it exactly
-        raise Unsupported(f"Resize of a symbolic dim by {scale}")
+        raise Unsupported(f"Resize scales a symbolic dim by {scale}, which is no short fraction")
     return D.floordiv(D.mul(n, part.numerator), part.denominator)
 
 
@@ -329,7 +336,9 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
         (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]),
     )
     if x.rank != 4:
-        raise Unsupported(f"squeeze-excite of a rank-{x.rank} tensor")
+        raise Unsupported(
+            f"squeeze-and-excitation has an operand of rank {x.rank}; the kernel takes 4"
+        )
     _global_pool(ctx, x, pooled, 1)
     step = pooled.name
     for k in (1, 2):

@@ -25,16 +25,18 @@ def _axis(op: Op, x: Value) -> int:
 def _available(ctx: Lowering, op: Op) -> None:
     if not ctx.target.scatters:
         raise Unsupported(
-            f"no kernel computes {op.kind}, nor is one needed where ONNX Runtime's own runs beside it"
+            f"no {ctx.target.name} kernel computes {op.kind}; ONNX Runtime's own runs it"
         )
 
 
 def _require(ctx: Lowering, op: Op, indices: Value, rank: int) -> None:
     _available(ctx, op)
     if indices.dtype not in (DType.I64, DType.I32):
-        raise Unsupported(f"{op.kind} with indices of type {indices.dtype.name}")
+        raise Unsupported(
+            f"{op.kind} has indices of type {indices.dtype.name}; the kernel reads I64 and I32"
+        )
     if rank > _RANK:
-        raise Unsupported(f"{op.kind} over {rank} dims (the kernel takes {_RANK})")
+        raise Unsupported(f"{op.kind} needs {rank} dims; the kernel takes {_RANK}")
 
 
 def _five(
@@ -58,7 +60,9 @@ def _five(
 def _within(ctx: Lowering, op: Op, idx: Value, x: Value, axis: int) -> None:
     """Beside the axis of the indices, there may be no more of them than the tensor has elements."""
     if idx.rank != x.rank:
-        raise Unsupported(f"{op.kind} of rank {x.rank} with indices of rank {idx.rank}")
+        raise Unsupported(
+            f"{op.kind} has a tensor of rank {x.rank}, and indices of rank {idx.rank}"
+        )
     for a in range(x.rank):
         if a != axis:
             ctx.at_least(
@@ -90,7 +94,7 @@ def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
     b, k = int(op.attr("batch_dims", 0)), idx.shape[-1]
     if not isinstance(k, int) or not 0 <= b < idx.rank or b + k > x.rank:
         raise Unsupported(
-            f"GatherND by tuples of {k} behind {b} batch dims of a tensor of rank {x.rank}"
+            f"GatherND has {b} batch dims and tuples of {k} for a tensor of rank {x.rank}"
         )
     for a in range(b):
         ctx.same(idx.shape[a], x.shape[a], f"the batches of GatherND '{op.label}'")
@@ -124,10 +128,12 @@ def _copied(ctx: Lowering, op: Op, x: Value) -> Value:
 def _changes(ctx: Lowering, op: Op, updates: Value, shape: Sequence[DimLike]) -> None:
     """Refuse updates that are reduced, or of another shape than the indices say."""
     if op.attr("reduction", "none") != "none":
-        raise Unsupported(f"{op.kind} that reduces: sums would depend on which came first")
+        raise Unsupported(
+            f"{op.kind} reduces; sums of a parallel kernel would depend on the order of threads"
+        )
     if len(shape) != updates.rank:
         raise Unsupported(
-            f"{op.kind} of updates of rank {updates.rank} for indices that want {len(shape)}"
+            f"{op.kind} has updates of rank {updates.rank}; its indices require {len(shape)}"
         )
     for axis, (a, b) in enumerate(zip(updates.shape, shape, strict=True)):
         ctx.same(a, b, f"the updates of {op.kind} '{op.label}' and its indices along axis {axis}")
@@ -155,7 +161,7 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
     x, idx, updates = (ctx.value(n) for n in op.inputs)
     k = idx.shape[-1]
     if not isinstance(k, int) or k > x.rank:
-        raise Unsupported(f"ScatterND by tuples of {k} into a tensor of rank {x.rank}")
+        raise Unsupported(f"ScatterND has tuples of {k} for a tensor of rank {x.rank}")
     _require(ctx, op, idx, k)
     _changes(ctx, op, updates, (*idx.shape[:-1], *x.shape[k:]))
     index, update = ctx.plain(idx), ctx.plain(updates)

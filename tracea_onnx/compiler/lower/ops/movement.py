@@ -159,7 +159,7 @@ def reshape(ctx: Lowering, op: Op) -> None:
     for k, d in enumerate(target):
         if isinstance(d, int) and d == 0 and not keep_zero:
             if k >= x.rank:
-                raise Unsupported(f"Reshape copies dim {k} of a rank-{x.rank} tensor")
+                raise Unsupported(f"Reshape copies dim {k} of a tensor of rank {x.rank}")
             dims.append(x.shape[k])
         elif isinstance(d, int) and d == -1:
             unknown = k
@@ -186,7 +186,7 @@ def reshape(ctx: Lowering, op: Op) -> None:
                     break
         over, under = D.product(left), D.product(rest)
         if isinstance(over, int) and isinstance(under, int) and (under == 0 or over % under):
-            raise Unsupported(f"Reshape of {over} elements into multiples of {under}")
+            raise Unsupported(f"Reshape does not divide {over} elements by {under}")
         dims[unknown] = D.floordiv(over, under)
     relabel(ctx, op, x, tuple(dims))
 
@@ -202,12 +202,12 @@ def squeeze(ctx: Lowering, op: Op) -> None:
     axes = _axes(ctx, op, 1)
     if axes is None:
         if not D.is_static(x.shape):
-            raise Unsupported("Squeeze without axes of a tensor with symbolic dims")
+            raise Unsupported("Squeeze has no axes, and its operand has symbolic dims")
         gone = {k for k, d in enumerate(x.shape) if d == 1}
     else:
         gone = {axis_of(a, x.rank) for a in axes}
         if any(x.shape[k] != 1 for k in gone):
-            raise Unsupported("Squeeze of a dim that is not known to be 1")
+            raise Unsupported("Squeeze removes a dim that is not known to be 1")
     _placed(ctx, op, x, [k for k in range(x.rank) if k not in gone])
 
 
@@ -231,9 +231,9 @@ def transpose(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
     if sorted(perm) != list(range(x.rank)):
-        raise Unsupported(f"a Transpose of rank {x.rank} by {perm}")
+        raise Unsupported(f"perm {perm} of Transpose does not fit rank {x.rank}")
     if x.dtype.size not in (1, 2, 4, 8):
-        raise Unsupported("an element size the copy kernel does not move")
+        raise Unsupported(f"the copy kernel does not move elements of {x.dtype.size} bytes")
     if x.ints is not None and x.data is None and x.rank > 1:
         out = ctx.define(op.outputs[0], x.dtype, tuple(x.shape[p] for p in perm))
         out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
@@ -280,9 +280,9 @@ def slice_(ctx: Lowering, op: Op) -> None:
             else [1] * len(starts)
         )
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise Unsupported("a Slice whose starts, ends, axes and steps are not equally many")
+        raise Unsupported("starts, ends, axes and steps of Slice have different lengths")
     if 0 in steps or len({axis_of(a, x.rank) for a in axes}) < len(axes):
-        raise Unsupported("a Slice with a step of 0, or of one axis twice")
+        raise Unsupported("Slice has a step of 0, or one axis twice")
     shape_, offset = list(x.shape), [0] * x.rank
     step_of = [1] * x.rank
     begin: list[DimLike] = list(offset)
@@ -298,7 +298,7 @@ def slice_(ctx: Lowering, op: Op) -> None:
                 first = D.maximum(D.minimum(first, n - 1), 0)
         else:
             if not isinstance(n, int) or not isinstance(first, int) or not isinstance(last, int):
-                raise Unsupported("a backward Slice of a symbolic dim")
+                raise Unsupported("Slice reads a symbolic dim backwards")
             first = min(max(first, 0), n - 1)
             last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
             length = max(-(-(last - first) // st), 0)
@@ -400,11 +400,11 @@ def split(ctx: Lowering, op: Op) -> None:
         sizes = ctx.int_list(op.input(1), "the split sizes")
     else:
         if not isinstance(n, int):
-            raise Unsupported("an even Split of a symbolic dim")
+            raise Unsupported("Split divides a symbolic dim evenly")
         each = -(-n // len(op.outputs))
         sizes = tuple(min(each, n - each * i) for i in range(len(op.outputs)))
     if len(sizes) != len(op.outputs):
-        raise Unsupported(f"a Split into {len(op.outputs)} parts of {len(sizes)} sizes")
+        raise Unsupported(f"Split has {len(op.outputs)} outputs and {len(sizes)} sizes")
     if x.ints is not None and x.rank == 1 and all(isinstance(s, int) for s in sizes):
         at = 0
         for name, s in zip(op.outputs, sizes, strict=True):
@@ -500,7 +500,7 @@ def gather(ctx: Lowering, op: Op) -> None:
         if x.ints is not None and x.rank == 1:
             if any(not -len(x.ints) <= i < len(x.ints) for i in picks):
                 raise Unsupported(
-                    f"a Gather at {', '.join(map(str, picks))} of {len(x.ints)} elements"
+                    f"Gather reads {', '.join(map(str, picks))} of {len(x.ints)} elements"
                 )
             out = ctx.define(op.outputs[0], x.dtype, shape_)
             out.ints = tuple(x.ints[i] for i in picks)
@@ -525,7 +525,9 @@ def gather(ctx: Lowering, op: Op) -> None:
         _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, first, steps, size))
         return
     if idx.dtype not in (DType.I64, DType.I32):
-        raise Unsupported(f"Gather with indices of type {idx.dtype.name}")
+        raise Unsupported(
+            f"Gather has indices of type {idx.dtype.name}; the kernel reads I64 and I32"
+        )
     out = ctx.define(op.outputs[0], x.dtype, shape_)
     ints: dict[str, DimLike] = {
         "elem": x.dtype.size, "outer": D.product(x.shape[:k]), "n": n, "inner": D.product(x.shape[k + 1 :]), "count": idx.elements, "idx_dtype": int(idx.dtype),

@@ -25,7 +25,7 @@ def _vector(ctx: Lowering, name: str, n: DimLike) -> Ref | None:
     v = ctx.value(name)
     ctx.require(v, "a norm weight")
     if v.elements is not n and v.elements != n:
-        raise Unsupported(f"a norm weight of {v.elements} elements over {n}")
+        raise Unsupported(f"a norm has a weight of {v.elements} elements for {n} normalized ones")
     return ctx.plain(v)
 
 
@@ -46,7 +46,7 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     axis = x.rank - 1 if channels else axis_of(axis, x.rank)
     n = D.product(x.shape[axis:])
     if not op.fused and len([o for o in op.outputs if o]) > 1:
-        raise Unsupported("LayerNormalization with its mean and deviation as outputs")
+        raise Unsupported("no kernel returns the mean and standard deviation of LayerNormalization")
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
     rule = {"rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
     if (
@@ -165,15 +165,17 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
         roles = {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
         groups = -1 if op.kind == "InstanceNormalization" else int(op.attr("num_groups"))
         if op.kind == "GroupNormalization" and op.opset < 21:
-            raise Unsupported("GroupNormalization-18 whose scale is per group")
+            raise Unsupported("the scale of GroupNormalization is per group before opset 21")
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
     c = x.shape[1]
     if not isinstance(c, int):
-        raise Unsupported("a group norm over symbolic channels")
+        raise Unsupported("the number of channels of the group norm is symbolic")
     groups = c if groups == -1 else groups
     if groups < 1 or c % groups:
-        raise Unsupported(f"a group norm of {c} channels in {groups} groups")
+        raise Unsupported(
+            f"the group norm has {c} channels in {groups} groups; they must divide evenly"
+        )
     act, p0, p1 = activation_only(expression(op.attr("expr")), x.dtype)
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
     operands: dict[str, Ref | None] = {
@@ -259,7 +261,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types} or (
         x.dtype not in ctx.target.types and kind not in (0, 2, 3, 4)
     ):
-        raise Unsupported(f"{op.kind} of type {x.dtype.name}")
+        raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
     if op.attr("axes") is not None:
         axes = [int(a) for a in op.attr("axes")]
     elif op.input(1):
@@ -272,7 +274,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
         return
     if not axes:
         if op.attr("noop_with_empty_axes", 0):
-            raise Unsupported(f"{op.kind} that does nothing")
+            raise Unsupported(f"{op.kind} reduces no axis")
         axes = list(range(x.rank))
     gone = sorted({axis_of(a, x.rank) for a in axes})
     shape: Dims = tuple(
@@ -331,7 +333,7 @@ def argmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     whole = {DType.I64, DType.I32} if ctx.target.name == "cuda" else {DType.I64}
     if x.dtype not in whole | ctx.target.types:
-        raise Unsupported(f"{op.kind} of type {x.dtype.name}")
+        raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
     axis = axis_of(int(op.attr("axis", 0)), x.rank)
     ctx.at_least(
         x.shape[axis], 1, f"axis {axis} of '{x.name}', of which {op.kind} takes an element,"
@@ -356,10 +358,10 @@ def cumsum(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     if ctx.target.name != "cuda":
         raise Unsupported(
-            "no kernel computes CumSum, nor is one needed where ONNX Runtime's own runs beside it"
+            f"no {ctx.target.name} kernel computes CumSum; ONNX Runtime's own runs it"
         )
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
-        raise Unsupported(f"CumSum of type {x.dtype.name}")
+        raise Unsupported(f"no kernel computes CumSum of type {x.dtype.name}")
     axis = axis_of(ctx.one(op.input(1), "the axis"), x.rank)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     ints: dict[str, DimLike] = {
@@ -409,9 +411,11 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     )
     x = ctx.value(roles["x"])
     if op.attr("training_mode", 0) or len([o for o in op.outputs if o]) > 1:
-        raise Unsupported("BatchNormalization in training mode")
+        raise Unsupported("BatchNormalization is in training mode")
     if not op.attr("spatial", 1):
-        raise Unsupported("BatchNormalization of each element by itself (spatial=0)")
+        raise Unsupported(
+            "BatchNormalization is per element (spatial=0); the kernels normalize per channel"
+        )
     parts = [ctx.value(roles[f"bn_{r}"]) for r in ("scale", "bias", "mean", "var")]
     ctx.require(x, "a norm")
     kinds = {p.dtype for p in parts}
@@ -419,11 +423,14 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
         _by_statistics(ctx, op, x, parts)
         return
     if not all(p.is_constant for p in parts) or len(kinds) > 1 or not kinds <= ctx.target.types:
-        raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
+        raise Unsupported(
+            "the statistics of BatchNormalization are not constants of one float type"
+        )
     c = x.shape[1]
     if not isinstance(c, int) or any(p.elements != c for p in parts):
         raise Unsupported(
-            f"BatchNormalization of {c} channels with {', '.join(str(p.elements) for p in parts)} statistics"
+            f"BatchNormalization has {c} channels, and statistics of"
+            f" {', '.join(str(p.elements) for p in parts)} elements"
         )
     scale, shift = (
         ctx.define(op.outputs[0] + s, DType.F32, (c, *(1 for _ in x.shape[2:])))

@@ -28,7 +28,7 @@ def pad(ctx: Lowering, op: Op) -> None:
     mode = op.attr("mode", "constant")
     mode = mode.decode() if isinstance(mode, bytes) else mode
     if mode not in MODES or (mode == "wrap" and not ctx.target.pads):
-        raise Unsupported(f"Pad in mode '{mode}'")
+        raise Unsupported(f"no {ctx.target.name} kernel computes Pad in mode '{mode}'")
     if op.attr("pads") is not None:
         pads: list[DimLike] = [int(p) for p in op.attr("pads")]
         fill = np.asarray(
@@ -55,9 +55,9 @@ def pad(ctx: Lowering, op: Op) -> None:
         return
     amounts = [p for p in pads if isinstance(p, int)]
     if len(amounts) < len(pads):
-        raise Unsupported("symbolic pads")
+        raise Unsupported("the pads are symbolic; the CPU kernels need constants")
     if min(amounts, default=0) < 0:
-        raise Unsupported("a Pad that crops")
+        raise Unsupported("Pad crops (negative pads); the CPU kernels only add")
     if mode != "constant":
         _pad_mirrored(ctx, op, x, amounts, reflect=mode == "reflect")
         return
@@ -104,7 +104,7 @@ def _pad_at_once(
     """An image stays one where its height and width are padded."""
     before, after = pads[: x.rank], pads[x.rank :]
     if x.dtype.size not in (1, 2, 4, 8):
-        raise Unsupported("an element size the kernel does not pad")
+        raise Unsupported(f"the kernel does not pad elements of {x.dtype.size} bytes")
     out = ctx.define(
         name, x.dtype, tuple(d + b + a for d, b, a in zip(x.shape, before, after, strict=True))
     )
@@ -160,7 +160,7 @@ def merged(sizes: Sequence[tuple[DimLike, DimLike, DimLike]], xs: Dims, ys: Dims
 def numbers(rows: Sequence[Row], dtype: DType, mode: int, value: int) -> dict[str, DimLike]:
     """The parameters of the family `pad`."""
     if len(rows) > PADDED:
-        raise Unsupported(f"a Pad over {len(rows)} separate dims (the kernel takes {PADDED})")
+        raise Unsupported(f"Pad needs {len(rows)} separate dims; the kernel takes {PADDED}")
     ints: dict[str, DimLike] = {"elem": dtype.size, "mode": mode, "value": value}
     for k, row in enumerate([*[(1, 1, 0, 0, 0)] * (PADDED - len(rows)), *rows]):
         ints |= {f"{c}{k}": d for c, d in zip("mnpxy", row, strict=True)}
@@ -173,7 +173,7 @@ def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: 
     """
     axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
     if not axes:
-        raise Unsupported("a Pad that adds nothing")
+        raise Unsupported("Pad adds nothing")
     for first in range(0, len(axes), 2):
         pair = axes[first : first + 2]
         shape_ = tuple(
@@ -203,7 +203,7 @@ def _segments(
 ) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
     """The parts of a padded axis: elements, first source index, source step, first target index."""
     if reflect and (not isinstance(n, int) or max(before, after) >= n):
-        raise Unsupported("reflect padding of a symbolic dim, or wider than the dim")
+        raise Unsupported("Pad reflects a symbolic dim, or more than the dim has")
     yield n, 0, 1, before
     if before:
         yield before, before if reflect else 0, -1 if reflect else 0, 0

@@ -122,12 +122,13 @@ def lower_expression(
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
     if not (kinds_in | {kind_out}) <= _INTEGER | _FLOAT:
         raise Unsupported(
-            f"pointwise arithmetic on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}"
+            f"no kernel computes on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}"
         )
     narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
     if narrow and expr.code:
         raise Unsupported(
-            f"pointwise arithmetic on {', '.join(sorted(k.name for k in narrow))}, which the {ctx.target.name} kernels only convert"
+            f"the {ctx.target.name} kernels convert {', '.join(sorted(k.name for k in narrow))},"
+            " and do not compute on it"
         )
     if kinds_in <= _INTEGER and kind_out in _INTEGER:
         expr = _unclipped(expr)
@@ -137,7 +138,9 @@ def lower_expression(
         and all(i.op in I64_OPCODES for i in expr.code)
     )
     if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
-        raise Unsupported("float arithmetic on integers wider than a float's mantissa")
+        raise Unsupported(
+            "floating-point arithmetic does not hold 32-bit and 64-bit integers exactly"
+        )
     if not integer:
         expr = unrounded(expr, dtype)
     if not integer and _image(ctx, expr, inputs, name, dtype, shape):
@@ -227,14 +230,14 @@ def _plain(
 ) -> None:
     if len(inputs) > _PLAIN_INPUTS:
         raise Unsupported(
-            f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})"
+            f"the expression reads {len(inputs)} tensors; the kernel takes {_PLAIN_INPUTS}"
         )
     try:
         program = compile_program(expr, type="i64" if integer else "f32")
     except (
         ValueError
     ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
-        raise Unsupported(f"pointwise arithmetic that no program computes: {e}") from None
+        raise Unsupported(f"no program computes the pointwise expression: {e}") from None
     out = Value(name, dtype, shape)
     read = _within_limits(ctx, inputs, shape)
     if pointwise_stages.worth(ctx, out, read):
@@ -258,7 +261,7 @@ def _within_limits(
         ctx.settle(inputs[widest])
         read = [pointwise_stages.of(v) for v in inputs]
     if not _fits(ctx, read, shape):
-        raise Unsupported("a broadcast over more separate dims than the kernel takes (6)")
+        raise Unsupported("the broadcast needs more than 6 separate dims")
     return read
 
 

@@ -14,14 +14,12 @@ from tracea_onnx.ir.dims import DimLike
 def topk(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     if ctx.target.name != "cuda":
-        raise Unsupported(
-            "no kernel computes TopK, nor is one needed where ONNX Runtime's own runs beside it"
-        )
+        raise Unsupported(f"no {ctx.target.name} kernel computes TopK; ONNX Runtime's own runs it")
     if x.dtype not in {DType.I32, *ctx.target.types}:
-        raise Unsupported(f"TopK of type {x.dtype.name}")
+        raise Unsupported(f"no kernel computes TopK of type {x.dtype.name}")
     k = ctx.one_int(op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
     if not isinstance(k, int):
-        raise Unsupported(f"TopK of {k} results, a number that depends on sizes of a run")
+        raise Unsupported(f"TopK takes {k} results; the number must be constant")
     axis = axis_of(int(op.attr("axis", -1)), x.rank)
     ctx.at_least(x.shape[axis], k, f"axis {axis} of '{x.name}', of which TopK takes {k},")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])

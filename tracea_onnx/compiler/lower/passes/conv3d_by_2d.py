@@ -24,9 +24,11 @@ def slices(ctx: Lowering, x: Value, depth: Extent) -> tuple[Nhwc, DimLike, int]:
     """
     c = x.shape[1]
     if not ctx.target.few_launches:
-        raise Unsupported("convolution or pooling over 3 spatial dims")
+        raise Unsupported(f"no {ctx.target.name} kernel runs over 3 spatial dims")
     if not isinstance(c, int):
-        raise Unsupported(f"'{x.name}' has a symbolic channel count")
+        raise Unsupported(
+            f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"
+        )
     if depth.before or depth.after:
         x = with_zeros(
             ctx, f"{x.name}\0deep", x, (0, 0, depth.before, 0, 0, 0, 0, depth.after, 0, 0)
@@ -63,7 +65,7 @@ def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, O
     """lower: what lowers a convolution over height and width."""
     ctx.require(x, "a convolution")
     if not isinstance(x.shape[1], int) or any(not isinstance(d, int) for d in w.shape):
-        raise Unsupported("a convolution of a symbolic number of channels")
+        raise Unsupported("the number of channels of the convolution is symbolic")
     oc, icg, *kernel = (int(d) for d in w.shape if isinstance(d, int))
     depth, *plane = extents(op, x.shape[2:], kernel)
     src, count, wide = slices(ctx, x, depth)
@@ -97,7 +99,9 @@ def pool(ctx: Lowering, op: Op, x: Value, mode: int) -> None:
     depth, *plane = extents(op, x.shape[2:], pooled_window(op))
     n, c, d, h, w = x.shape
     if not isinstance(c, int):
-        raise Unsupported(f"'{x.name}' has a symbolic channel count")
+        raise Unsupported(
+            f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"
+        )
     src, count, _ = slices(ctx, x, Extent(d, 1, 1, 1, 0, 0, d))
     oh, ow = plane[0].out, plane[1].out
     flat = ctx.images(x.dtype, count, c, oh, ow)

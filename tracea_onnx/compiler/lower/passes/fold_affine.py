@@ -44,10 +44,13 @@ def batch_norm(
         or len(kinds) > 1
         or not kinds <= ctx.target.types
     ):
-        raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
+        raise Unsupported(
+            "the statistics of BatchNormalization are not constants of one float type"
+        )
     if any(v.elements != channels for v in parts.values()):
         raise Unsupported(
-            f"BatchNormalization of {channels} channels with {', '.join(str(v.elements) for v in parts.values())} statistics"
+            f"BatchNormalization has {channels} channels, and statistics of"
+            f" {', '.join(str(v.elements) for v in parts.values())} elements"
         )
     scale, shift = ctx.plan.arena(4 * channels), ctx.plan.arena(4 * channels)
     ctx.plan.launch(
