@@ -12,6 +12,7 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, float_type, grow_epilogue
 from tracea_onnx.match.groupnorm import Grouped, channel_weights, grouped, grouped_operator
+from tracea_onnx.match.spec_table import GroupNormSpec
 
 
 def match(g: Graph, node: Node) -> Match:
@@ -23,16 +24,15 @@ def match(g: Graph, node: Node) -> Match:
     float_type(g, norm.x, node)
     channel_weights(g, norm)
     tail = grow_epilogue(g, norm.out, max_operands=0)
-    attrs = {"groups": norm.groups, "eps": norm.eps, **tail.attrs()}
+    spec = GroupNormSpec(groups=norm.groups, eps=norm.eps, expr=tail.expr)
     roles = [("x", norm.x), ("gamma", norm.gamma), ("beta", norm.beta)]
     return build_match(
         g,
         rule="groupnorm",
         anchor=node,
         nodes=[*norm.nodes, *tail.nodes],
-        op="groupnorm",
+        spec=spec,
         roles=roles,
-        attrs=attrs,
         outputs=[tail.output],
     )
 

@@ -12,6 +12,7 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, float_type, grow_epilogue
 from tracea_onnx.match.groupnorm import grouped
+from tracea_onnx.match.spec_table import GroupNormSpec
 
 
 def match(g: Graph, node: Node) -> Match:
@@ -24,16 +25,15 @@ def match(g: Graph, node: Node) -> Match:
     if inner is not None:
         raise Refuse(Why.GROUPED, node)
     tail = grow_epilogue(g, node.outputs[0], max_operands=0)
-    attrs = {"groups": -1, "eps": float(node.attr("epsilon", 1e-5)), **tail.attrs()}
+    spec = GroupNormSpec(groups=-1, eps=float(node.attr("epsilon", 1e-5)), expr=tail.expr)
     roles = [("x", x), ("gamma", gamma), ("beta", beta)]
     return build_match(
         g,
         rule="instancenorm",
         anchor=node,
         nodes=[node, *tail.nodes],
-        op="groupnorm",
+        spec=spec,
         roles=roles,
-        attrs=attrs,
         outputs=[tail.output],
     )
 

@@ -26,6 +26,7 @@ from tracea_onnx.match.epilogue import (
     same_shape,
 )
 from tracea_onnx.match.gemm import LINEAR_OPS, match_linear
+from tracea_onnx.match.spec_table import PointwiseSpec
 
 _MAX_INPUTS = 6
 
@@ -166,15 +167,14 @@ def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match
         raise Refuse(Why.CONSTANT_RANK, last, value=last.outputs[0])
     expr: Expr = region.code.finish(region.inside[last.outputs[0]][0])
     roles = [(f"x{k}", name) for k, name in enumerate(region.code.operands)]
-    attrs = {"expr": expr.to_json()}
+    spec = PointwiseSpec(expr=expr)
     return build_match(
         graph,
         rule="pointwise",
         anchor=last,
         nodes=chain,
-        op="pointwise",
+        spec=spec,
         roles=roles,
-        attrs=attrs,
         outputs=[last.outputs[0]],
     )
 

@@ -15,6 +15,7 @@ from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.epilogue import build_match, float_type
 from tracea_onnx.match.rope import Pair, halves, layout_of, partial, product_with, stacked
+from tracea_onnx.match.spec_table import RopeSpec
 from tracea_onnx.shapes.symbolic import shapes
 
 
@@ -131,15 +132,13 @@ def _finish(
     if whole is not None:
         x, out, extra = whole
         nodes = [*nodes, *extra]
-    attrs = {"layout": layout, "interleaved": interleaved, "rot": rot}
     return build_match(
         g,
         rule="rope",
         anchor=anchor,
         nodes=region(g, nodes, (x, cos, sin)),
-        op="rope",
+        spec=RopeSpec(layout=layout, interleaved=interleaved, rot=rot),
         roles=[("x", x), ("cos", cos), ("sin", sin)],
-        attrs=attrs,
         outputs=[out],
     )
 
@@ -175,23 +174,15 @@ def _operator(g: Graph, node: Node) -> Match:
         raise Refuse(Why.HALF_TABLES, node)
     if pos and (places is None or len(places) != 2):
         raise Refuse(Why.POSITIONS, node)
-    attrs = {
-        "layout": "bhsd" if len(shape) == 4 else "bsx",
-        "interleaved": bool(node.attr("interleaved", 0)),
-        "rot": rot,
-    }
-    if len(shape) == 3:
-        attrs["num_heads"] = heads
+    spec = RopeSpec(
+        layout="bhsd" if len(shape) == 4 else "bsx",
+        interleaved=bool(node.attr("interleaved", 0)),
+        rot=rot,
+        num_heads=heads if len(shape) == 3 else None,
+    )
     roles = [("x", x), ("cos", cos), ("sin", sin), ("pos", pos)]
     return build_match(
-        g,
-        rule="rope",
-        anchor=node,
-        nodes=[node],
-        op="rope",
-        roles=roles,
-        attrs=attrs,
-        outputs=[node.outputs[0]],
+        g, rule="rope", anchor=node, nodes=[node], spec=spec, roles=roles, outputs=[node.outputs[0]]
     )
 
 

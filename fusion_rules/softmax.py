@@ -11,16 +11,18 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, float_type
 from tracea_onnx.match.softmax import decomposed
+from tracea_onnx.match.spec_table import SoftmaxSpec
 from tracea_onnx.shapes.symbolic import shapes
 
 
 def match(g: Graph, anchor: Node) -> Match:
     if anchor.op == "ReduceSum":
         found = decomposed(g, anchor)
+        assert found.axis is not None
         float_type(g, found.x, anchor)
         return build_match(
-            g, rule="softmax", anchor=anchor, nodes=list(found.nodes), op="softmax", roles=[("x", found.x)],
-            attrs={"axis": found.axis, "log": found.log}, outputs=[found.output],
+            g, rule="softmax", anchor=anchor, nodes=list(found.nodes), roles=[("x", found.x)],
+            spec=SoftmaxSpec(axis=found.axis, log=found.log), outputs=[found.output],
         )  # fmt: skip
     x, shape = anchor.input(0), shapes(g).dims(anchor.input(0))
     float_type(g, x, anchor)
@@ -42,9 +44,8 @@ def match(g: Graph, anchor: Node) -> Match:
         rule="softmax",
         anchor=anchor,
         nodes=nodes,
-        op="softmax",
+        spec=SoftmaxSpec(axis=axis - len(shape), log=log),
         roles=[("x", x)],
-        attrs={"axis": axis - len(shape), "log": log},
         outputs=[out],
     )
 

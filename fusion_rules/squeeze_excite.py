@@ -8,7 +8,6 @@ feature map.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
@@ -27,6 +26,7 @@ from tracea_onnx.match.epilogue import (
     show,
 )
 from tracea_onnx.match.gemm import LINEAR_OPS, linear, row, take_bias
+from tracea_onnx.match.spec_table import SqueezeExciteSpec
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
@@ -64,19 +64,17 @@ def match(graph: Graph, node: Node) -> Match:
         raise Refuse(Why.PER_IMAGE, mul, value=value)
     nodes.append(mul)
     roles = [("x", x), ("w1", first.w), ("b1", first.b), ("w2", second.w), ("b2", second.b)]
-    attrs: dict[str, Any] = {"kind": first.kind, "trans_b": first.trans_b}
-    for key, layer in (("expr1", first), ("expr2", second)):
-        if layer.tail.expr is not None:
-            attrs[key] = layer.tail.expr.to_json()
+    spec = SqueezeExciteSpec(
+        kind=first.kind, trans_b=first.trans_b, expr1=first.tail.expr, expr2=second.tail.expr
+    )
     nodes = region(graph, nodes, (x,))  # with the towers that compute the shapes of reshapes
     return build_match(
         graph,
         rule="squeeze_excite",
         anchor=node,
         nodes=nodes,
-        op="squeeze_excite",
+        spec=spec,
         roles=roles,
-        attrs=attrs,
         outputs=[mul.outputs[0]],
     )
 
@@ -121,9 +119,9 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
         if (
             len(shape) != 4
             or shape[2:] != (1, 1)
-            or conv.attrs["group"] != 1
-            or conv.attrs["strides"] != [1, 1]
-            or any(conv.attrs["pads"])
+            or conv.spec.group != 1
+            or conv.spec.strides != [1, 1]
+            or any(conv.spec.pads)
         ):
             raise Refuse(Why.NOT_1X1, node)
         layer = _Layer(
@@ -150,7 +148,7 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
             value,
             found.w,
             found.b,
-            found.attrs["trans_b"],
+            int(found.spec.trans_b),
             tuple(found.nodes),
             grow_epilogue(graph, found.value, max_operands=0),
         )

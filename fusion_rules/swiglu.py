@@ -8,7 +8,6 @@ product.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.expr import Expr
@@ -17,6 +16,7 @@ from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, grow_epilogue, same_shape
 from tracea_onnx.match.gemm import LINEAR_OPS, Linear, columns, read_linear
+from tracea_onnx.match.spec_table import SwigluSpec
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def match(graph: Graph, node: Node) -> Match:
         if (
             second.x != first.x
             or not same_shape(dims_of(graph, first.value), dims_of(graph, second.value))
-            or first.attrs["trans_b"] != second.attrs["trans_b"]
+            or first.spec.trans_b != second.spec.trans_b
         ):
             continue
         tail = grow_epilogue(graph, first.value, also=(second.value,), max_operands=0)
@@ -80,15 +80,13 @@ def _pair(graph: Graph, first: Linear, second: Linear, tail: Epilogue) -> Match:
     expr = _swap(tail.expr) if swapped else tail.expr
     roles = [("x", first.x), ("w_gate", gate.w), ("w_up", up.w), ("b_gate", gate.b), ("b_up", up.b)]
     nodes = region(graph, [*first.nodes, *second.nodes, *tail.nodes], [v for _, v in roles])
-    attrs: dict[str, Any] = {"trans_b": first.attrs["trans_b"], "expr": expr.to_json()}
     return build_match(
         graph,
         rule="swiglu",
         anchor=first.node,
         nodes=nodes,
-        op="swiglu",
+        spec=SwigluSpec(trans_b=first.spec.trans_b, expr=expr),
         roles=roles,
-        attrs=attrs,
         outputs=[tail.output],
     )
 
@@ -101,19 +99,13 @@ def _packed(graph: Graph, found: Linear, halves: _Halves) -> Match:
     expr = _swap(tail.expr) if split else tail.expr
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
     nodes = region(graph, [*found.nodes, *halves.nodes, *tail.nodes], [v for _, v in roles])
-    attrs: dict[str, Any] = {
-        "trans_b": found.attrs["trans_b"],
-        "split": split,
-        "expr": expr.to_json(),
-    }
     return build_match(
         graph,
         rule="swiglu",
         anchor=found.node,
         nodes=nodes,
-        op="swiglu",
+        spec=SwigluSpec(trans_b=found.spec.trans_b, expr=expr, split=split),
         roles=roles,
-        attrs=attrs,
         outputs=[tail.output],
     )
 

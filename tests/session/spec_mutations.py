@@ -126,8 +126,7 @@ def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Rando
             out["attrs"] = copy.deepcopy(rng.choice(others).get("attrs"))
         elif kind < 0.5 and isinstance(attrs, dict):
             op = rng.choice(list(spec_table.OPS.values()))
-            if op.attrs:
-                attrs[rng.choice(list(op.attrs))] = rng.choice((*INTS, *FLOATS, *STRINGS, *OTHERS))
+            attrs[rng.choice(list(op.forms()))] = rng.choice((*INTS, *FLOATS, *STRINGS, *OTHERS))
         else:
             # Places lie mostly in expressions: those of the attributes themselves get their turn
             # first.

@@ -4,8 +4,7 @@ inference BatchNormalization.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
@@ -23,6 +22,7 @@ from tracea_onnx.match.epilogue import (
     needed_outside,
     refuse_quantised,
 )
+from tracea_onnx.match.spec_table import BatchNormSpec, ConvSpec, ConvTransposeSpec
 from tracea_onnx.shapes.symbolic import axes_of, shapes
 
 #: Convolution operators and the spec (and rule) of each.
@@ -42,7 +42,7 @@ class Convolution:
     w: str
     b: str
     channels: int
-    attrs: dict[str, Any]
+    spec: ConvSpec
     value: str
     nodes: list[Node]
     bn: tuple[str, ...] = ()
@@ -78,19 +78,20 @@ def convolution(graph: Graph, node: Node) -> Convolution:
             Why.ATTRIBUTE, node, attribute="auto_pad", value=auto_pad, wanted=", ".join(_AUTO_PADS)
         )
     group = int(node.attr("group", 1))
-    attrs: dict[str, Any] = {
-        "strides": list(node.attr("strides") or [1] * spatial),
-        "dilations": list(node.attr("dilations") or [1] * spatial),
-        "pads": list(node.attr("pads") or [0] * (2 * spatial))
-        if auto_pad == "NOTSET"
-        else [0] * (2 * spatial),
-        "auto_pad": auto_pad,
-        "group": group,
-    }
+    none = [0] * (2 * spatial)
+    spec = ConvSpec(
+        strides=list(node.attr("strides") or [1] * spatial),
+        dilations=list(node.attr("dilations") or [1] * spatial),
+        pads=list(node.attr("pads") or none) if auto_pad == "NOTSET" else none,
+        auto_pad=auto_pad,
+        group=group,
+    )
     if transposed:
-        attrs["output_padding"] = list(node.attr("output_padding") or [0] * spatial)
-        if node.attr("output_shape"):
-            attrs["output_shape"] = list(node.attr("output_shape"))
+        spec = ConvTransposeSpec(
+            **vars(spec),
+            output_padding=list(node.attr("output_padding") or [0] * spatial),
+            output_shape=list(node.attr("output_shape") or ()) or (),
+        )
     known = {
         "kernel_shape",
         "auto_pad",
@@ -107,7 +108,7 @@ def convolution(graph: Graph, node: Node) -> Convolution:
         raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
     channels = dims[1] * group if transposed else dims[0]
     found = Convolution(
-        node, node.input(0), node.input(1), node.input(2), channels, attrs, node.outputs[0], [node]
+        node, node.input(0), node.input(1), node.input(2), channels, spec, node.outputs[0], [node]
     )
     if node.op == "com.microsoft.FusedConv":
         found.residual = node.input(3)
@@ -137,14 +138,14 @@ def take_pad(graph: Graph, found: Convolution) -> None:
         or graph.sole_consumer(found.x) is not found.node
     ):
         return
-    spatial = len(found.attrs["strides"])
+    spatial = len(found.spec.strides)
     amounts = pad.attr("pads") or (graph.ints(pad.input(1)) if pad.input(1) else None)
     value = constant_scalar(graph, pad.input(2)) if pad.input(2) else float(pad.attr("value", 0.0))
     if (
         pad.attr("mode", "constant") != "constant"
         or value != 0.0
         or pad.input(3)
-        or found.attrs["auto_pad"] not in ("NOTSET", "VALID")
+        or found.spec.auto_pad not in ("NOTSET", "VALID")
     ):
         return
     if amounts is None or len(amounts) != 2 * (spatial + 2):
@@ -152,9 +153,8 @@ def take_pad(graph: Graph, found: Convolution) -> None:
     begin, end = amounts[: spatial + 2], amounts[spatial + 2 :]
     if min(amounts) < 0 or any((*begin[:2], *end[:2])):
         return
-    own = found.attrs["pads"]
-    found.attrs["pads"] = [int(a + b) for a, b in zip([*begin[2:], *end[2:]], own, strict=True)]
-    found.attrs["auto_pad"] = "NOTSET"
+    own = zip([*begin[2:], *end[2:]], found.spec.pads, strict=True)
+    found.spec = replace(found.spec, pads=[int(a + b) for a, b in own], auto_pad="NOTSET")
     found.x = pad.input(0)
     found.nodes.insert(0, pad)
 
@@ -192,7 +192,7 @@ def take_bias(graph: Graph, found: Convolution) -> None:
     if found.b or add is None or add.op != "Add" or len(add.inputs) != 2:
         return
     other = add.inputs[1] if add.inputs[0] == found.value else add.inputs[0]
-    spatial = len(found.attrs["strides"])
+    spatial = len(found.spec.strides)
     shape = graph.shape(other)
     per_channel = (found.channels, *[1] * spatial)
     if (
@@ -226,7 +226,7 @@ def take_batch_norm(graph: Graph, found: Convolution) -> None:
     if found.note is not None:
         return
     found.bn = tuple(bn.inputs[1:5])
-    found.attrs["bn_eps"] = float(bn.attr("epsilon", 1e-5))
+    found.spec = replace(found.spec, bn_eps=float(bn.attr("epsilon", 1e-5)))
     found.value = bn.outputs[0]
     found.nodes.append(bn)
 
@@ -289,9 +289,8 @@ def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
         rule=rule,
         anchor=node,
         nodes=nodes,
-        op=op,
+        spec=replace(found.spec, expr=tail.expr),
         roles=roles,
-        attrs={**found.attrs, **tail.attrs()},
         outputs=[output],
     )
 
@@ -318,15 +317,14 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
         *zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), node.inputs[:5], strict=True),
         *tail.roles(),
     ]
-    attrs = {"bn_eps": float(node.attr("epsilon", 1e-5)), **tail.attrs()}
+    spec = BatchNormSpec(bn_eps=float(node.attr("epsilon", 1e-5)), expr=tail.expr)
     return build_match(
         graph,
         rule=rule,
         anchor=node,
         nodes=[node, *tail.nodes],
-        op="batchnorm",
+        spec=spec,
         roles=roles,
-        attrs=attrs,
         outputs=[tail.output],
     )
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import BOOL, FLOATS, POINTWISE, Code, result_type
 from tracea_onnx.ir.refusals import Refuse, Why, label
+from tracea_onnx.match.spec_table import Attributes
 from tracea_onnx.shapes.symbolic import Dims, same, shapes
 
 __all__ = [
@@ -50,10 +50,6 @@ class Epilogue:
     expr: Expr | None
     output: str
     stopped: Refuse
-
-    def attrs(self) -> dict[str, Any]:
-        """The `expr` entry of a spec, or nothing."""
-        return {} if self.expr is None else {"expr": self.expr.to_json()}
 
     def roles(self, first: int = 0) -> list[tuple[str, str]]:
         """(role, value) pairs e0, e1, ... of the operands."""
@@ -397,9 +393,8 @@ def build_match(
     rule: str,
     anchor: Node,
     nodes: Iterable[Node],
-    op: str,
+    spec: Attributes,
     roles: Sequence[tuple[str, str]],
-    attrs: Mapping[str, Any],
     outputs: Sequence[str],
 ) -> Match:
     """The match, after the guards every rule needs: only `outputs` leave, and the set of nodes is
@@ -420,5 +415,5 @@ def build_match(
         chain,
         tuple(v for _, v in present),
         tuple(outputs),
-        Spec(op, tuple(r for r, _ in present), dict(attrs)),
+        Spec(spec.op, tuple(r for r, _ in present), spec.to_json()),
     )

@@ -4,8 +4,7 @@ between two Reshapes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node, Shape
@@ -23,6 +22,7 @@ from tracea_onnx.match.epilogue import (
     refuse_quantised,
     same_shape,
 )
+from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.shapes.symbolic import same
 
 LINEAR_OPS = frozenset({"Gemm", "MatMul", "com.microsoft.FusedGemm", "com.microsoft.FusedMatMul"})
@@ -51,7 +51,7 @@ class Linear:
     x: str
     w: str
     b: str
-    attrs: dict[str, Any]
+    spec: GemmSpec
     value: str
     nodes: list[Node]
     # run-time target shapes of the Reshapes taken in, with their roles
@@ -64,9 +64,9 @@ class Linear:
     def plain(self) -> bool:
         """x @ w (+ b) and nothing else (w may be transposed)."""
         return (
-            self.attrs["alpha"] == 1.0
-            and (not self.b or self.attrs["beta"] == 1.0)
-            and not self.attrs["trans_a"]
+            self.spec.alpha == 1.0
+            and (not self.b or self.spec.beta == 1.0)
+            and not self.spec.trans_a
             and self.prelude is None
         )
 
@@ -85,18 +85,18 @@ def linear(graph: Graph, node: Node) -> Linear:
     if odd := sorted(set(node.attrs) - _KNOWN):
         raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
     require(node, transBatchA=0, transBatchB=0)
-    attrs = {
-        "trans_a": int(node.attr("transA", 0)),
-        "trans_b": int(node.attr("transB", 0)),
-        "alpha": float(node.attr("alpha", 1.0)),
-        "beta": float(node.attr("beta", 1.0)) if gemm and node.input(2) else 1.0,
-    }
+    spec = GemmSpec(
+        trans_a=int(node.attr("transA", 0)),
+        trans_b=int(node.attr("transB", 0)),
+        alpha=float(node.attr("alpha", 1.0)),
+        beta=float(node.attr("beta", 1.0)) if gemm and node.input(2) else 1.0,
+    )
     found = Linear(
         node,
         node.input(0),
         node.input(1),
         node.input(2) if gemm else "",
-        attrs,
+        spec,
         node.outputs[0],
         [node],
     )
@@ -113,7 +113,7 @@ def linear(graph: Graph, node: Node) -> Linear:
 def columns(graph: Graph, found: Linear) -> int | None:
     """Output features, when static."""
     shape = graph.shape(found.w)
-    n = None if shape is None else shape[-2 if found.attrs["trans_b"] else -1]
+    n = None if shape is None else shape[-2 if found.spec.trans_b else -1]
     return n if isinstance(n, int) else None
 
 
@@ -145,7 +145,7 @@ def take_bias(graph: Graph, found: Linear) -> None:
         return
     if shape and shape[-1] == n and all(d == 1 for d in shape[:-1]):
         found.b, found.value = other, add.outputs[0]
-        found.attrs["beta"] = 1.0
+        found.spec = replace(found.spec, beta=1.0)
         found.nodes.append(add)
 
 
@@ -164,7 +164,7 @@ def take_reshapes(graph: Graph, found: Linear) -> None:
         or after.input(0) != found.value
     ):
         return
-    if found.attrs["trans_a"] or graph.rank(found.w) != 2 or graph.is_const(before.input(0)):
+    if found.spec.trans_a or graph.rank(found.w) != 2 or graph.is_const(before.input(0)):
         return
     if found.b and not row(graph.shape(found.b)):
         return  # a bias per row would no longer broadcast
@@ -203,7 +203,7 @@ def take_batch_norm(graph: Graph, found: Linear) -> None:
     if found.b and not (
         graph.is_const(found.b)
         and graph.shape(found.b) in ((n,), (1, n))
-        and found.attrs["beta"] == 1.0
+        and found.spec.beta == 1.0
     ):
         return
     nodes, shape = [first], dims_of(graph, found.value)
@@ -232,7 +232,7 @@ def take_batch_norm(graph: Graph, found: Linear) -> None:
     ):
         return
     found.bn, found.value = tuple(bn.inputs[1:5]), nodes[-1].outputs[0]
-    found.attrs["bn_eps"] = float(bn.attr("epsilon", 1e-5))
+    found.spec = replace(found.spec, bn_eps=float(bn.attr("epsilon", 1e-5)))
     found.nodes += nodes
 
 
@@ -277,8 +277,7 @@ def match_linear(graph: Graph, node: Node, *, rule: str) -> Match:
         rule=rule,
         anchor=node,
         nodes=nodes,
-        op="gemm",
+        spec=replace(found.spec, expr=tail.expr),
         roles=roles,
-        attrs={**found.attrs, **tail.attrs()},
         outputs=[tail.output],
     )

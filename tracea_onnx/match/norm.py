@@ -12,6 +12,7 @@ from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.epilogue import build_match, narrower, not_sole, same_shape
+from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.shapes.symbolic import axes_of, same, shapes
 
 FLOATS = frozenset(
@@ -435,22 +436,15 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
         ("gamma", norm.gamma),
         ("beta", norm.beta),
     ]
-    attrs = {
-        "axis": -norm.axes if norm.axes != CHANNELS else 1,
-        "eps": norm.eps,
-        "rms": norm.rms,
-        "gamma_add": norm.gamma_add,
-    }
+    spec = LayerNormSpec(
+        axis=-norm.axes if norm.axes != CHANNELS else 1,
+        eps=norm.eps,
+        rms=norm.rms,
+        gamma_add=norm.gamma_add,
+    )
     outputs = [norm.out, *([norm.skip] if norm.skip else [])]
     return build_match(
-        g,
-        rule=rule,
-        anchor=anchor,
-        nodes=norm.nodes,
-        op="layernorm",
-        roles=roles,
-        attrs=attrs,
-        outputs=outputs,
+        g, rule=rule, anchor=anchor, nodes=norm.nodes, spec=spec, roles=roles, outputs=outputs
     )
 
 

@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, get_origin, get_type_hints
 
 from tracea_onnx.ir.abi import OPCODE_ARITY
 from tracea_onnx.ir.contracts import Spec
@@ -24,10 +25,11 @@ _LONGEST, _PARTS = 4096, 64
 
 @dataclass(frozen=True)
 class Form:
-    """What an attribute may be: a test, and its words."""
+    """What an attribute may be: a test, its words, and how a value that passes is read."""
 
     ok: Callable[[Any], bool]
     words: str
+    read: Callable[[Any], Any] = lambda v: v
 
 
 def _whole(value: object, low: int, high: int = _MOST) -> bool:
@@ -41,13 +43,14 @@ def _number(value: object) -> bool:
 
 
 def integer(low: int, high: int = _MOST) -> Form:
-    return Form(lambda v: _whole(v, low, high), f"a whole number from {low} to {high}")
+    return Form(lambda v: _whole(v, low, high), f"a whole number from {low} to {high}", int)
 
 
 def integers(low: int, high: int = _MOST) -> Form:
     return Form(
         lambda v: isinstance(v, list) and 0 < len(v) <= 6 and all(_whole(x, low, high) for x in v),
         f"a list of whole numbers from {low} to {high}",
+        lambda v: [int(x) for x in v],
     )
 
 
@@ -112,73 +115,304 @@ def _expression_fault(value: object) -> str:
     return ""
 
 
-FLAG = Form(lambda v: isinstance(v, bool) or _whole(v, 0, 1), "true or false")
-CLEARED = Form(lambda v: v == "masked" or FLAG.ok(v), 'true, false or "masked"')
-NUMBER = Form(_number, "a finite number")
-FILL = Form(lambda v: v == "-inf" or _number(v), 'a finite number or "-inf"')
+FLAG = Form(lambda v: isinstance(v, bool) or _whole(v, 0, 1), "true or false", bool)
+CLEARED = Form(
+    lambda v: v == "masked" or FLAG.ok(v),
+    'true, false or "masked"',
+    lambda v: v if v == "masked" else bool(v),
+)
+NUMBER = Form(_number, "a finite number", float)
+FILL = Form(lambda v: v == "-inf" or _number(v), 'a finite number or "-inf"', float)
 PAST = Form(lambda v: v == "kv" or _whole(v, -_MOST), 'a whole number or "kv"')
 LAYOUT = Form(_is_layout, "a layout")
 OUT = Form(
     lambda v: _is_layout(v) and v["layout"] in OUT_LAYOUTS,
     f"one of the layouts {', '.join(OUT_LAYOUTS)}",
 )
-EXPRESSION = Form(_is_expression, "an expression")
+EXPRESSION = Form(_is_expression, "an expression", Expr.from_json)
+
+_MASKS = one_of("none", "add", "bool", "drop")
+
+
+class Attributes:
+    """What the specs of all fused ops share. A spec is a frozen dataclass of its attributes. Each is
+    annotated with its form, and with the name that ONNX has for it, where that is another. Without
+    a default it is required; with None or () as the default it is optional.
+
+    op:       the fused op's name, which is that of its lowering.
+    roles:    operands that it must have; `optional`, operands that it may have.
+    extras:   whether e0, e1, ... may follow, as many as `expr` has more inputs.
+    outputs:  how many results it may have.
+    """
+
+    op: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[tuple[str, ...]] = ()
+    extras: ClassVar[bool] = False
+    outputs: ClassVar[int] = 1
+
+    @classmethod
+    @cache
+    def forms(cls) -> dict[str, tuple[Form, str]]:
+        """Of each attribute the form, and its name in ONNX."""
+        hints = get_type_hints(cls, include_extras=True)
+        found = {n: t.__metadata__ for n, t in hints.items() if get_origin(t) is Annotated}
+        return {n: (m[0], m[1] if len(m) > 1 else n) for n, m in found.items()}
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> Self:
+        """From JSON that was checked, or from the attributes of the ONNX operator. What the spec
+        does not know is left out.
+        """
+        given = {}
+        for name, (form, onnx) in cls.forms().items():
+            if (value := attrs.get(name, attrs.get(onnx))) is not None:
+                given[name] = form.read(value)
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """The attributes as JSON values, without the optional ones that are absent."""
+        values = ((name, getattr(self, name)) for name in self.forms())
+        return {
+            k: v.to_json() if isinstance(v, Expr) else v for k, v in values if v not in (None, ())
+        }
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """What is wrong between attributes, roles and results; "" when nothing is."""
+        return ""
+
 
 _BN = ("bn_scale", "bn_bias", "bn_mean", "bn_var")
-_CONV = {
-    "strides": integers(1), "dilations": integers(1), "pads": integers(0), "auto_pad": one_of("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"),
-    "group": integer(1), "bn_eps": NUMBER, "expr": EXPRESSION,
-}  # fmt: skip
-_MASKS = {f"mask{k}_{name}": form for k in ("", "1") for name, form in (
-    ("kind", one_of("none", "add", "bool", "drop")), ("scale", NUMBER), ("period", integer(1)), ("merged", FLAG),
-)} | {"fill": FILL, "fill1": FILL}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvSpec(Attributes):
+    op = "conv"
+    roles = ("x", "w")
+    optional = ("b", *_BN)
+    extras = True
+    strides: Annotated[Sequence[int], integers(1)] = ()
+    dilations: Annotated[Sequence[int], integers(1)] = ()
+    pads: Annotated[Sequence[int], integers(0)] = ()
+    auto_pad: Annotated[str, one_of("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")] = "NOTSET"
+    group: Annotated[int, integer(1)] = 1
+    bn_eps: Annotated[float | None, NUMBER] = None
+    expr: Annotated[Expr | None, EXPRESSION] = None
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        lengths = {
+            len(a[k]) for k in ("strides", "dilations", "output_padding", "output_shape") if k in a
+        } | ({len(a["pads"]) / 2} if "pads" in a else set())
+        if len(lengths) > 1:
+            return "its strides, dilations and pads are for different numbers of dims"
+        strides = a.get("strides") or [1] * 6
+        if any(p >= s for p, s in zip(a.get("output_padding", ()), strides, strict=False) if p):
+            return "its output_padding is not less than its strides"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvTransposeSpec(ConvSpec):
+    op = "conv_transpose"
+    output_padding: Annotated[Sequence[int], integers(0)] = ()
+    output_shape: Annotated[Sequence[int], integers(1)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmSpec(Attributes):
+    op = "gemm"
+    roles = ("x", "w")
+    optional = ("b", *_BN, "flat_shape", "shape")
+    extras = True
+    trans_a: Annotated[bool | int, FLAG, "transA"] = 0
+    trans_b: Annotated[bool | int, FLAG, "transB"] = 0
+    alpha: Annotated[float, NUMBER] = 1.0
+    beta: Annotated[float, NUMBER] = 1.0
+    bn_eps: Annotated[float | None, NUMBER] = None
+    expr: Annotated[Expr | None, EXPRESSION] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwigluSpec(Attributes):
+    op = "swiglu"
+    roles = ("x",)
+    optional = ("w", "b", "w_gate", "w_up", "b_gate", "b_up")
+    trans_b: Annotated[bool | int, FLAG] = 0
+    expr: Annotated[Expr, EXPRESSION]
+    split: Annotated[int | None, integer(0, 1)] = None
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        packed, apart = {"w", "b"}, {"w_gate", "w_up", "b_gate", "b_up"}
+        if (
+            "w" not in roles or roles & apart
+            if "split" in a
+            else not roles >= {"w_gate", "w_up"} or roles & packed
+        ):
+            return "it has neither one weight and a split nor two weights"
+        return _inputs(a, 2)
 
 
 @dataclass(frozen=True)
-class Op:
-    """A fused op: operands it must and may have, attributes it must and may have.
+class MaskSpec:
+    """One mask of an attention."""
 
-    `extras`: e0, e1, ... may follow, as many as `expr` has more inputs.
-    """
-
-    roles: tuple[str, ...]
-    optional: tuple[str, ...]
-    attrs: Mapping[str, Form]
-    required: tuple[str, ...] = ()
-    extras: bool = False
-    outputs: int = 1
+    kind: str
+    scale: float
+    period: int
+    merged: bool
+    fill: float
 
 
-OPS: Mapping[str, Op] = {
-    "conv": Op(("x", "w"), ("b", *_BN), _CONV, extras=True),
-    "conv_transpose": Op(("x", "w"), ("b", *_BN), {**_CONV, "output_padding": integers(0), "output_shape": integers(1)}, extras=True),
-    "gemm": Op(
-        ("x", "w"), ("b", *_BN, "flat_shape", "shape"),
-        {"trans_a": FLAG, "trans_b": FLAG, "alpha": NUMBER, "beta": NUMBER, "bn_eps": NUMBER, "expr": EXPRESSION}, extras=True,
-    ),
-    "swiglu": Op(
-        ("x",), ("w", "b", "w_gate", "w_up", "b_gate", "b_up"), {"trans_b": FLAG, "expr": EXPRESSION, "split": integer(0, 1)}, required=("expr",)
-    ),
-    "attention": Op(
-        ("q", "k", "v"), ("mask", "mask1", "head_scale"),
-        {"q": LAYOUT, "k": LAYOUT, "v": LAYOUT, "out": OUT, "num_heads": integer(0), "kv_heads": integer(0), "scale": NUMBER, "causal": FLAG, "past": PAST,
-         "nan_to_zero": CLEARED, "softcap": NUMBER, **_MASKS},
-        required=("q", "k", "v", "out", "num_heads", "kv_heads", "scale"),
-    ),
-    "layernorm": Op(
-        ("x",), ("res", "xbias", "gamma", "beta"), {"axis": integer(-8, 7), "eps": NUMBER, "rms": FLAG, "gamma_add": FLAG}, required=("axis", "eps"), outputs=2
-    ),
-    "groupnorm": Op(("x",), ("gamma", "beta"), {"groups": integer(-1), "eps": NUMBER, "expr": EXPRESSION}, required=("groups", "eps")),
-    "softmax": Op(("x",), (), {"axis": integer(-8, 7), "log": FLAG}, required=("axis",)),
-    "squeeze_excite": Op(
-        ("x", "w1", "w2"), ("b1", "b2"), {"kind": one_of("conv", "gemm"), "trans_b": FLAG, "expr1": EXPRESSION, "expr2": EXPRESSION}, required=("kind",)
-    ),
-    "rope": Op(
-        ("x", "cos", "sin"), ("pos",), {"layout": one_of("bhsd", "bshd", "bsx"), "interleaved": FLAG, "rot": integer(0), "num_heads": integer(0)},
-        required=("layout",),
-    ),
-    "batchnorm": Op(("x", *_BN), (), {"bn_eps": NUMBER, "expr": EXPRESSION}, extras=True),
-    "pointwise": Op((), (), {"expr": EXPRESSION}, required=("expr",)),
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec(Attributes):
+    op = "attention"
+    roles = ("q", "k", "v")
+    optional = ("mask", "mask1", "head_scale")
+    q: Annotated[Mapping[str, Any], LAYOUT]
+    k: Annotated[Mapping[str, Any], LAYOUT]
+    v: Annotated[Mapping[str, Any], LAYOUT]
+    out: Annotated[Mapping[str, Any], OUT]
+    num_heads: Annotated[int, integer(0)]
+    kv_heads: Annotated[int, integer(0)]
+    scale: Annotated[float, NUMBER]
+    causal: Annotated[bool, FLAG] = False
+    past: Annotated[int | str | None, PAST] = None
+    nan_to_zero: Annotated[bool | str, CLEARED] = False
+    softcap: Annotated[float | None, NUMBER] = None
+    mask_kind: Annotated[str, _MASKS] = "none"
+    mask_scale: Annotated[float | None, NUMBER] = None
+    mask_period: Annotated[int | None, integer(1)] = None
+    mask_merged: Annotated[bool | None, FLAG] = None
+    fill: Annotated[float | str | None, FILL] = None
+    mask1_kind: Annotated[str | None, _MASKS] = None
+    mask1_scale: Annotated[float | None, NUMBER] = None
+    mask1_period: Annotated[int | None, integer(1)] = None
+    mask1_merged: Annotated[bool | None, FLAG] = None
+    fill1: Annotated[float | str | None, FILL] = None
+
+    def masks(self) -> tuple[MaskSpec, MaskSpec]:
+        """Both masks in the order they apply; one that is absent has the kind none."""
+        first, second = (
+            MaskSpec(kind or "none", 1.0 if scale is None else scale, period or 0, bool(merged),
+                     float("-inf" if fill is None else fill))
+            for kind, scale, period, merged, fill in (
+                (self.mask_kind, self.mask_scale, self.mask_period, self.mask_merged, self.fill),
+                (self.mask1_kind, self.mask1_scale, self.mask1_period, self.mask1_merged,
+                 self.fill1),
+            )
+        )  # fmt: skip
+        return first, second
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        if "mask1" in roles and "mask" not in roles:
+            return "it has a second mask without a first"
+        for m in ("mask", "mask1"):
+            kind = a.get(f"{m}_kind", "none")
+            if (kind != "none") != (m in roles):
+                return f"its {m}_kind is {kind}, and its operands say otherwise"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormSpec(Attributes):
+    op = "layernorm"
+    roles = ("x",)
+    optional = ("res", "xbias", "gamma", "beta")
+    outputs = 2
+    axis: Annotated[int, integer(-8, 7)]
+    eps: Annotated[float, NUMBER]
+    rms: Annotated[bool, FLAG] = False
+    gamma_add: Annotated[bool, FLAG] = False
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        summed = roles & {"res", "xbias"}
+        return "it has a sum as its result and nothing to add" if outputs > 1 and not summed else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupNormSpec(Attributes):
+    op = "groupnorm"
+    roles = ("x",)
+    optional = ("gamma", "beta")
+    groups: Annotated[int, integer(-1), "num_groups"]
+    eps: Annotated[float, NUMBER, "epsilon"]
+    expr: Annotated[Expr | None, EXPRESSION] = None
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        return _inputs(a, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxSpec(Attributes):
+    op = "softmax"
+    roles = ("x",)
+    axis: Annotated[int, integer(-8, 7)]
+    log: Annotated[bool, FLAG] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqueezeExciteSpec(Attributes):
+    op = "squeeze_excite"
+    roles = ("x", "w1", "w2")
+    optional = ("b1", "b2")
+    kind: Annotated[str, one_of("conv", "gemm")]
+    trans_b: Annotated[bool | int, FLAG] = 0
+    expr1: Annotated[Expr | None, EXPRESSION] = None
+    expr2: Annotated[Expr | None, EXPRESSION] = None
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        more = any(a[k]["n_in"] != 1 for k in ("expr1", "expr2") if k in a)
+        return "its expressions have more than one input" if more else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeSpec(Attributes):
+    op = "rope"
+    roles = ("x", "cos", "sin")
+    optional = ("pos",)
+    layout: Annotated[str, one_of("bhsd", "bshd", "bsx")]
+    interleaved: Annotated[bool, FLAG] = False
+    rot: Annotated[int, integer(0)] = 0
+    num_heads: Annotated[int | None, integer(0)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormSpec(Attributes):
+    op = "batchnorm"
+    roles = ("x", *_BN)
+    extras = True
+    bn_eps: Annotated[float, NUMBER, "epsilon"] = 1e-5
+    expr: Annotated[Expr | None, EXPRESSION] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointwiseSpec(Attributes):
+    op = "pointwise"
+    expr: Annotated[Expr, EXPRESSION]
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        return _inputs(a, len(roles))
+
+
+def _inputs(a: Mapping[str, Any], wanted: int) -> str:
+    found = a["expr"]["n_in"] if "expr" in a else wanted
+    return "" if found == wanted else f"its expression has {found} inputs, not {wanted}"
+
+
+OPS: Mapping[str, type[Attributes]] = {
+    c.op: c
+    for c in (
+        ConvSpec, ConvTransposeSpec, GemmSpec, SwigluSpec, AttentionSpec, LayerNormSpec,
+        GroupNormSpec, SoftmaxSpec, SqueezeExciteSpec, RopeSpec, BatchNormSpec, PointwiseSpec,
+    )
 }  # fmt: skip
 
 
@@ -211,10 +445,14 @@ def fault(spec: Spec, inputs: Sequence[str], outputs: Sequence[str]) -> str:
         return f"it has {len(spec.roles)} roles for {len([i for i in inputs if i])} operands"
     if not 1 <= len(outputs) <= op.outputs or not any(outputs):
         return f"it has {len(outputs)} results"
-    return _roles_fault(spec, op) or _attrs_fault(spec, op) or _sense(spec, len(outputs))
+    return (
+        _roles_fault(spec, op)
+        or _attrs_fault(spec, op)
+        or op.sense(spec.attrs, set(spec.roles), len(outputs))
+    )
 
 
-def _roles_fault(spec: Spec, op: Op) -> str:
+def _roles_fault(spec: Spec, op: type[Attributes]) -> str:
     if len(set(spec.roles)) != len(spec.roles):
         return "a role is there twice"
     if spec.op == "pointwise":
@@ -241,55 +479,19 @@ def _roles_fault(spec: Spec, op: Op) -> str:
     return ""
 
 
-def _attrs_fault(spec: Spec, op: Op) -> str:
+def _attrs_fault(spec: Spec, op: type[Attributes]) -> str:
+    known = op.forms()
     for name, value in spec.attrs.items():
-        if name not in op.attrs:
+        if name not in known:
             return f"{spec.op} has no attribute {_short(name)}"
-        if not op.attrs[name].ok(value):
-            why = f" ({_expression_fault(value)})" if op.attrs[name] is EXPRESSION else ""
-            return f"its {name} is {_short(value)}, not {op.attrs[name].words}{why}"
-    missing = [name for name in op.required if name not in spec.attrs]
+        form = known[name][0]
+        if not form.ok(value):
+            why = f" ({_expression_fault(value)})" if form is EXPRESSION else ""
+            return f"its {name} is {_short(value)}, not {form.words}{why}"
+    missing = [n for n in known if not hasattr(op, n) and n not in spec.attrs]
     return f"it has no {missing[0]}" if missing else ""
 
 
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _sense(spec: Spec, outputs: int) -> str:
-    """What roles and attributes must have to do with each other."""
-    a, roles = spec.attrs, set(spec.roles)
-    if spec.op in ("conv", "conv_transpose"):
-        lengths = {
-            len(a[k]) for k in ("strides", "dilations", "output_padding", "output_shape") if k in a
-        } | ({len(a["pads"]) / 2} if "pads" in a else set())
-        if len(lengths) > 1:
-            return "its strides, dilations and pads are for different numbers of dims"
-        if any(
-            p >= s
-            for p, s in zip(a.get("output_padding", ()), a.get("strides") or [1] * 6, strict=False)
-            if p
-        ):
-            return "its output_padding is not less than its strides"
-    if "expr" in a and spec.op in ("swiglu", "pointwise", "groupnorm"):
-        inputs = {"swiglu": 2, "groupnorm": 1}.get(spec.op, len(roles))
-        if a["expr"]["n_in"] != inputs:
-            return f"its expression has {a['expr']['n_in']} inputs, not {inputs}"
-    if any(a[k]["n_in"] != 1 for k in ("expr1", "expr2") if k in a):
-        return "its expressions have more than one input"
-    if spec.op == "swiglu" and not ((roles >= {"w"} and not roles & {"w_gate", "w_up", "b_gate", "b_up"} and "split" in a) or (
-        roles >= {"w_gate", "w_up"} and not roles & {"w", "b"} and "split" not in a
-    )):  # fmt: skip
-        return "it has neither one weight and a split nor two weights"
-    if spec.op == "attention":
-        if len(masks := [m for m in ("mask", "mask1") if m in roles]) == 1 and masks == ["mask1"]:
-            return "it has a second mask without a first"
-        for m in ("mask", "mask1"):
-            if (a.get(f"{m}_kind", "none") != "none") != (m in roles):
-                return (
-                    f"its {m}_kind is {a.get(f'{m}_kind', 'none')}, and its operands say otherwise"
-                )
-    if spec.op == "layernorm" and outputs > 1 and not roles & {"res", "xbias"}:
-        return "it has a sum as its result and nothing to add"
-    return ""

@@ -17,6 +17,7 @@ from tracea_onnx.match.conv import CONVOLUTIONS, convolution
 from tracea_onnx.match.epilogue import build_match
 from tracea_onnx.match.gemm import linear
 from tracea_onnx.match.norm import operator
+from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.rewrite import fused_calls
 
 Read = Callable[[Graph, Node], Match]
@@ -49,9 +50,8 @@ def _convolution(graph: Graph, node: Node) -> Match:
         rule=kind,
         anchor=node,
         nodes=[node],
-        op=kind,
+        spec=found.spec,
         roles=roles,
-        attrs=found.attrs,
         outputs=[found.value],
     )
 
@@ -64,9 +64,8 @@ def _product(graph: Graph, node: Node) -> Match:
         rule="gemm",
         anchor=node,
         nodes=[node],
-        op="gemm",
+        spec=found.spec,
         roles=roles,
-        attrs=found.attrs,
         outputs=[found.value],
     )
 
@@ -74,15 +73,14 @@ def _product(graph: Graph, node: Node) -> Match:
 def _norm(graph: Graph, node: Node) -> Match:
     found = operator(graph, node, rms=node.op == "RMSNormalization")
     roles = [("x", found.x), ("gamma", found.gamma), ("beta", found.beta)]
-    attrs = {"axis": -found.axes, "eps": found.eps, "rms": found.rms, "gamma_add": found.gamma_add}
+    spec = LayerNormSpec(axis=-found.axes, eps=found.eps, rms=found.rms, gamma_add=found.gamma_add)
     return build_match(
         graph,
         rule="layernorm",
         anchor=node,
         nodes=[node],
-        op="layernorm",
+        spec=spec,
         roles=roles,
-        attrs=attrs,
         outputs=[found.out],
     )
 
