@@ -324,7 +324,7 @@ class LayerNormSpec(Attributes):
     optional = ("res", "xbias", "gamma", "beta")
     outputs = 2
     axis: Annotated[int, integer(-8, 7)]
-    eps: Annotated[float, NUMBER]
+    eps: Annotated[float, NUMBER, "epsilon"]
     rms: Annotated[bool, FLAG] = False
     gamma_add: Annotated[bool, FLAG] = False
 

@@ -72,10 +72,6 @@ def plan_epilogue(
     return epi
 
 
-def expression(op_attr: Any) -> Expr | None:
-    return Expr.from_json(op_attr) if op_attr is not None else None
-
-
 def activation_only(expr: Expr | None, dtype: DType = DType.F32) -> tuple[int, float, float]:
     """(act, p0, p1) of a one-input expression; Unsupported when it is not a built-in activation."""
     if expr is None:

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match import spec_table
+from tracea_onnx.match.spec_table import Attributes, LayerNormSpec
 
 #: Products with a weight, and norms over rows.
 PRODUCTS = frozenset({"MatMul", "Gemm", ":gemm"})
@@ -64,6 +65,28 @@ def readers(ops: Sequence[Op]) -> dict[str, list[Op]]:
         for name in set(op.inputs):
             found.setdefault(name, []).append(op)
     return found
+
+
+def of_roles(
+    spec: Attributes,
+    roles: Mapping[str, str],
+    outputs: tuple[str, ...],
+    nodes: tuple[Node, ...],
+    opset: int,
+    label: str,
+) -> Op:
+    """A fused op that lowering itself makes; `roles` are its operands."""
+    return Op(
+        f":{spec.op}",
+        label,
+        tuple(roles.values()),
+        outputs,
+        spec.to_json(),
+        nodes,
+        tuple(roles),
+        opset,
+        roles,
+    )
 
 
 def of_spec(
@@ -141,12 +164,8 @@ def _norm_of(node: Node, graph: Graph) -> Op | None:
         return None
     names, eps = _NORMS[node.op]
     roles = {r: i for r, i in zip(names, node.inputs, strict=False) if i}
-    attrs = {
-        "axis": node.attr("axis", -1),
-        "eps": node.attr("epsilon", eps),
-        "rms": "Simplified" in node.op,
-    }
-    spec = Spec("layernorm", tuple(roles), attrs)
-    return of_spec(
-        spec, tuple(roles.values()), (node.outputs[0], *node.outputs[3:4]), (node,), graph.opset()
+    spec = LayerNormSpec(
+        axis=node.attr("axis", -1), eps=node.attr("epsilon", eps), rms="Simplified" in node.op
     )
+    outputs = (node.outputs[0], *node.outputs[3:4])
+    return of_roles(spec, roles, outputs, (node,), graph.opset(), node.name)

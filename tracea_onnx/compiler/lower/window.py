@@ -10,6 +10,7 @@ from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.match.spec_table import ConvSpec
 
 
 def pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int, int]:
@@ -23,7 +24,7 @@ def pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int,
 
 
 def _pads(
-    op: Op,
+    spec: ConvSpec,
     dims: Sequence[DimLike],
     kernel: Sequence[int],
     strides: Sequence[int],
@@ -31,13 +32,9 @@ def _pads(
 ) -> list[int]:
     """What lies before each axis, then what lies after each, from explicit pads or auto_pad."""
     spatial = len(dims)
-    auto = op.attr("auto_pad", "NOTSET") or "NOTSET"
+    auto = spec.auto_pad or "NOTSET"
     if auto in ("NOTSET", "VALID"):
-        pads = (
-            [int(p) for p in (op.attr("pads") or [0] * (2 * spatial))]
-            if auto == "NOTSET"
-            else [0] * (2 * spatial)
-        )
+        pads = list((spec.pads if auto == "NOTSET" else ()) or [0] * (2 * spatial))
     else:
         begin, end = [], []
         for n, k, s, d in zip(dims, kernel, strides, dilations, strict=True):
@@ -61,14 +58,14 @@ def _pads(
 
 
 def resolve_pads(
-    op: Op,
+    spec: ConvSpec,
     dims: Sequence[DimLike],
     kernel: Sequence[int],
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> Border:
-    """(top, left, bottom, right) of one or two axes."""
-    pads = _pads(op, dims, kernel, strides, dilations)
+    """(top, left, bottom, right) of one or two axes, of a convolution or a pooling."""
+    pads = _pads(spec, dims, kernel, strides, dilations)
     return (pads[0], pads[1], pads[2], pads[3]) if len(dims) == 2 else (0, pads[0], 0, pads[1])
 
 
@@ -99,14 +96,13 @@ class Extent:
 
 def extents(op: Op, dims: Sequence[DimLike], kernel: Sequence[int]) -> list[Extent]:
     """The windows along each axis of a convolution or pooling."""
-    strides, dilations = (
-        [int(v) for v in op.attr(name) or [1] * len(dims)] for name in ("strides", "dilations")
-    )
+    spec = ConvSpec.of(op.attrs)
+    strides, dilations = (v or [1] * len(dims) for v in (spec.strides, spec.dilations))
     if min(*strides, *dilations) < 1 or not len(strides) == len(dilations) == len(dims):
         raise Unsupported(
             f"strides {strides} and dilations {dilations} do not fit {len(dims)} spatial dims"
         )
-    pads = _pads(op, dims, kernel, strides, dilations)
+    pads = _pads(spec, dims, kernel, strides, dilations)
     found = []
     for n, k, s, d, begin, end in zip(
         dims, kernel, strides, dilations, pads[: len(dims)], pads[len(dims) :], strict=True
@@ -148,11 +144,12 @@ def pooling(op: Op, x: Value) -> Pooling:
             f"the window of the pooling has {spatial} dims for a tensor of rank {x.rank}"
         )
     _, _, h, w = x.image()
-    sh, sw = pair(op.attr("strides"), 1, spatial)
-    dh, dw = pair(op.attr("dilations"), 1, spatial)
+    spec = ConvSpec.of(op.attrs)
+    sh, sw = pair(spec.strides, 1, spatial)
+    dh, dw = pair(spec.dilations, 1, spatial)
     kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
     per_axis = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
-    pads = resolve_pads(op, (h, w) if spatial == 2 else (w,), kernel, *per_axis)
+    pads = resolve_pads(spec, (h, w) if spatial == 2 else (w,), kernel, *per_axis)
     oh, ow = (
         _results(op, h, kh, sh, dh, pads[0], pads[2]),
         _results(op, w, kw, sw, dw, pads[1], pads[3]),

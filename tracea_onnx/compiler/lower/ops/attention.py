@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx.compiler.lower.axes import broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import AttentionSpec, MaskSpec, RopeSpec
 from tracea_onnx.match.strided_view import LAYOUTS, source_rank, strides
 from tracea_onnx.plan.builder import Ref
 
@@ -95,14 +96,12 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
 
 def attention(ctx: Lowering, op: Op) -> None:
     """softmax(mask(scale * q k^T)) v."""
-    source = ctx.value(op.role("q"))
-    heads = int(op.attr("num_heads") or 0)
-    q = heads_of(ctx, source, op.attr("q"), heads)
-    heads = heads or q.heads
-    kv_heads = int(op.attr("kv_heads") or 0)
-    k = heads_of(ctx, ctx.value(op.role("k")), op.attr("k"), kv_heads or heads)
-    kv_heads = kv_heads or k.heads
-    v = heads_of(ctx, ctx.value(op.role("v")), op.attr("v"), kv_heads)
+    spec, source = AttentionSpec.of(op.attrs), ctx.value(op.role("q"))
+    q = heads_of(ctx, source, spec.q, spec.num_heads)
+    heads = spec.num_heads or q.heads
+    k = heads_of(ctx, ctx.value(op.role("k")), spec.k, spec.kv_heads or heads)
+    kv_heads = spec.kv_heads or k.heads
+    v = heads_of(ctx, ctx.value(op.role("v")), spec.v, kv_heads)
     if factors := op.role("head_scale"):
         q = _times_factors(ctx, q, ctx.value(factors), source.dtype, op)
     if (
@@ -122,16 +121,15 @@ def attention(ctx: Lowering, op: Op) -> None:
         ctx.same(one, two, f"the {what} of attention '{op.label}'")
     ints: dict[str, DimLike] = {
         "B": q.batch, "H": heads, "KVH": kv_heads, "S": q.seq, "T": k.seq, "D": q.dim, "DV": v.dim, "q_b": q.b, "q_s": q.s, "q_h": q.h,
-        "k_b": k.b, "k_s": k.s, "k_h": k.h, "v_b": v.b, "v_s": v.s, "v_h": v.h, "causal": int(bool(op.attr("causal", 0))),
-        "nan_to_zero": 2 if op.attr("nan_to_zero", 0) == "masked" else int(bool(op.attr("nan_to_zero", 0))),
+        "k_b": k.b, "k_s": k.s, "k_h": k.h, "v_b": v.b, "v_s": v.s, "v_h": v.h, "causal": int(spec.causal),
+        "nan_to_zero": 2 if spec.nan_to_zero == "masked" else int(spec.nan_to_zero),
     }  # fmt: skip
-    if op.attr("causal", 0):
-        past = op.attr("past", 0)
-        ints["past"] = (k.seq - q.seq) if past == "kv" else int(past or 0)
+    if spec.causal:
+        ints["past"] = (k.seq - q.seq) if spec.past == "kv" else int(spec.past or 0)
     operands: dict[str, Ref | None] = {"q": q.ref, "k": k.ref, "v": v.ref}
-    floats = {"scale": float(op.attr("scale", 1.0)), "softcap": float(op.attr("softcap", 0.0))}
+    floats = {"scale": spec.scale, "softcap": spec.softcap or 0.0}
     scores: Dims = (q.batch, heads, q.seq, k.seq)
-    kind, mask, fill = _mask(ctx, op, source.dtype, q.batch)
+    kind, mask, fill = _mask(ctx, op, spec, source.dtype, q.batch)
     if mask is not None:
         if mask.rank > 4:
             raise Unsupported(f"the mask has rank {mask.rank}; the kernel takes at most 4")
@@ -140,11 +138,7 @@ def attention(ctx: Lowering, op: Op) -> None:
         operands["mask"] = view.ref
         ints |= {"m_b": m_b, "m_h": m_h, "m_q": m_q, "m_k": m_k, "mask_kind": kind}
         floats["fill"] = fill
-    layout = (
-        str(op.attr("out")["layout"])
-        if isinstance(op.attr("out"), Mapping)
-        else str(op.attr("out") or "bhsd")
-    )
+    layout = str(spec.out["layout"])
     merged = "b" not in layout  # its first axis holds the heads of every row of the batch
     size: dict[str, DimLike] = {
         "b": q.batch,
@@ -195,23 +189,26 @@ _SWALLOWS = -1.0e30
 _MASK_KINDS = {"none": 0, "add": 1, "bool": 2, "drop": 3}
 
 
-def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Value | None, float]:
+def _mask(
+    ctx: Lowering, op: Op, spec: AttentionSpec, dtype: DType, batch: DimLike
+) -> tuple[int, Value | None, float]:
     """Kind, operand and fill of the mask. Two masks become one: additive ones are summed; a boolean
     one before or after an additive one writes its fill into the sum, which is the same as masking
     the scores when the fill swallows them (-inf, or beyond any score)."""
-    first, second = op.role("mask"), op.role("mask1")
-    kind = _MASK_KINDS.get(str(op.attr("mask_kind", "none")))
-    if kind is None:
-        raise Unsupported(f"no kernel applies a mask of kind '{op.attr('mask_kind')}'")
-    if kind == 0 or not first:
+    masks = [
+        (m, _MASK_KINDS[m.kind], ctx.value(op.role(role)))
+        for m, role in zip(spec.masks(), ("mask", "mask1"), strict=True)
+        if op.role(role)
+    ]
+    arranged = [
+        _arranged(ctx, _typed(ctx, v, k, dtype, m), op, m, spec.num_heads, batch)
+        for m, k, v in masks
+    ]
+    if not masks:
         return 0, None, 0.0
-    mask = _arranged(ctx, _typed_mask(ctx, first, kind, dtype, op, "mask"), op, "mask", batch)
-    fill = float(op.attr("fill", "-inf"))
-    if not second:
-        return kind, mask, fill
-    kind1 = _MASK_KINDS[str(op.attr("mask1_kind", "add"))]
-    other = _arranged(ctx, _typed_mask(ctx, second, kind1, dtype, op, "mask1"), op, "mask1", batch)
-    fill1 = float(op.attr("fill1", "-inf"))
+    if len(masks) == 1:
+        return masks[0][1], arranged[0], masks[0][0].fill
+    mask, other = arranged
     # What the first mask adds to a score, then what both add; a fill is added where it swallows the
     # score, as writing it would.
     code: list[Instr] = []
@@ -221,7 +218,7 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
         return 1 + len(code)
 
     total = 0
-    for k, (which, at) in enumerate(((kind, fill), (kind1, fill1))):
+    for k, (which, at) in enumerate((kind, m.fill) for m, kind, _ in masks):
         if which == 1:
             total = emit(Instr("add", (total, k))) if k else k
             continue
@@ -244,19 +241,18 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
     return 1, ctx.value(name), 0.0
 
 
-def _typed_mask(ctx: Lowering, name: str, kind: int, dtype: DType, op: Op, role: str) -> Value:
-    mask, scale = ctx.value(name), float(op.attr(f"{role}_scale", 1.0))
+def _typed(ctx: Lowering, mask: Value, kind: int, dtype: DType, spec: MaskSpec) -> Value:
     if kind == 1 and mask.dtype != dtype:
         raise Unsupported(
             f"an additive mask has type {mask.dtype.name}, and the queries {dtype.name}"
         )
     if kind != 1 and mask.dtype not in (DType.BOOL, DType.U8):
         raise Unsupported(f"a boolean mask has type {mask.dtype.name}, not BOOL or U8")
-    if kind == 1 and scale != 1.0:
-        scaled = f"{name}\0times{scale!r}"
+    if kind == 1 and spec.scale != 1.0:
+        scaled = f"{mask.name}\0times{spec.scale!r}"
         lower_expression(
             ctx,
-            Expr(1, (Instr("const", (), scale), Instr("mul", (0, 1))), 2),
+            Expr(1, (Instr("const", (), spec.scale), Instr("mul", (0, 1))), 2),
             [mask],
             scaled,
             dtype,
@@ -265,11 +261,12 @@ def _typed_mask(ctx: Lowering, name: str, kind: int, dtype: DType, op: Op, role:
     return mask
 
 
-def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> Value:
+def _arranged(
+    ctx: Lowering, mask: Value, op: Op, spec: MaskSpec, heads: int, batch: DimLike
+) -> Value:
     """The mask with the axes [batch, heads, queries, keys], as its attributes say how it lies."""
-    period, view = int(op.attr(f"{role}_period", 0)), ctx.strided(mask)
-    if op.attr(f"{role}_merged", False):  # [batch * heads, queries, keys]
-        heads = int(op.attr("num_heads") or 0)
+    period, view = spec.period, ctx.strided(mask)
+    if spec.merged:  # [batch * heads, queries, keys]
         if not heads:
             raise Unsupported(
                 "the mask merges batch and heads, and the number of heads is not known"
@@ -333,8 +330,8 @@ def _halves(ctx: Lowering, table: Value, half: int) -> Value:
 
 def rope(ctx: Lowering, op: Op) -> None:
     """Rotary embedding of [b, h, s, d] or [b, s, h, d]; cos/sin rows broadcast over heads."""
-    x = ctx.value(op.role("x"))
-    layout = str(op.attr("layout", "bhsd"))
+    x, spec = ctx.value(op.role("x")), RopeSpec.of(op.attrs)
+    layout = spec.layout
     if x.rank != (3 if layout == "bsx" else 4):
         raise Unsupported(
             f"the operand of the rotary embedding has rank {x.rank}, and its layout is {layout}"
@@ -347,9 +344,9 @@ def rope(ctx: Lowering, op: Op) -> None:
     ):
         # a row of the tables serves both axes: the one of known size may be that of the heads
         layout = "bshd" if layout == "bhsd" else "bhsd"
-    h = heads_of(ctx, x, {"layout": layout}, int(op.attr("num_heads", 0)))
+    h = heads_of(ctx, x, {"layout": layout}, spec.num_heads or 0)
     ctx.require(x, "rotary embedding")
-    rot = int(op.attr("rot") or h.dim)
+    rot = spec.rot or h.dim
     if not 0 < rot <= h.dim or rot % 2:
         raise Unsupported(
             f"the rotary embedding rotates {rot} of {h.dim} elements; an even part is required"
@@ -365,7 +362,7 @@ def rope(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             f"the rotary tables have {cos.shape[-1]} columns for {rot} rotated elements"
         )
-    if full and op.attr("interleaved", 0):
+    if full and spec.interleaved:
         cos, sin = (_halves(ctx, t, rot // 2) for t in (cos, sin))
     head_axis = 1 if layout == "bhsd" else 2
     aligned: Dims = (
@@ -395,7 +392,7 @@ def rope(ctx: Lowering, op: Op) -> None:
         {"x": h.ref, "cos": c, "sin": s},
         {"y": dst},
         {"B": h.batch, "S": h.seq, "H": h.heads, "D": h.dim, "rot": rot, "x_b": h.b, "x_s": h.s, "x_h": h.h, "y_b": y_b, "y_s": y_s, "y_h": y_h,
-         "c_b": c_b, "c_s": c_s, "interleaved": int(bool(op.attr("interleaved", 0))), "full": int(full)},
+         "c_b": c_b, "c_s": c_s, "interleaved": int(spec.interleaved), "full": int(full)},
         dtype=x.dtype,
     )  # fmt: skip
 
@@ -414,26 +411,13 @@ def rotary_embedding(ctx: Lowering, op: Op) -> None:
     flat = ctx.value(roles["x"]).rank == 3
     if flat and not heads:
         raise Unsupported("RotaryEmbedding of rank 3 has no num_heads")
-    attrs = {
-        "layout": "bsx" if flat else "bhsd",
-        "interleaved": int(op.attr("interleaved", 0)),
-        "rot": int(op.attr("rotary_embedding_dim", 0)),
-        "num_heads": heads,
-    }
-    rope(
-        ctx,
-        Op(
-            ":rope",
-            op.label,
-            tuple(roles.values()),
-            op.outputs,
-            attrs,
-            op.nodes,
-            tuple(roles),
-            op.opset,
-            roles,
-        ),
+    spec = RopeSpec(
+        layout="bsx" if flat else "bhsd",
+        interleaved=bool(op.attr("interleaved", 0)),
+        rot=int(op.attr("rotary_embedding_dim", 0)),
+        num_heads=heads,
     )
+    rope(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
 
 
 def attention_operator(ctx: Lowering, op: Op) -> None:
@@ -451,26 +435,29 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         )
     q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
     flat = q.rank == 3
-    counts = {
-        "num_heads": int(op.attr("q_num_heads", 0)),
-        "kv_heads": int(op.attr("kv_num_heads", 0)),
-    }
-    if q.rank not in (3, 4) or k.rank != q.rank or (flat and min(counts.values()) < 1):
+    heads, kv_heads = int(op.attr("q_num_heads", 0)), int(op.attr("kv_num_heads", 0))
+    if q.rank not in (3, 4) or k.rank != q.rank or (flat and min(heads, kv_heads) < 1):
         raise Unsupported("the number of heads of Attention is not known")
     roles = {"q": op.input(0), "k": op.input(1), "v": op.input(2)}
-    attrs: dict[str, Any] = {
-        role: {"layout": "bsx" if flat else "bhsd"} for role in (*roles, "out")
-    }
     width = q.shape[-1]
     if not isinstance(width, int):
         raise Unsupported("the head size of Attention is symbolic; the kernels need a constant")
-    size = width // counts["num_heads"] if flat else width
+    size = width // heads if flat else width
     if size < 1:
         raise Unsupported(f"the head size of Attention is {size}; it must be positive")
-    attrs |= {
-        **(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "softcap": float(op.attr("softcap", 0.0)),
-        "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": "masked",
-    }  # fmt: skip
+    layout = {"layout": "bsx" if flat else "bhsd"}
+    spec = AttentionSpec(
+        q=layout,
+        k=layout,
+        v=layout,
+        out=layout,
+        num_heads=heads if flat else 0,
+        kv_heads=kv_heads if flat else 0,
+        scale=float(op.attr("scale") or size**-0.5),
+        softcap=float(op.attr("softcap", 0.0)),
+        causal=bool(op.attr("is_causal", 0)),
+        nan_to_zero="masked",
+    )
     if op.input(3):
         mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
         if not mask.rank or (
@@ -478,21 +465,8 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         ):
             raise Unsupported("the mask may be shorter than the keys")
         roles["mask"] = op.input(3)
-        attrs |= {"mask_kind": "bool" if mask.dtype == DType.BOOL else "add", "fill": "-inf"}
-    attention(
-        ctx,
-        Op(
-            ":attention",
-            op.label,
-            tuple(roles.values()),
-            op.outputs,
-            attrs,
-            op.nodes,
-            tuple(roles),
-            op.opset,
-            roles,
-        ),
-    )
+        spec = replace(spec, mask_kind="bool" if mask.dtype == DType.BOOL else "add", fill="-inf")
+    attention(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
 
 
 OPS = {

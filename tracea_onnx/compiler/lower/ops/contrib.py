@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.attention import attention as attention_of
 from tracea_onnx.compiler.lower.ops.copies import range_
 from tracea_onnx.compiler.lower.ops.gemm import product
@@ -21,6 +20,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import AttentionSpec, LayerNormSpec
 
 
 def _counted(ctx: Lowering, name: str, n: DimLike) -> Value:
@@ -55,22 +55,9 @@ def embedding(ctx: Lowering, op: Op) -> None:
     roles = {
         r: n for r, n in (("x", x.name), ("res", placed), ("gamma", gamma), ("beta", beta)) if n
     }
-    attrs = {"axis": -1, "eps": float(op.attr("epsilon", 1e-12))}
+    spec = LayerNormSpec(axis=-1, eps=float(op.attr("epsilon", 1e-12)))
     outputs = (op.outputs[0], *(o for o in op.outputs[2:3] if o))
-    layernorm(
-        ctx,
-        Op(
-            ":layernorm",
-            op.label,
-            tuple(roles.values()),
-            outputs,
-            attrs,
-            op.nodes,
-            tuple(roles),
-            op.opset,
-            roles,
-        ),
-    )
+    layernorm(ctx, of_roles(spec, roles, outputs, op.nodes, op.opset, op.label))
     if len(op.outputs) > 1 and op.outputs[1]:
         if not mask:
             raise Unsupported(
@@ -167,30 +154,18 @@ def _attend(
 ) -> None:
     """mask: what is added to scores. The result has its heads side by side."""
     roles = {**roles, **({"mask": mask} if mask else {})}
-    attrs: dict[str, Any] = {
-        role: {"layout": layout} for role, layout in {**layouts, "out": "bsx"}.items()
-    }
-    attrs |= {
-        "num_heads": heads,
-        "kv_heads": heads,
-        "scale": float(op.attr("scale") or size**-0.5),
-        "causal": bool(op.attr("unidirectional", 0)),
-    }
-    attrs |= {"mask_kind": "add"} if mask else {}
-    attention_of(
-        ctx,
-        Op(
-            ":attention",
-            op.label,
-            tuple(roles.values()),
-            op.outputs[:1],
-            attrs,
-            op.nodes,
-            tuple(roles),
-            op.opset,
-            roles,
-        ),
+    spec = AttentionSpec(
+        q={"layout": layouts["q"]},
+        k={"layout": layouts["k"]},
+        v={"layout": layouts["v"]},
+        out={"layout": "bsx"},
+        num_heads=heads,
+        kv_heads=heads,
+        scale=float(op.attr("scale") or size**-0.5),
+        causal=bool(op.attr("unidirectional", 0)),
+        mask_kind="add" if mask else "none",
     )
+    attention_of(ctx, of_roles(spec, roles, op.outputs[:1], op.nodes, op.opset, op.label))
 
 
 def multi_head(ctx: Lowering, op: Op) -> None:

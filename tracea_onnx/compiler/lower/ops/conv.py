@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tracea_onnx.compiler.lower.context import Border, Lowering
 from tracea_onnx.compiler.lower.epilogue import plan_epilogue
-from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool
 from tracea_onnx.compiler.lower.passes.focus_stem import spread_weight
@@ -19,6 +20,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match.spec_table import ConvSpec, ConvTransposeSpec
 from tracea_onnx.plan.builder import Ref
 
 #: Up to how many times its pixels an image may have with the zeros that a dilated convolution reads
@@ -45,18 +47,14 @@ def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
     dims: list[DimLike] = [d if isinstance(d, int) else D.symbol("?") for d in (x or ())[2:]] or [
         D.symbol("?")
     ] * len(kernel)
-    strides = [int(s) for s in op.attr("strides") or [1] * len(kernel)]
-    dilations = [int(s) for s in op.attr("dilations") or [1] * len(kernel)]
+    spec = ConvSpec.of(op.attrs)
+    strides = spec.strides or [1] * len(kernel)
+    dilations = spec.dilations or [1] * len(kernel)
     try:
-        t, left, b, r = resolve_pads(op, dims, kernel, strides, dilations)
+        t, left, b, r = resolve_pads(spec, dims, kernel, strides, dilations)
     except Unsupported:
         return None
-    if (
-        kernel == [3, 3]
-        and strides == [1, 1]
-        and dilations == [1, 1]
-        and int(op.attr("group", 1)) == 1
-    ):
+    if kernel == [3, 3] and strides == [1, 1] and dilations == [1, 1] and spec.group == 1:
         b, r = b + 1, r + 1  # Winograd tiles may read one row and column further
     return roles["x"], (t, left, b, r)
 
@@ -72,12 +70,11 @@ def _padded(h: DimLike, w: DimLike, border: Border) -> float:
     return (high + border[0] + border[2]) * (wide + border[1] + border[3]) / (high * wide)
 
 
-def _groups(op: Op) -> int:
+def _groups(spec: ConvSpec) -> int:
     """How many groups a convolution has."""
-    groups = int(op.attr("group", 1))
-    if groups < 1:
-        raise Unsupported(f"the convolution has {groups} groups; at least 1 is required")
-    return groups
+    if spec.group < 1:
+        raise Unsupported(f"the convolution has {spec.group} groups; at least 1 is required")
+    return spec.group
 
 
 def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
@@ -101,20 +98,20 @@ def conv(ctx: Lowering, op: Op) -> None:
         x, w = blocks.image, spread_weight(ctx, w, blocks)
     spatial = w.rank - 2
     oc, icg = int(w.shape[0]), int(w.shape[1])
-    kernel = [int(k) for k in w.shape[2:]]
-    g = _groups(op)
+    kernel, spec = [int(k) for k in w.shape[2:]], ConvSpec.of(op.attrs)
+    g = _groups(spec)
     _as_many_channels(ctx, x, icg * g)
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != icg * g or oc % g:
         raise Unsupported(
             f"the input has {ic} channels, and the weight takes {icg} in each of {g} groups"
         )
-    sh, sw = pair(op.attr("strides"), 1, spatial)
-    dh, dw = pair(op.attr("dilations"), 1, spatial)
+    sh, sw = pair(spec.strides, 1, spatial)
+    dh, dw = pair(spec.dilations, 1, spatial)
     if blocks is not None:
         sh = sw = 2
     strides, dilations = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
-    pads = resolve_pads(op, (h, wd) if spatial == 2 else (wd,), kernel, strides, dilations)
+    pads = resolve_pads(spec, (h, wd) if spatial == 2 else (wd,), kernel, strides, dilations)
     if blocks is not None:
         pads = (2 * pads[0], 2 * pads[1], 2 * pads[2], 2 * pads[3])
     kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
@@ -165,7 +162,7 @@ def conv(ctx: Lowering, op: Op) -> None:
         src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
-    after = scaled(ctx, op, roles, oc, out_shape)
+    after = scaled(ctx, op, spec, roles, oc, out_shape)
     if depthwise:
         family, packing, params = "conv2d_dw", "pack_conv2d_dw", {"OC": oc, "KH": kh, "KW": kw}
     elif wino:
@@ -273,8 +270,8 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     roles = _roles(op)
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     _check(ctx, x, w)
-    spatial = w.rank - 2
-    g = _groups(op)
+    spatial, spec = w.rank - 2, ConvTransposeSpec.of(op.attrs)
+    g = _groups(spec)
     oc, kernel = int(w.shape[1]) * g, [int(k) for k in w.shape[2:]]
     _as_many_channels(ctx, x, int(w.shape[0]))
     n, ic, h, wd = x.image()
@@ -282,24 +279,21 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             f"the input has {ic} channels, and the weight takes {w.shape[0]} in {g} groups"
         )
-    if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in (
-        "NOTSET",
-        "VALID",
-    ):
+    if spec.output_shape or spec.auto_pad not in ("", "NOTSET", "VALID"):
         raise Unsupported("no kernel computes ConvTranspose with output_shape or auto_pad")
-    sh, sw = pair(op.attr("strides"), 1, spatial)
-    dh, dw = pair(op.attr("dilations"), 1, spatial)
-    extra = [int(e) for e in op.attr("output_padding") or [0] * spatial]
+    sh, sw = pair(spec.strides, 1, spatial)
+    dh, dw = pair(spec.dilations, 1, spatial)
+    extra = spec.output_padding or [0] * spatial
     eh, ew = (extra[0], extra[1]) if spatial == 2 else (0, extra[0])
     pads = resolve_pads(
-        op, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial
+        spec, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial
     )
     kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
     oh = D.mul(h - 1, sh) + (eh + dh * (kh - 1) + 1 - pads[0] - pads[2])
     ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
     src = ctx.nhwc(x)
     shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
-    after = scaled(ctx, op, roles, oc, shape)
+    after = scaled(ctx, op, spec, roles, oc, shape)
     depthwise = ctx.target.any_depthwise and g == ic > 1 and dh == dw == 1
     packing, params = "pack_deconv2d", {"OC": oc, "KH": kh, "KW": kw}
     if depthwise:
@@ -449,23 +443,10 @@ def ort_fused_conv(ctx: Lowering, op: Op) -> None:
         code.append(Instr(str(opcode), tuple(args)))
         value = n_in + len(code) - 1
     roles = {r: n for r, n in zip(("x", "w", "b", "e0"), op.inputs, strict=False) if n}
-    attrs = {k: v for k, v in op.attrs.items() if k not in ("activation", "activation_params")}
+    spec = ConvSpec.of(op.attrs)
     if code:
-        attrs["expr"] = Expr(n_in, tuple(code), value).to_json()
-    conv(
-        ctx,
-        Op(
-            ":conv",
-            op.label,
-            tuple(roles.values()),
-            op.outputs,
-            attrs,
-            op.nodes,
-            tuple(roles),
-            op.opset,
-            roles,
-        ),
-    )
+        spec = replace(spec, expr=Expr(n_in, tuple(code), value))
+    conv(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
 
 
 OPS = {

@@ -4,12 +4,12 @@ gated linear units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tracea_onnx.compiler.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
-from tracea_onnx.compiler.lower.epilogue import activation_only, expression, plan_epilogue
-from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.epilogue import activation_only, plan_epilogue
+from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import gemm_norm, sibling_gemms
 from tracea_onnx.compiler.lower.passes.fold_affine import batch_norm
@@ -18,6 +18,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import GemmSpec, SwigluSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import packed_elements
 
@@ -40,31 +41,27 @@ def gemm(ctx: Lowering, op: Op) -> None:
             )
     if op.outputs[0] in ctx.merges and sibling_gemms.lower(ctx, x, ctx.merges[op.outputs[0]]):
         return
-    trans_a, trans_b = (
-        bool(op.attr("trans_a", op.attr("transA", 0))),
-        bool(op.attr("trans_b", op.attr("transB", 0))),
-    )
-    alpha, beta = float(op.attr("alpha", 1.0)), float(op.attr("beta", 1.0))
+    spec = GemmSpec.of(op.attrs)
     b = ctx.optional(roles.get("b"))
     if "bn_scale" in roles:
-        w, b = _normalised(ctx, op, w, b, trans_b)
-    if w.rank == 2 and w.is_constant and x.rank >= 2 and not trans_a:
-        _packed(ctx, op, x, w, b, trans_b, alpha, beta)
+        w, b = _normalised(ctx, op, w, b, spec)
+    if w.rank == 2 and w.is_constant and x.rank >= 2 and not spec.trans_a:
+        _packed(ctx, op, x, w, b, spec)
     else:
-        _runtime(ctx, op, x, w, b, trans_a, trans_b, alpha, beta)
+        _runtime(ctx, op, x, w, b, spec)
 
 
 def _normalised(
-    ctx: Lowering, op: Op, w: Value, b: Value | None, trans_b: bool
+    ctx: Lowering, op: Op, w: Value, b: Value | None, spec: GemmSpec
 ) -> tuple[Value, Value]:
     """Weights and bias that include the BatchNormalization behind the product."""
-    n = int(w.shape[0 if trans_b else 1])
+    n = int(w.shape[0 if spec.trans_b else 1])
     made = [ctx.define(f"{op.outputs[0]}\0bn_{k}", DType.F32, (n,)) for k in ("scale", "shift")]
-    for v, ref in zip(made, batch_norm(ctx, op.by_role, op, n), strict=True):
+    for v, ref in zip(made, batch_norm(ctx, op.by_role, spec.bn_eps, n), strict=True):
         assert ref is not None
         v.view = View(ref, (1,))
     scale, shift = made
-    if trans_b:
+    if spec.trans_b:
         scale = ctx.define(scale.name + "\0column", DType.F32, (n, 1))
         scale.view = View(made[0].view.ref, (1, 1)) if made[0].view is not None else None
     names = [f"{op.outputs[0]}\0{k}" for k in ("w", "b")]
@@ -92,20 +89,12 @@ def _is_row(b: Value, beta: float, n: int) -> bool:
     )
 
 
-def _packed(
-    ctx: Lowering,
-    op: Op,
-    x: Value,
-    w: Value,
-    b: Value | None,
-    trans_b: bool,
-    alpha: float,
-    beta: float,
-) -> None:
+def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: GemmSpec) -> None:
+    trans_b, alpha, beta = bool(spec.trans_b), spec.alpha, spec.beta
     k, n = (int(w.shape[1]), int(w.shape[0])) if trans_b else (int(w.shape[0]), int(w.shape[1]))
     ctx.same(x.shape[-1], k, f"the inner dims of {_named(op)}")
     shape: Dims = (*x.shape[:-1], n)
-    expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
+    expr, extras = spec.expr, [ctx.value(e) for e in op.extras]
     plain_bias = b is not None and _is_row(b, beta, n)
     if b is not None and not plain_bias:
         expr, extras = _with_bias(expr, extras, b, beta)
@@ -188,18 +177,9 @@ def _with_bias(
     return Expr(n + 1, tuple(code), moved(old.out)), [*extras, b]
 
 
-def _runtime(
-    ctx: Lowering,
-    op: Op,
-    x: Value,
-    w: Value,
-    b: Value | None,
-    trans_a: bool,
-    trans_b: bool,
-    alpha: float,
-    beta: float,
-) -> None:
+def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: GemmSpec) -> None:
     """Both operands at run time, any rank (numpy matmul semantics)."""
+    trans_a, trans_b = spec.trans_a, spec.trans_b
     # which lie one after the other in what is contiguous
     if max(x.rank, w.rank) > 4 and _batch_dims(ctx, x, w) > 2:
         for v in (x, w):
@@ -221,9 +201,9 @@ def _runtime(
         for k, d in enumerate(full)
         if not (x.rank == 1 and k == len(full) - 2) and not (w.rank == 1 and k == len(full) - 1)
     )
-    expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
+    expr, extras = spec.expr, [ctx.value(e) for e in op.extras]
     if b is not None:
-        expr, extras = _with_bias(expr, extras, b, beta)
+        expr, extras = _with_bias(expr, extras, b, spec.beta)
     act, p0, p1 = 0, 0.0, 0.0
     simple = expr is None
     if expr is not None and not extras:
@@ -251,7 +231,7 @@ def _runtime(
         {"a": a_view.ref, "b": b_view.ref},
         {"y": dst},
         ints,
-        {"alpha": alpha, "p0": p0, "p1": p1},
+        {"alpha": spec.alpha, "p0": p0, "p1": p1},
         dtype=x.dtype,
     )
     if not simple:
@@ -287,9 +267,8 @@ def swiglu(ctx: Lowering, op: Op) -> None:
     """act(x @ w_gate + b_gate) * (x @ w_up + b_up), or the packed form: two products and one
     pointwise pass.
     """
-    expr = Expr.from_json(op.attr("expr"))
-    x = ctx.value(op.role("x"))
-    trans_b = bool(op.attr("trans_b", 0))
+    spec = SwigluSpec.of(op.attrs)
+    x, trans_b = ctx.value(op.role("x")), bool(spec.trans_b)
     halves: list[Value] = []
     if op.role("w"):
         w, b = ctx.value(op.role("w")), ctx.optional(op.role("b"))
@@ -302,7 +281,7 @@ def swiglu(ctx: Lowering, op: Op) -> None:
             half = ctx.define(f"{op.outputs[0]}\0half{k}", x.dtype, (*both.shape[:-1], n // 2))
             half.view = View(view.ref.at(x.dtype.size * (n // 2) * k), view.strides)
             halves.append(half)
-        if int(op.attr("split", 0)) == 1:
+        if spec.split == 1:
             halves.reverse()
     else:
         parts = [
@@ -319,29 +298,12 @@ def swiglu(ctx: Lowering, op: Op) -> None:
             if sibling_gemms.fits(ctx, x, parts)
             else [product(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
         )
-    lower_expression(ctx, expr, halves, op.outputs[0], x.dtype)
+    lower_expression(ctx, spec.expr, halves, op.outputs[0], x.dtype)
 
 
 def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
-    inputs: Mapping[str, str] = {
-        "x": x.name,
-        "w": w.name,
-        **({"b": b.name} if b is not None else {}),
-    }
-    gemm(
-        ctx,
-        Op(
-            ":gemm",
-            name,
-            tuple(inputs.values()),
-            (name,),
-            {"trans_b": int(trans_b)},
-            (),
-            tuple(inputs),
-            0,
-            inputs,
-        ),
-    )
+    roles = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
+    gemm(ctx, of_roles(GemmSpec(trans_b=int(trans_b)), roles, (name,), (), 0, name))
     return ctx.value(name)
 
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.epilogue import activation_only, expression
-from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.epilogue import activation_only
+from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.conv import conv
 from tracea_onnx.compiler.lower.ops.gemm import gemm
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
@@ -20,6 +20,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import Attributes, ConvSpec, GemmSpec, SqueezeExciteSpec
 
 
 def pool(ctx: Lowering, op: Op) -> None:
@@ -258,7 +259,7 @@ def _scaled(n: DimLike, scale: float) -> DimLike:
     return D.floordiv(D.mul(n, part.numerator), part.denominator)
 
 
-def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
+def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:
     """Squeeze-excite as one launch; False where that cannot be."""
     weights = [ctx.value(op.role(f"w{k}")) for k in (1, 2)]
     biases = [ctx.optional(op.role(f"b{k}")) for k in (1, 2)]
@@ -275,10 +276,10 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
     ):
         return False
     try:
-        act1, act2 = (activation_only(expression(op.attr(f"expr{k}")), x.dtype) for k in (1, 2))
+        act1, act2 = (activation_only(e, x.dtype) for e in (spec.expr1, spec.expr2))
     except Unsupported:
         return False
-    rows = op.attr("kind") == "conv" or bool(op.attr("trans_b", 0))  # weights are [out, in]
+    rows = spec.kind == "conv" or bool(spec.trans_b)  # weights are [out, in]
     r = int(weights[0].elements) // c if isinstance(weights[0].elements, int) else 0
     if r * c != weights[0].elements or weights[0].elements != weights[1].elements:
         return False
@@ -325,15 +326,15 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
     """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small products
     and a channel-wise multiply.
     """
-    x = ctx.value(op.role("x"))
+    spec, x = SqueezeExciteSpec.of(op.attrs), ctx.value(op.role("x"))
     base = op.outputs[0]
     ctx.require(x, "squeeze-excite")
-    if _excite(ctx, op, x):
+    if _excite(ctx, op, spec, x):
         return
     pooled = ctx.define(
         base + "\0pool",
         x.dtype,
-        (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]),
+        (x.shape[0], x.shape[1], 1, 1) if spec.kind == "conv" else (x.shape[0], x.shape[1]),
     )
     if x.rank != 4:
         raise Unsupported(
@@ -341,26 +342,17 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
         )
     _global_pool(ctx, x, pooled, 1)
     step = pooled.name
-    for k in (1, 2):
-        roles = {
-            "x": step,
-            "w": op.role(f"w{k}"),
-            **({"b": op.role(f"b{k}")} if op.role(f"b{k}") else {}),
-        }
+    for k, expr in ((1, spec.expr1), (2, spec.expr2)):
+        roles = {"x": step, "w": op.role(f"w{k}")}
+        if op.role(f"b{k}"):
+            roles["b"] = op.role(f"b{k}")
         step = f"{base}\0fc{k}"
-        attrs = {"expr": op.attr(f"expr{k}"), "trans_b": op.attr("trans_b", 0)}
-        part = Op(
-            ":conv" if op.attr("kind") == "conv" else ":gemm",
-            op.label,
-            tuple(roles.values()),
-            (step,),
-            attrs,
-            op.nodes,
-            tuple(roles),
-            op.opset,
-            roles,
-        )
-        (conv if op.attr("kind") == "conv" else gemm)(ctx, part)
+        if spec.kind == "conv":
+            layer: Attributes = ConvSpec(expr=expr)
+        else:
+            layer = GemmSpec(trans_b=spec.trans_b, expr=expr)
+        part = of_roles(layer, roles, (step,), op.nodes, op.opset, op.label)
+        (conv if spec.kind == "conv" else gemm)(ctx, part)
     gate = ctx.value(step)
     if gate.rank == 2:
         shaped = ctx.define(base + "\0gate", x.dtype, (*gate.shape, 1, 1))

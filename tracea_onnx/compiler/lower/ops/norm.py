@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tracea_onnx.compiler.lower.axes import axis_of, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.epilogue import activation_only, expression
+from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import gemm_norm, summed_rows
@@ -15,6 +15,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import BatchNormSpec, GroupNormSpec, LayerNormSpec, SoftmaxSpec
 from tracea_onnx.plan.builder import Ref
 
 
@@ -38,17 +39,16 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     )
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
-    rms = op.attr("rms", 0) or op.kind == "RMSNormalization"
-    axis = int(op.attr("axis", -1))
-    channels = op.fused and axis == 1  # an image over its channels
+    given = {"axis": -1, "epsilon": 1e-5, "rms": op.kind == "RMSNormalization", **op.attrs}
+    spec = LayerNormSpec.of(given)
+    channels = op.fused and spec.axis == 1  # an image over its channels
     if channels:
         x = _channels_last(ctx, x)
-    axis = x.rank - 1 if channels else axis_of(axis, x.rank)
+    axis = x.rank - 1 if channels else axis_of(spec.axis, x.rank)
     n = D.product(x.shape[axis:])
     if not op.fused and len([o for o in op.outputs if o]) > 1:
         raise Unsupported("no kernel returns the mean and standard deviation of LayerNormalization")
-    eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
-    rule = {"rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
+    eps, rule = spec.eps, {"rms": int(spec.rms), "gamma_add": int(spec.gamma_add)}
     if (
         axis == x.rank - 1
         and not channels
@@ -158,12 +158,9 @@ def _first(dims: Dims) -> Dims:
 
 def groupnorm(ctx: Lowering, op: Op) -> None:
     """Group (or instance: groups = -1) normalisation over [N, C, ...] with an optional activation."""
-    if op.fused:
-        roles = op.by_role
-        groups = int(op.attr("groups"))
-    else:
+    roles = op.by_role
+    if not op.fused:
         roles = {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
-        groups = -1 if op.kind == "InstanceNormalization" else int(op.attr("num_groups"))
         if op.kind == "GroupNormalization" and op.opset < 21:
             raise Unsupported("the scale of GroupNormalization is per group before opset 21")
     x = ctx.value(roles["x"])
@@ -171,19 +168,20 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
     c = x.shape[1]
     if not isinstance(c, int):
         raise Unsupported("the number of channels of the group norm is symbolic")
-    groups = c if groups == -1 else groups
+    # InstanceNormalization has no number of groups
+    spec = GroupNormSpec.of({"num_groups": -1, "epsilon": 1e-5, **op.attrs})
+    groups = c if spec.groups == -1 else spec.groups
     if groups < 1 or c % groups:
         raise Unsupported(
             f"the group norm has {c} channels in {groups} groups; they must divide evenly"
         )
-    act, p0, p1 = activation_only(expression(op.attr("expr")), x.dtype)
-    eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
+    act, p0, p1 = activation_only(spec.expr, x.dtype)
     operands: dict[str, Ref | None] = {
         "gamma": _vector(ctx, roles.get("gamma", ""), c),
         "beta": _vector(ctx, roles.get("beta", ""), c),
     }
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    floats = {"eps": eps, "p0": p0, "p1": p1}
+    floats = {"eps": spec.eps, "p0": p0, "p1": p1}
     if x.nhwc is not None and x.view is None:
         n, _, h, w = x.image()
         src, dst = x.nhwc, ctx.new_nhwc(out)
@@ -221,9 +219,9 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
 def softmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.inputs[0])
     ctx.require(x, "a softmax")
-    log = int(bool(op.attr("log", 0))) if op.fused else int(op.kind == "LogSoftmax")
     old = not op.fused and op.opset < 13
-    axis = axis_of(int(op.attr("axis", 1 if old else -1)), x.rank)
+    spec = SoftmaxSpec.of({"axis": 1 if old else -1, "log": op.kind == "LogSoftmax", **op.attrs})
+    axis = axis_of(spec.axis, x.rank)
     outer, n, inner = D.product(x.shape[:axis]), x.shape[axis], D.product(x.shape[axis + 1 :])
     if old:  # before opset 13 the tensor is coerced to 2-d at the axis
         n, inner = D.mul(n, inner), 1
@@ -232,7 +230,7 @@ def softmax(ctx: Lowering, op: Op) -> None:
         "softmax",
         {"x": ctx.plain(x)},
         {"y": ctx.new_plain(out)},
-        {"outer": outer, "n": n, "inner": inner, "log": log},
+        {"outer": outer, "n": n, "inner": inner, "log": int(spec.log)},
         dtype=x.dtype,
     )
 
@@ -438,16 +436,16 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     )
     outs = {"scale": ctx.new_plain(scale), "shift": ctx.new_plain(shift)}
     names = ("gamma", "beta", "mean", "var")
-    eps = float(op.attr("bn_eps", op.attr("epsilon", 1e-5)))
+    spec = BatchNormSpec.of(op.attrs)
     ctx.plan.launch(
         "fold_bn",
         {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)},
         outs,
         {"C": c},
-        {"eps": eps},
+        {"eps": spec.bn_eps},
         dtype=kinds.pop(),
     )
-    follow = expression(op.attr("expr")) or Expr(1, (), 0)
+    follow = spec.expr or Expr(1, (), 0)
     extras = [ctx.value(n) for n in op.extras]
     # inputs of the whole: x, scale, shift, then the epilogue's own operands
     first = 2 + follow.n_in

@@ -28,6 +28,7 @@ from tracea_onnx.ir.expr_program import compile_program
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
 from tracea_onnx.ir.refusals import Refuse
+from tracea_onnx.match.spec_table import PointwiseSpec
 from tracea_onnx.plan.builder import Ref
 
 _INTEGER = frozenset(
@@ -40,7 +41,7 @@ _IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
 def pointwise(ctx: Lowering, op: Op) -> None:
     """A fused chain (`expr` over its inputs) or one ONNX pointwise node."""
     if op.fused:
-        expr, names = Expr.from_json(op.attr("expr")), list(op.inputs)
+        expr, names = PointwiseSpec.of(op.attrs).expr, list(op.inputs)
     else:
         found = node_expression(ctx.graph, op.nodes[0])
         if found is None:

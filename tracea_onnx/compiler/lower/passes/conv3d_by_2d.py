@@ -14,6 +14,7 @@ from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, Vie
 from tracea_onnx.compiler.lower.window import Extent, extents, pooled_window
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, factor
+from tracea_onnx.match.spec_table import ConvSpec
 
 _NO_BORDER = (0, 0, 0, 0)
 
@@ -77,12 +78,14 @@ def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, O
         w.initializer,
         None if w.data is None else w.data.reshape(oc, -1, *kernel[1:]),
     )
-    attrs = {
-        "group": op.attr("group", 1),
-        "pads": [e.before for e in plane] + [e.after for e in plane],
-    }
-    attrs |= {"strides": [e.stride for e in plane], "dilations": [e.dilation for e in plane]}
-    lower(ctx, replace(op, inputs=(image, filters, *op.inputs[2:]), outputs=(name,), attrs=attrs))
+    spec = ConvSpec(
+        group=ConvSpec.of(op.attrs).group,
+        pads=[e.before for e in plane] + [e.after for e in plane],
+        strides=[e.stride for e in plane],
+        dilations=[e.dilation for e in plane],
+    )
+    inputs, attrs = (image, filters, *op.inputs[2:]), spec.to_json()
+    lower(ctx, replace(op, inputs=inputs, outputs=(name,), attrs=attrs))
     made = ctx.nhwc(ctx.value(name))
     give(ctx, op, made, x, (x.shape[0], oc, depth.out, plane[0].out, plane[1].out))
 

@@ -16,6 +16,7 @@ from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Blocks, Dims, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match.spec_table import ConvSpec
 
 
 def reads_blocks(op: Op, name: str, graph: Graph) -> bool:
@@ -26,10 +27,9 @@ def reads_blocks(op: Op, name: str, graph: Graph) -> bool:
         op.by_role if op.fused else dict(zip(("x", "w", "b"), op.inputs, strict=False))
     )
     shape = graph.shape(roles.get("w", ""))
-    plain = all(int(s) == 1 for key in ("strides", "dilations") for s in op.attr(key) or [1])
-    fixed = (op.attr("auto_pad", "NOTSET") or "NOTSET") == "NOTSET" and int(
-        op.attr("group", 1)
-    ) == 1
+    spec = ConvSpec.of(op.attrs)
+    plain = all(s == 1 for s in (*spec.strides, *spec.dilations))
+    fixed = spec.auto_pad in ("", "NOTSET") and spec.group == 1
     only_image = roles["x"] == name and op.inputs.count(name) == 1
     return (
         shape is not None

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.epilogue import expression
 from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, operand_kind
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import ConvSpec
 from tracea_onnx.plan.builder import Ref
 
 
@@ -29,7 +29,7 @@ class Scaled:
 
 
 def batch_norm(
-    ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int
+    ctx: Lowering, roles: Mapping[str, str], eps: float | None, channels: int
 ) -> tuple[Ref | None, Ref | None]:
     """(scale, shift) that fold an inference BatchNormalization into weights and bias."""
     if "bn_scale" not in roles:
@@ -58,20 +58,22 @@ def batch_norm(
         {k: ctx.plain(v) for k, v in parts.items()},
         {"scale": scale, "shift": shift},
         {"C": channels},
-        {"eps": float(op.attr("bn_eps", 1e-5))},
+        {"eps": 1e-5 if eps is None else eps},
         dtype=kinds.pop(),
     )
     return scale, shift
 
 
-def scaled(ctx: Lowering, op: Op, roles: Mapping[str, str], channels: int, out: Dims) -> Scaled:
+def scaled(
+    ctx: Lowering, op: Op, spec: ConvSpec, roles: Mapping[str, str], channels: int, out: Dims
+) -> Scaled:
     """What a convolution with this result takes in, if it has no BatchNormalization a factor and a
     sum per channel that come first behind it.
 
     In f16 a factor stays: weights times 1e-5 (the scale of a residual branch) would lose their
     digits."""
-    scale, shift = batch_norm(ctx, roles, op, channels)
-    expr, extras = expression(op.attr("expr")), [ctx.value(n) for n in op.extras]
+    scale, shift = batch_norm(ctx, roles, spec.bn_eps, channels)
+    expr, extras = spec.expr, [ctx.value(n) for n in op.extras]
     if scale is None:
         factor: Value | None = None
         if ctx.value(roles["w"]).dtype != DType.F16:

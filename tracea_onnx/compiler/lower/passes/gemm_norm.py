@@ -19,6 +19,7 @@ from tracea_onnx.compiler.lower.value import Folded, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import PANEL, weight_pitch
 
@@ -47,7 +48,7 @@ def _growth(ctx: Lowering, op: Op) -> float:
             else [n for r, n in op.by_role.items() if r[0] == "w"]
         )
     ]
-    trans = op.attr("trans_b", op.attr("transB", 0))
+    trans = GemmSpec.of(op.attrs).trans_b  # of a swiglu, too
     sizes = [
         (int(a), int(b))
         for s in shapes

@@ -17,6 +17,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.plan.kernel_families import packed_elements
 
 #: Ops that read a slice of a wider projection in place, or copy it anyway.
@@ -139,12 +140,10 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
         if op.fused
         else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
     )
-    if (
-        op.kind not in PRODUCTS
-        or op.attr("trans_a", op.attr("transA", 0))
-        or op.attr("expr") is not None
-        or float(op.attr("beta", 1.0)) != 1.0
-    ):
+    if op.kind not in PRODUCTS:
+        return None
+    spec = GemmSpec.of(op.attrs)
+    if spec.trans_a or spec.expr is not None or spec.beta != 1.0:
         return None
     if (
         "bn_scale" in roles
@@ -152,13 +151,12 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
         or (roles.get("b") and not ctx.graph.is_const(roles["b"]))
     ):
         return None
-    trans = bool(op.attr("trans_b", op.attr("transB", 0)))
     return Part(
         op.outputs[0],
         ctx.value(roles["w"]),
         ctx.optional(roles.get("b")),
-        trans,
-        float(op.attr("alpha", 1.0)),
+        bool(spec.trans_b),
+        spec.alpha,
     )
 
 

@@ -17,6 +17,7 @@ from tracea_onnx.compiler.lower.op import ROW_NORMS, Op, makers
 from tracea_onnx.compiler.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr
+from tracea_onnx.match.spec_table import PointwiseSpec
 from tracea_onnx.plan.builder import Ref
 
 #: Summands a kernel takes.
@@ -69,7 +70,7 @@ def find(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
         if op.kind in ("Gather", "Concat"):
             found.add(name)
         if op.kind in ("Add", "Sum", "Concat") or (
-            op.kind == ":pointwise" and is_sum(Expr.from_json(op.attr("expr")))
+            op.kind == ":pointwise" and is_sum(PointwiseSpec.of(op.attrs).expr)
         ):
             found.add(name)
             queue += op.inputs
