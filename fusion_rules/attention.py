@@ -1,6 +1,7 @@
 """Scaled dot-product attention: softmax(scale * q k^T + masks) v.
 
-before  MatMul, Mul/Div, Tanh (a cap), Add/Where (masks), Softmax, Cast, Where(IsNaN), MatMul and the head splits and transposes around them;
+before  MatMul, Mul/Div, Tanh (a cap), Add/Where (masks), Softmax, Cast, Where(IsNaN), MatMul and
+        the head splits and transposes around them;
 after   attention(q, k, v, masks*) that reads the projections where they lie
 """
 
@@ -42,7 +43,8 @@ from tracea_onnx.match.softmax import Softmax, decomposed, operator
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 _LOWEST: dict[int, float] = {
-    TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308, TensorProto.FLOAT16: -65504.0,
+    TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308,
+    TensorProto.FLOAT16: -65504.0,
     TensorProto.BFLOAT16: -3.3895313892515355e38,
 }  # fmt: skip
 _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
@@ -50,10 +52,13 @@ _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 
 @dataclass
 class _Scores:
-    """What was read between the product of q and k and the softmax; masks outermost first. `floor`:
-    what Max or Clip lifts scores to; `cap`: what tanh of the scores that `scale` makes is
-    multiplied by, 0 without one; `per_head`: constant factors [.., heads, 1, 1] of the scores,
-    which no mask precedes."""
+    """What lies between the product of q and k and the softmax. `masks` and `nodes` start at the
+    softmax.
+
+    floor: the lower bound that Max or Clip puts on the scores. cap: the softcap, 0 without one;
+    `scale` is then the factor inside Tanh. per_head: constant factors [..., heads, 1, 1] of the
+    scores; masks come after them.
+    """
 
     product: Node
     scale: float = 1.0
@@ -67,8 +72,8 @@ class _Scores:
     frames: list[str] = field(default_factory=list)
 
     def unmasked(self, frame: str) -> str:
-        """What `frame` was before any mask of unknown size was applied to it: masks broadcast to
-        the scores and do not enlarge them.
+        """The scores of `frame` before any mask of unknown size. Masks broadcast to the scores and
+        do not enlarge them, so both have the same shape.
         """
         at = next(k for k, n in enumerate(self.nodes) if n.outputs[0] == frame)
         return next(n.outputs[0] for n in self.nodes[at:] if n.op in PRODUCTS or n.op in _REGROUPS)
@@ -84,7 +89,7 @@ def match(g: Graph, anchor: Node) -> Match:
     after, product, transposed, nan_to_zero = probabilities(
         g, soft, lambda where, value, before: _cleared(g, where, value, scores, before)
     )
-    _settle(g, s, scores, anchor)
+    _simplify_masks(g, s, scores, anchor)
     core = [*scores.nodes, *soft.nodes, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
     if rank not in (3, 4):
@@ -204,8 +209,8 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
 
 
 def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bool) -> None:
-    """Reshapes between the two products may merge rows with leading axes for Softmax; in the end
-    rows are rows again.
+    """Refuse Reshapes between the two products that leave other rows than they found. They may
+    merge the rows with leading axes for Softmax.
     """
     moved = [n for n in (*scores.nodes, *after) if n.op in _REGROUPS and not _keeps_rows(s, n)]
     if not moved:
@@ -255,7 +260,7 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
 
 
 def _capped(node: Node, out: _Scores) -> str:
-    """cap * tanh(scores / cap), which all masks must come after (Gemma 2)."""
+    """cap * tanh(scores / cap), as in Gemma 2. Every mask must come after it."""
     if out.cap or out.per_head:
         raise Refuse(Why.CAPPED_TWICE if out.cap else Why.BEFORE_FACTORS, node)
     if not 0 < out.scale < np.inf:
@@ -293,8 +298,8 @@ def _masked(
 
 
 def _covers(extent: Sequence[DimLike], frame: Sequence[DimLike]) -> bool:
-    """Whether a causal matrix has the frame's rows and columns (an unknown extent must match them
-    to broadcast at all), and nothing that would enlarge it.
+    """Whether a causal matrix has the rows and columns of the scores, and no axis that would
+    enlarge them. An unknown extent must match them, or it would not broadcast.
     """
     if not 2 <= len(extent) <= len(frame) or any(
         m != 1 and f == 1 for m, f in zip(extent[::-1], frame[::-1], strict=False)
@@ -330,8 +335,8 @@ def _where(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
 def _added(
     g: Graph, s: Shapes, node: Node, inner: str, out: _Scores, other: str, sign: float
 ) -> str:
-    """scores + mask or scores - mask, and scores * b - 10000 * (1 - b) with b lower triangular, as
-    early GPT exports write a causal mask.
+    """scores + mask, scores - mask, or scores * b - 10000 * (1 - b) with b lower triangular, which
+    is how early GPT exports write a causal mask.
     """
     shape = triangle(g, s, other)
     if shape is not None:
@@ -356,7 +361,7 @@ def _added(
 
 
 def _floored(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
-    """max(scores, lowest): it changes nothing but what a mask wrote below it."""
+    """max(scores, lowest). Only what a mask wrote below `lowest` changes."""
     values = [s.scalar(i) if i else None for i in node.inputs]
     inner, floor = (
         (node.input(0), values[1] if len(values) > 1 else None)
@@ -381,13 +386,15 @@ def _floored(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
     return inner
 
 
-def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
-    """Say what each mask does in the simplest way that leaves a row with nothing left to see what
-    it was.
+def _simplify_masks(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
+    """Give each mask its simplest form. The result of a row that is masked completely must not
+    change.
 
-    A causal mask alone leaves every row something, so it may be a flag. Beside another mask it may
-    not; then only minus infinity that nothing overwrites is like the flag. An additive mask writes
-    its fill where the fill swallows what it is added to: a score, not another fill."""
+    A causal mask alone masks no row completely, so it becomes the flag `causal`. Beside another
+    mask it becomes the flag only if it writes minus infinity and nothing overwrites that. A mask
+    that adds its fill may write it instead only where the fill swallows a score; it does not
+    swallow another fill.
+    """
     masks, lifted = scores.masks, scores.floor > -np.inf
     lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, _LOWEST[TensorProto.FLOAT])
     for k, m in enumerate(masks):
@@ -411,10 +418,11 @@ def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
 
 
 def _cleared(g: Graph, where: Node, value: str, scores: _Scores, before: Sequence[Node]) -> None:
-    """Where that writes 0 over the probabilities its mask already hid from Softmax (DeBERTa): only
-    a row with nothing left to see differs, and is 0.
+    """Check a Where that writes 0 over probabilities that its mask hid from Softmax already
+    (DeBERTa).
 
-    As if the mask had written minus infinity, and a row that Softmax then makes NaN were 0.
+    It changes only rows that are masked completely: they become 0. This equals a mask that writes
+    minus infinity, with the NaN that Softmax makes of such a row replaced by 0.
     """
     kind = "bool" if where.inputs[1] == value else "drop"
     mask = scores.masks[0] if len(scores.masks) == 1 else None
@@ -548,5 +556,6 @@ def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
 
 RULE = Rule(
     "attention", "Attention", frozenset(("Softmax", "ReduceSum")), match,
-    "softmax(scale * q k^T + masks) v with the head splits, transposes and masks around it", priority=10,
+    "softmax(scale * q k^T + masks) v with the head splits, transposes and masks around it",
+    priority=10,
 )  # fmt: skip

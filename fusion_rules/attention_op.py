@@ -145,6 +145,8 @@ def _contrib(g: Graph, node: Node) -> Match:
 
 
 RULE = Rule(
-    "attention_op", "Attention", frozenset(("Attention", "com.microsoft.MultiHeadAttention", *_MORE)), match,
-    "the Attention and MultiHeadAttention operators with the head splits and transposes around them", priority=10,
+    "attention_op", "Attention", frozenset(("Attention", "com.microsoft.MultiHeadAttention",
+    *_MORE)), match,
+    "the Attention and MultiHeadAttention operators with the head splits and transposes around",
+    priority=10,
 )  # fmt: skip

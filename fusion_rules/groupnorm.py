@@ -1,7 +1,8 @@
 """Group normalisation with any activation after it: statistics per image over groups of channels,
 weights per channel.
 
-before  Reshape [N, G, -1], InstanceNormalization (scale 1, bias 0), Reshape back, Mul, Add, pointwise ...; or GroupNormalization, pointwise ...
+before  Reshape [N, G, -1], InstanceNormalization (scale 1, bias 0), Reshape back, Mul, Add,
+        pointwise ...; or GroupNormalization, pointwise ...
 after   groupnorm(x, gamma?, beta?) with groups
 """
 
@@ -26,15 +27,7 @@ def match(g: Graph, node: Node) -> Match:
     tail = grow_epilogue(g, norm.out, max_operands=0)
     spec = GroupNormSpec(groups=norm.groups, eps=norm.eps, expr=tail.expr)
     roles = [("x", norm.x), ("gamma", norm.gamma), ("beta", norm.beta)]
-    return build_match(
-        g,
-        rule="groupnorm",
-        anchor=node,
-        nodes=[*norm.nodes, *tail.nodes],
-        spec=spec,
-        roles=roles,
-        outputs=[tail.output],
-    )
+    return build_match(g, "groupnorm", node, [*norm.nodes, *tail.nodes], spec, roles, [tail.output])
 
 
 RULE = Rule(

@@ -27,15 +27,7 @@ def match(g: Graph, node: Node) -> Match:
     tail = grow_epilogue(g, node.outputs[0], max_operands=0)
     spec = GroupNormSpec(groups=-1, eps=float(node.attr("epsilon", 1e-5)), expr=tail.expr)
     roles = [("x", x), ("gamma", gamma), ("beta", beta)]
-    return build_match(
-        g,
-        rule="instancenorm",
-        anchor=node,
-        nodes=[node, *tail.nodes],
-        spec=spec,
-        roles=roles,
-        outputs=[tail.output],
-    )
+    return build_match(g, "instancenorm", node, [node, *tail.nodes], spec, roles, [tail.output])
 
 
 RULE = Rule(

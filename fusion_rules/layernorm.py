@@ -1,8 +1,9 @@
 """Layer normalisation, alone or of a residual sum: (s - mean(s)) / sqrt(var(s) + eps) * gamma +
 beta over the last axes.
 
-before  ReduceMean, Sub, Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul), Mul, Add with Casts between; LayerNormalization;
-        com.microsoft.SkipLayerNormalization; for the skip form also the Add of a residual (and of a bias) before
+before  ReduceMean, Sub, Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul), Mul, Add with
+        Casts between; LayerNormalization; com.microsoft.SkipLayerNormalization; for the skip form
+        also the Add of a residual (and of a bias) before
 after   layernorm(x, res?, xbias?, gamma?, beta?) -> y, skip?
 """
 
@@ -39,9 +40,12 @@ def match_skip(g: Graph, anchor: Node) -> Match:
 
 
 RULES = (
-    Rule("layernorm", "LayerNorm", frozenset(("ReduceMean", "LayerNormalization")), match, "layer normalisation, as one operator or decomposed"),
+    Rule("layernorm", "LayerNorm", frozenset(("ReduceMean", "LayerNormalization")), match,
+    "layer normalisation, as one operator or decomposed"),
     Rule(
-        "skip_layernorm", "SkipLayerNorm", frozenset(("ReduceMean", "LayerNormalization", "com.microsoft.SkipLayerNormalization")), match_skip,
-        "residual sum (and bias) followed by layer normalisation; the sum stays available", priority=1,
+        "skip_layernorm", "SkipLayerNorm", frozenset(("ReduceMean", "LayerNormalization",
+        "com.microsoft.SkipLayerNormalization")), match_skip,
+        "residual sum (and bias) followed by layer normalisation; the sum stays available",
+        priority=1,
     ),
 )  # fmt: skip

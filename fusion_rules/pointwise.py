@@ -42,10 +42,11 @@ def match(graph: Graph, node: Node) -> Match:
 
 
 def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
-    """For each pointwise node the chain it ends, or why it ends none (a str: what went wrong in
-    this rule).
+    """For each pointwise node the chain that ends at it, or why none does (a str: an error of this
+    rule).
 
-    Later nodes choose first, so chains are maximal towards the outputs."""
+    Later nodes choose first, so chains reach as far towards the outputs as possible.
+    """
     taken = _claimed(graph)
     out: dict[int, Match | Refuse | str] = {}
     for node in reversed(graph.nodes):
@@ -75,8 +76,8 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
 
 
 def _claimed(graph: Graph) -> dict[int, str]:
-    """Nodes that run inside the kernel of a convolution, matrix product or BatchNormalization, and
-    the name of that.
+    """Nodes that a convolution, GEMM or BatchNormalization takes into its kernel, with the label of
+    that node.
     """
     out: dict[int, str] = {}
     for node in graph.nodes:
@@ -168,15 +169,7 @@ def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match
     expr: Expr = region.code.finish(region.inside[last.outputs[0]][0])
     roles = [(f"x{k}", name) for k, name in enumerate(region.code.operands)]
     spec = PointwiseSpec(expr=expr)
-    return build_match(
-        graph,
-        rule="pointwise",
-        anchor=last,
-        nodes=chain,
-        spec=spec,
-        roles=roles,
-        outputs=[last.outputs[0]],
-    )
+    return build_match(graph, "pointwise", last, chain, spec, roles, [last.outputs[0]])
 
 
 RULE = Rule(

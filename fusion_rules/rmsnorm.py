@@ -1,8 +1,9 @@
 """Root-mean-square normalisation, alone or of a residual sum: s / sqrt(mean(s^2) + eps) * gamma
 over the last axes.
 
-before  Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul; or Pow(-0.5), Mul), Mul with Casts between and gamma or 1 + gamma;
-        RMSNormalization (ONNX 23), SimplifiedLayerNormalization, com.microsoft.SkipSimplifiedLayerNormalization
+before  Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul; or Pow(-0.5), Mul), Mul with Casts
+        between and gamma or 1 + gamma; RMSNormalization (ONNX 23), SimplifiedLayerNormalization,
+        com.microsoft.SkipSimplifiedLayerNormalization
 after   layernorm(x, res?, xbias?, gamma?) with rms -> y, skip?
 """
 
@@ -46,9 +47,11 @@ def match_skip(g: Graph, anchor: Node) -> Match:
 
 
 RULES = (
-    Rule("rmsnorm", "RMSNorm", frozenset(("ReduceMean", *_OPERATORS)), match, "root-mean-square normalisation, as one operator or decomposed"),
+    Rule("rmsnorm", "RMSNorm", frozenset(("ReduceMean", *_OPERATORS)), match,
+    "root-mean-square normalisation, as one operator or decomposed"),
     Rule(
         "skip_rmsnorm", "SkipRMSNorm", frozenset(("ReduceMean", *_OPERATORS, _SKIP)), match_skip,
-        "residual sum followed by root-mean-square normalisation; the sum stays available", priority=1,
+        "residual sum followed by root-mean-square normalisation; the sum stays available",
+        priority=1,
     ),
 )  # fmt: skip

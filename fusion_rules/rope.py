@@ -1,8 +1,9 @@
 """Rotary position embedding: pairs of elements of each head are turned by the angle of their
 position.
 
-before  x * cos + concat(-x2, x1) * sin with x1, x2 = halves of x (rotate_half); or concat(x1 * cos - x2 * sin, x2 * cos + x1 * sin);
-        or the same over even and odd elements (interleaved); or RotaryEmbedding of ONNX 23 or com.microsoft, with or without position ids
+before  x * cos + concat(-x2, x1) * sin with x1, x2 = halves of x (rotate_half); or
+        concat(x1 * cos - x2 * sin, x2 * cos + x1 * sin); or the same over even and odd elements
+        (interleaved); or RotaryEmbedding of ONNX 23 or com.microsoft, with or without position ids
 after   rope(x, cos, sin, pos?) with layout, interleaved and the number of rotated elements
 """
 
@@ -132,15 +133,9 @@ def _finish(
     if whole is not None:
         x, out, extra = whole
         nodes = [*nodes, *extra]
-    return build_match(
-        g,
-        rule="rope",
-        anchor=anchor,
-        nodes=region(g, nodes, (x, cos, sin)),
-        spec=RopeSpec(layout=layout, interleaved=interleaved, rot=rot),
-        roles=[("x", x), ("cos", cos), ("sin", sin)],
-        outputs=[out],
-    )
+    spec = RopeSpec(layout=layout, interleaved=interleaved, rot=rot)
+    roles = [("x", x), ("cos", cos), ("sin", sin)]
+    return build_match(g, "rope", anchor, region(g, nodes, (x, cos, sin)), spec, roles, [out])
 
 
 def _operator(g: Graph, node: Node) -> Match:
@@ -181,12 +176,11 @@ def _operator(g: Graph, node: Node) -> Match:
         num_heads=heads if len(shape) == 3 else None,
     )
     roles = [("x", x), ("cos", cos), ("sin", sin), ("pos", pos)]
-    return build_match(
-        g, rule="rope", anchor=node, nodes=[node], spec=spec, roles=roles, outputs=[node.outputs[0]]
-    )
+    return build_match(g, "rope", node, [node], spec, roles, [node.outputs[0]])
 
 
 RULE = Rule(
-    "rope", "RotaryEmbedding", frozenset(("Concat", "RotaryEmbedding", "com.microsoft.RotaryEmbedding")), match,
+    "rope", "RotaryEmbedding", frozenset(("Concat", "RotaryEmbedding",
+    "com.microsoft.RotaryEmbedding")), match,
     "rotary position embedding of queries or keys", priority=5,
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Softmax and its logarithm along one axis.
 
-before  Softmax, LogSoftmax, Log(Softmax(x)), exp(x - max(x)) / sum(exp(x - max(x))), or x - max(x) - log(sum(exp(x - max(x))))
+before  Softmax, LogSoftmax, Log(Softmax(x)), exp(x - max(x)) / sum(exp(x - max(x))), or
+        x - max(x) - log(sum(exp(x - max(x))))
 after   softmax(x) with axis and log
 """
 
@@ -20,10 +21,9 @@ def match(g: Graph, anchor: Node) -> Match:
         found = decomposed(g, anchor)
         assert found.axis is not None
         float_type(g, found.x, anchor)
-        return build_match(
-            g, rule="softmax", anchor=anchor, nodes=list(found.nodes), roles=[("x", found.x)],
-            spec=SoftmaxSpec(axis=found.axis, log=found.log), outputs=[found.output],
-        )  # fmt: skip
+        spec = SoftmaxSpec(axis=found.axis, log=found.log)
+        roles = [("x", found.x)]
+        return build_match(g, "softmax", anchor, found.nodes, spec, roles, [found.output])
     x, shape = anchor.input(0), shapes(g).dims(anchor.input(0))
     float_type(g, x, anchor)
     if shape is None:
@@ -39,15 +39,8 @@ def match(g: Graph, anchor: Node) -> Match:
     if user is not None and user.op == "Log" and not log:
         nodes.append(user)
         out, log = user.outputs[0], True
-    return build_match(
-        g,
-        rule="softmax",
-        anchor=anchor,
-        nodes=nodes,
-        spec=SoftmaxSpec(axis=axis - len(shape), log=log),
-        roles=[("x", x)],
-        outputs=[out],
-    )
+    spec = SoftmaxSpec(axis=axis - len(shape), log=log)
+    return build_match(g, "softmax", anchor, nodes, spec, [("x", x)], [out])
 
 
 RULE = Rule(

@@ -2,7 +2,9 @@
 feature map.
 
     x ─┬─ mean over H, W ── 1x1 Conv | Gemm ── act ── 1x1 Conv | Gemm ── act ─┐
-       └───────────────────────────────────────────────────────────────────── Mul   ⇒   squeeze_excite(x, w1, b1?, w2, b2?)
+       └───────────────────────────────────────────────────────────────────── Mul
+
+    ⇒   squeeze_excite(x, w1, b1?, w2, b2?)
 """
 
 from __future__ import annotations
@@ -67,16 +69,8 @@ def match(graph: Graph, node: Node) -> Match:
     spec = SqueezeExciteSpec(
         kind=first.kind, trans_b=first.trans_b, expr1=first.tail.expr, expr2=second.tail.expr
     )
-    nodes = region(graph, nodes, (x,))  # with the towers that compute the shapes of reshapes
-    return build_match(
-        graph,
-        rule="squeeze_excite",
-        anchor=node,
-        nodes=nodes,
-        spec=spec,
-        roles=roles,
-        outputs=[mul.outputs[0]],
-    )
+    nodes = region(graph, nodes, (x,))  # with the shape computations of its Reshapes
+    return build_match(graph, "squeeze_excite", node, nodes, spec, roles, [mul.outputs[0]])
 
 
 def _check_mean(graph: Graph, node: Node) -> None:

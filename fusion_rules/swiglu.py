@@ -80,15 +80,8 @@ def _pair(graph: Graph, first: Linear, second: Linear, tail: Epilogue) -> Match:
     expr = _swap(tail.expr) if swapped else tail.expr
     roles = [("x", first.x), ("w_gate", gate.w), ("w_up", up.w), ("b_gate", gate.b), ("b_up", up.b)]
     nodes = region(graph, [*first.nodes, *second.nodes, *tail.nodes], [v for _, v in roles])
-    return build_match(
-        graph,
-        rule="swiglu",
-        anchor=first.node,
-        nodes=nodes,
-        spec=SwigluSpec(trans_b=first.spec.trans_b, expr=expr),
-        roles=roles,
-        outputs=[tail.output],
-    )
+    spec = SwigluSpec(trans_b=first.spec.trans_b, expr=expr)
+    return build_match(graph, "swiglu", first.node, nodes, spec, roles, [tail.output])
 
 
 def _packed(graph: Graph, found: Linear, halves: _Halves) -> Match:
@@ -99,15 +92,8 @@ def _packed(graph: Graph, found: Linear, halves: _Halves) -> Match:
     expr = _swap(tail.expr) if split else tail.expr
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
     nodes = region(graph, [*found.nodes, *halves.nodes, *tail.nodes], [v for _, v in roles])
-    return build_match(
-        graph,
-        rule="swiglu",
-        anchor=found.node,
-        nodes=nodes,
-        spec=SwigluSpec(trans_b=found.spec.trans_b, expr=expr, split=split),
-        roles=roles,
-        outputs=[tail.output],
-    )
+    spec = SwigluSpec(trans_b=found.spec.trans_b, expr=expr, split=split)
+    return build_match(graph, "swiglu", found.node, nodes, spec, roles, [tail.output])
 
 
 def _is_plain_factor(expr: Expr, k: int) -> bool:

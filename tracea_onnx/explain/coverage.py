@@ -1,4 +1,4 @@
-"""Which nodes the provider would run, and why each other one would leave it."""
+"""Which nodes the provider would run, and why every other node would leave it."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
 
 
 def _complete_types(graph: Graph) -> None:
-    """Write down the shapes that follow from sizes computed in the graph: a session knows them,
-    ONNX's inference as it is used here does not.
+    """Add the shapes that follow from sizes computed in the graph. A session knows them; ONNX's
+    inference, as it is used here, does not.
     """
     proto = graph.proto
     known = {v.name: v for v in proto.value_info}

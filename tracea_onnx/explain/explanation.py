@@ -1,4 +1,4 @@
-"""Why each anchor was, or was not, fused; what would change that; and which nodes would leave the
+"""Why each anchor was or was not fused, what would change that, and which nodes would leave the
 provider.
 """
 
@@ -29,8 +29,10 @@ from tracea_onnx.pipeline.report import Report
 #: Operators that compute enough to be asked about, whether a rule starts at them or not.
 _HEAVY = frozenset({op for op in HEAVY if not op.startswith(":")} | {
     "Softmax", "LogSoftmax", "BatchNormalization", "LSTM", "GRU", "RNN",
-    "MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul", "DeformConv", "com.microsoft.QAttention", "com.microsoft.MatMulNBits",
-    "com.microsoft.Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.EmbedLayerNormalization",
+    "MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul", "DeformConv",
+    "com.microsoft.QAttention", "com.microsoft.MatMulNBits",
+    "com.microsoft.Attention", "com.microsoft.GroupQueryAttention",
+    "com.microsoft.EmbedLayerNormalization",
     "LpNormalization", "LRN", "MeanVarianceNormalization", "Hardmax",
 })  # fmt: skip
 
@@ -76,8 +78,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Account:
-    """The explanations, and the fused model (the user's functions expanded, types inferred) they
-    speak of.
+    """The explanations, and the fused model that they are about, with functions expanded and types
+    inferred.
     """
 
     anchors: tuple[Explanation, ...]

@@ -206,11 +206,15 @@ _TABLE: dict[str, Emit] = {
     **{
         onnx: _plain(op)
         for onnx, op in {
-            "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Neg": "neg", "Abs": "abs",
-            "Reciprocal": "reciprocal", "Floor": "floor", "Ceil": "ceil", "Round": "round", "Sign": "sign", "Sin": "sin", "Cos": "cos", "Tan": "tan",
-            "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish",
+            "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf", "Exp": "exp",
+            "Log": "log", "Sqrt": "sqrt", "Neg": "neg", "Abs": "abs",
+            "Reciprocal": "reciprocal", "Floor": "floor", "Ceil": "ceil", "Round": "round",
+            "Sign": "sign", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+            "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh",
+            "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish",
             "HardSwish": "hard_swish", "IsNaN": "isnan", "Not": "not", "PRelu": "prelu",
-            "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "And": "and", "Or": "or", "Xor": "xor",
+            "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "And": "and", "Or": "or",
+            "Xor": "xor",
             "Equal": "eq", "Less": "lt", "LessOrEqual": "le", "Where": "where",
         }.items()
     },
@@ -244,9 +248,12 @@ _TABLE: dict[str, Emit] = {
 #: Attributes the emitters above read. Any other (the axis/broadcast form of arithmetic before opset
 #: 7, say) changes the meaning.
 _ATTRIBUTES = {
-    "LeakyRelu": {"alpha"}, "Elu": {"alpha"}, "Celu": {"alpha"}, "Selu": {"alpha", "gamma"}, "HardSigmoid": {"alpha", "beta"}, "Swish": {"alpha"},
-    "ThresholdedRelu": {"alpha"}, "Shrink": {"lambd", "bias"}, "Clip": {"min", "max"}, "Mod": {"fmod"}, "IsInf": {"detect_negative", "detect_positive"},
-    "Cast": {"to", "saturate", "round_mode"}, "Gelu": {"approximate"}, "com.microsoft.QuickGelu": {"alpha"},
+    "LeakyRelu": {"alpha"}, "Elu": {"alpha"}, "Celu": {"alpha"}, "Selu": {"alpha", "gamma"},
+    "HardSigmoid": {"alpha", "beta"}, "Swish": {"alpha"},
+    "ThresholdedRelu": {"alpha"}, "Shrink": {"lambd", "bias"}, "Clip": {"min", "max"},
+    "Mod": {"fmod"}, "IsInf": {"detect_negative", "detect_positive"},
+    "Cast": {"to", "saturate", "round_mode"}, "Gelu": {"approximate"},
+    "com.microsoft.QuickGelu": {"alpha"},
 }  # fmt: skip
 
 

@@ -7,26 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 
 from tracea_onnx.ir import fused_op_names
 from tracea_onnx.ir.graph import Node
 
 
 class Advice(Enum):
-    """What a user can do about a refusal. `match/advice.py` has the words."""
+    """What a user can do about a refusal, in words. `match/advice.py` finds those of the first
+    three in the graph.
+    """
 
-    NONE = auto()
-    CONSTANT = auto()
-    SHAPES = auto()
-    SAME_DIMS = auto()
-    OUTPUT = auto()
-    EVAL = auto()
-    ONE_TYPE = auto()
-    KEEPDIMS = auto()
-    SOFTMAX = auto()
-    OPSET_13 = auto()
-    OPSET_21 = auto()
+    CONSTANT = "make it a constant"
+    SHAPES = "give it a shape"
+    OUTPUT = "drop the output"
+    NONE = ""
+    SAME_DIMS = (
+        "give equal dimensions the same name in dynamic_axes (dynamic_shapes), or fix them, and"
+        " export again"
+    )
+    EVAL = "re-export after model.eval(), with training=torch.onnx.TrainingMode.EVAL"
+    ONE_TYPE = "re-export in one floating-point type, without autocast"
+    KEEPDIMS = "write the reduction with keepdim=True and export again"
+    SOFTMAX = "write softmax(x) instead of exp(x) / sum(exp(x)) and export again"
+    OPSET_13 = "re-export with opset 13 or later"
+    OPSET_21 = "re-export with opset 21 or later"
 
 
 #: Marks of a code whose anchor does not look like the rule's chain.
@@ -245,8 +250,8 @@ class Why(Enum):
     NO_SAVING = "fusing it would not save any time", *_FAR
     SHARES_NODES = "it shares nodes with the {rule} chain at '{anchor}', which saves more"
     HIDES_OPERAND = (
-        "it and the {rule} chain at '{anchor}', which saves more, cannot both fuse: one keeps inside"
-        " a value that the other reads"
+        "it and the {rule} chain at '{anchor}' (larger saving) exclude each other: one fuses away a"
+        " value that the other reads"
     )
     JOINT_CYCLE = "together with a chain that saves more it would make a cycle"
     TURNED_BACK = "with {fault}, so it was turned back"

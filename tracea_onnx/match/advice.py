@@ -5,7 +5,7 @@ Where nothing but the rule could change, there is no advice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Advice, Reason, Refusal
@@ -15,8 +15,9 @@ def remedy(graph: Graph, refusal: Refusal) -> str:
     """One sentence that would lift the refusal, or ""."""
     reasons = list(_reasons(refusal.because))
     for reason in reasons:
-        advice = _ADVICE[reason.why.advice]
-        if said := advice if isinstance(advice, str) else advice(graph, refusal):
+        advice = reason.why.advice
+        look = _IN_GRAPH.get(advice)
+        if said := advice.value if look is None else look(graph, refusal):
             return said
     # labels of nodes start with the operator
     if any(str(o).startswith("com.microsoft.") for r in reasons for o in r.operands.values()):
@@ -126,17 +127,4 @@ def _kept(graph: Graph, refusal: Refusal) -> str:
     )
 
 
-_ADVICE: dict[Advice, str | Callable[[Graph, Refusal], str]] = {
-    Advice.NONE: "",
-    Advice.CONSTANT: _not_constant,
-    Advice.SHAPES: _unknown,
-    Advice.OUTPUT: _kept,
-    Advice.SAME_DIMS: "give equal dimensions the same name in dynamic_axes (dynamic_shapes), or fix"
-    " them, and export again",
-    Advice.EVAL: "re-export after model.eval(), with training=torch.onnx.TrainingMode.EVAL",
-    Advice.ONE_TYPE: "re-export in one floating-point type, without autocast",
-    Advice.KEEPDIMS: "write the reduction with keepdim=True and export again",
-    Advice.SOFTMAX: "write softmax(x) instead of exp(x) / sum(exp(x)) and export again",
-    Advice.OPSET_13: "re-export with opset 13 or later",
-    Advice.OPSET_21: "re-export with opset 21 or later",
-}
+_IN_GRAPH = {Advice.CONSTANT: _not_constant, Advice.SHAPES: _unknown, Advice.OUTPUT: _kept}

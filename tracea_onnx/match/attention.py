@@ -1,5 +1,5 @@
-"""Vocabulary of attention: operands and result as views of projections, and the region of nodes a
-match may take.
+"""Attention: operands and result as strided views of the projections, and the nodes that a match
+may take.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match import strided_view
 from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sole
 from tracea_onnx.match.softmax import Softmax
+from tracea_onnx.match.spec_table import AttentionSpec
 from tracea_onnx.match.strided_view import Named, Step
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 
-# --- operands -----------------------------------------------------------------------------------------------------------
+# --- operands -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Operand:
     """A source value, how to read it, the factor applied on the way, and the nodes between source
@@ -89,11 +90,12 @@ def result(
     *,
     merge_heads: bool = False,
 ) -> Operand:
-    """The farthest value downstream of `value` that is `value` written in a named layout; `sizes`
-    per letter.
+    """The farthest value downstream of `value` that holds `value` in a named layout. sizes: of each
+    letter.
 
-    A Shape beside the one movement that reads a value is no obstacle here: `region` takes it in or
-    the value stays (`usable`)."""
+    A Shape that reads the value, too, does not stop the search: `region` takes it into the match,
+    or `usable` keeps the value.
+    """
     shape = [dims.mul(sizes["b"], sizes["h"]) if c == "bh" else sizes[c] for c in letters]
     best = Operand(
         value, Named("".join("h" if c == "bh" else c for c in letters), None, sizes), 1.0, ()
@@ -128,7 +130,7 @@ def result(
     return best
 
 
-# --- products -----------------------------------------------------------------------------------------------------------
+# --- products -------------------------------------------------------------------------------------
 PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
 #: A value and the letter of each of its axes.
 Axes = tuple[str, tuple[str, ...]]
@@ -209,13 +211,16 @@ def with_values(
     )
 
 
-# --- probabilities ------------------------------------------------------------------------------------------------------
+# --- probabilities --------------------------------------------------------------------------------
 def probabilities(
     g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]
 ) -> tuple[list[Node], Node, bool, bool | str]:
-    """From Softmax to the product with the values: (nodes between, product, probabilities
-    transposed, NaN cleared). cleared(where, value, before) refuses a Where that overwrites other
-    probabilities than those of keys that nothing sees."""
+    """From Softmax to the product with the values: (nodes between, product, whether the
+    probabilities are transposed, whether NaN is cleared).
+
+    cleared(where, value, before) refuses a Where that overwrites probabilities other than masked
+    ones.
+    """
     nodes: list[Node] = []
     value, transposed, softmax = soft.output, False, soft.anchor
     nan_to_zero: bool | str = False
@@ -279,22 +284,25 @@ def probabilities(
         value = node.outputs[0]
 
 
-# --- regions ------------------------------------------------------------------------------------------------------------
-#: Operators a shape tower or a mask made from shapes may consist of; such nodes move into a match
+# --- regions --------------------------------------------------------------------------------------
+#: Operators of shape computations and of masks made from shapes. Such nodes move into a match
 #: when only the match reads them.
-_TOWER = frozenset((
-    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Sqrt",
-    "Reciprocal", "Pow", "Floor", "Equal", "Where", "ConstantOfShape", "Expand", "Trilu", "Range", "Not", "And", "Or", "Less", "LessOrEqual", "Greater",
+_SHAPE_OPS = frozenset((
+    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast", "Add",
+    "Sub", "Mul", "Div", "Mod", "Neg", "Sqrt",
+    "Reciprocal", "Pow", "Floor", "Equal", "Where", "ConstantOfShape", "Expand", "Trilu", "Range",
+    "Not", "And", "Or", "Less", "LessOrEqual", "Greater",
     "GreaterOrEqual", "Identity", "Constant", "Max", "Min",
 ))  # fmt: skip
 
 
 def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node]:
-    """`core` and every node of the towers behind its inputs (other than `operands`) that only the
+    """`core`, and the shape computations behind its inputs (other than `operands`) that only the
     region reads, in graph order.
 
-    A tower is followed up to Shape (whose input is data) and stops at any operator that is not
-    arithmetic on shapes."""
+    A shape computation is followed up to Shape, whose input is data. It stops at any operator that
+    is not arithmetic on shapes.
+    """
     inside: dict[int, Node] = {id(n): n for n in core}
     extra: dict[int, Node] = {}
     stop = set(operands)
@@ -305,7 +313,7 @@ def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node
             node is None
             or id(node) in inside
             or id(node) in extra
-            or node.op not in _TOWER
+            or node.op not in _SHAPE_OPS
             or node.op == "Constant"
         ):
             continue
@@ -342,7 +350,7 @@ def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node
     return sorted({**inside, **extra}.values(), key=lambda n: n.index)
 
 
-# --- the whole match ------------------------------------------------------------------------------------------------------
+# --- the whole match ------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Traced:
     """q, k, v and the result where they lie, and every node between."""
@@ -366,11 +374,13 @@ def trace(
     merge_heads: bool = False,
     keep_views: bool = False,
 ) -> Traced | Refuse:
-    """Extend `core` over the movements around it, as far as nothing else needs a value in between.
+    """Extend `core` over the Transposes and Reshapes around it, as far as nothing else reads a
+    value in between.
 
-    operands: (value, letter per axis) of q, k and v as the core reads them; product: the core's
-    result, axes `out_letters`. A view of an operand that is needed elsewhere becomes the operand;
-    with `keep_views` it stays, and the operand is read from before it."""
+    operands: (value, letter per axis) of q, k and v as the core reads them. product: the result of
+    the core, with the axes `out_letters`. A view of an operand that has other readers becomes the
+    operand; with `keep_views` the view stays, and the operand is read from before it.
+    """
     blocked: set[str] = set()
     kept: set[int] = set()
 
@@ -442,7 +452,7 @@ def trace(
 
 
 def _siblings(g: Graph, value: str) -> tuple[str, ...]:
-    """All outputs of the node that makes `value`: one that must stay keeps the node."""
+    """All outputs of the node that makes `value`. If one of them must be stored, the node stays."""
     node = g.producer(value)
     return node.outputs if node is not None else (value,)
 
@@ -500,13 +510,14 @@ def finish(
         *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))),
         *(["head_scale"] if head_scale else []),
     )
-    layouts = {
-        "q": t.q.layout(),
-        "k": t.k.layout(),
-        "v": t.v.layout(),
-        "out": {"layout": t.out.view.layout},
-    }
-    spec = Spec(
-        "attention", roles, {**layouts, "num_heads": counts[0], "kv_heads": counts[1], **attrs}
+    made_of = AttentionSpec(
+        q=t.q.layout(),
+        k=t.k.layout(),
+        v=t.v.layout(),
+        out={"layout": t.out.view.layout},
+        num_heads=counts[0],
+        kv_heads=counts[1],
+        **attrs,
     )
+    spec = Spec(made_of.op, roles, made_of.to_json())
     return Match(rule, anchor, tuple(t.nodes), tuple(inputs), (t.out.value,), spec)

@@ -1,5 +1,5 @@
-"""A convolution and what belongs to it before any epilogue: attributes, a bias written as Add, an
-inference BatchNormalization.
+"""A convolution with what its kernel takes in before any epilogue: padding, a bias written as Add,
+an inference BatchNormalization.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def _fused_prelude(node: Node, residual: str) -> Prelude:
 
 
 def take_pad(graph: Graph, found: Convolution) -> None:
-    """Pad with zeros over the spatial axes, read by the convolution alone, is part of its own
-    padding (Keras, TensorFlow).
+    """Merge a zero Pad of the spatial axes that only the convolution reads into its own padding
+    (Keras, TensorFlow).
     """
     pad = graph.producer(found.x)
     if (
@@ -160,8 +160,8 @@ def take_pad(graph: Graph, found: Convolution) -> None:
 
 
 def take_unsqueeze(graph: Graph, found: Convolution) -> Node | None:
-    """A 2-d convolution of a line made an image of height 1 by Unsqueeze: the node, when the result
-    is such an image, too.
+    """The Unsqueeze that makes a line an image of height 1 for a 2-d convolution, where the result
+    has height 1, too; else None.
     """
     before, dims = graph.producer(found.x), dims_of(graph, found.node.outputs[0])
     if (
@@ -177,7 +177,7 @@ def take_unsqueeze(graph: Graph, found: Convolution) -> Node | None:
 
 
 def take_squeeze(graph: Graph, value: str) -> Node | None:
-    """The Squeeze of the height that alone reads `value`, an image of height 1."""
+    """The Squeeze of axis 2 that alone reads `value`, an image of height 1; else None."""
     after = graph.sole_consumer(value)
     return (
         after
@@ -187,7 +187,7 @@ def take_squeeze(graph: Graph, value: str) -> Node | None:
 
 
 def take_bias(graph: Graph, found: Convolution) -> None:
-    """Conv without bias followed by Add of one constant per channel: the constant is the bias."""
+    """Take the Add of one constant per channel as the bias of a convolution without one."""
     add = graph.sole_consumer(found.value)
     if found.b or add is None or add.op != "Add" or len(add.inputs) != 2:
         return
@@ -208,7 +208,9 @@ def take_bias(graph: Graph, found: Convolution) -> None:
 
 
 def take_batch_norm(graph: Graph, found: Convolution) -> None:
-    """Fold an inference BatchNormalization that is the only reader; else leave a note why not."""
+    """Fold an inference BatchNormalization that alone reads the result. Otherwise `note` says why
+    not.
+    """
     readers = graph.consumers(found.value)
     bn = next(
         (c for c in readers if c.op == "BatchNormalization" and c.input(0) == found.value), None
@@ -285,19 +287,13 @@ def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
     bn = zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False)
     roles = [("x", found.x), ("w", found.w), ("b", found.b), *bn, *tail.roles()]
     return build_match(
-        graph,
-        rule=rule,
-        anchor=node,
-        nodes=nodes,
-        spec=replace(found.spec, expr=tail.expr),
-        roles=roles,
-        outputs=[output],
+        graph, rule, node, nodes, replace(found.spec, expr=tail.expr), roles, [output]
     )
 
 
 def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
-    """BatchNormalization + epilogue, where no convolution takes it; refuses when nothing follows
-    that fuses.
+    """BatchNormalization + epilogue, where no convolution folds it. Refuses when nothing after it
+    fuses.
     """
     float_type(graph, node.input(0), node)
     refuse_quantised(graph, node)
@@ -318,15 +314,7 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
         *tail.roles(),
     ]
     spec = BatchNormSpec(bn_eps=float(node.attr("epsilon", 1e-5)), expr=tail.expr)
-    return build_match(
-        graph,
-        rule=rule,
-        anchor=node,
-        nodes=[node, *tail.nodes],
-        spec=spec,
-        roles=roles,
-        outputs=[tail.output],
-    )
+    return build_match(graph, rule, node, [node, *tail.nodes], spec, roles, [tail.output])
 
 
 def _takes(graph: Graph, conv: Node, bn: Node) -> bool:

@@ -23,8 +23,10 @@ from tracea_onnx.match.spec_table import Attributes
 from tracea_onnx.shapes.symbolic import Dims, same, shapes
 
 __all__ = [
-    "BOOL", "FLOATS", "MAX_CODE", "MAX_OPERANDS", "POINTWISE", "Epilogue", "Region", "broadcasts_into", "build_match", "constant_scalar",
-    "dims_of", "element_type", "float_type", "grow_epilogue", "label", "narrower", "needed_outside", "not_sole", "refuse_quantised",
+    "BOOL", "FLOATS", "MAX_CODE", "MAX_OPERANDS", "POINTWISE", "Epilogue", "Region",
+    "broadcasts_into", "build_match", "constant_scalar",
+    "dims_of", "element_type", "float_type", "grow_epilogue", "label", "narrower", "needed_outside",
+    "not_sole", "refuse_quantised",
     "same_shape", "show",
 ]  # fmt: skip
 
@@ -56,7 +58,7 @@ class Epilogue:
         return [(f"e{first + k}", name) for k, name in enumerate(self.operands)]
 
 
-# --- shapes, types and constants ------------------------------------------------------------------------------------------
+# --- shapes, types and constants ------------------------------------------------------------------
 
 
 def dims_of(graph: Graph, name: str) -> Dims | None:
@@ -67,7 +69,7 @@ def dims_of(graph: Graph, name: str) -> Dims | None:
 
 
 def same_shape(a: Dims | None, b: Dims | None) -> bool:
-    """Certainly equal: same rank, and each pair of dims equal for every input size."""
+    """Whether both have the same rank and equal dims for every input size."""
     return (
         a is not None
         and b is not None
@@ -77,7 +79,9 @@ def same_shape(a: Dims | None, b: Dims | None) -> bool:
 
 
 def broadcasts_into(shape: Dims | None, target: Dims | None) -> bool:
-    """Whether a tensor of `shape` certainly broadcasts against `target` without enlarging it."""
+    """Whether a tensor of `shape` broadcasts against `target` without enlarging it for every input
+    size.
+    """
     if shape is None or target is None or len(shape) > len(target):
         return shape == ()
     return all(
@@ -102,10 +106,14 @@ def constant_scalar(graph: Graph, name: str) -> float | None:
 #: Operators outside ONNX (which its type inference does not know) and everything behind them keep
 #: the type of their first input.
 _KEEPS_TYPE = frozenset(POINTWISE) - {"Cast"} | {
-    "Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization", "Softmax",
-    "LogSoftmax", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "Gather", "Expand", "Pad", "MaxPool",
-    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Upsample", "ReduceMean", "ReduceSum", "ReduceMax", "DepthToSpace", "SpaceToDepth",
-    *(f"com.microsoft.{op}" for op in ("FusedConv", "FusedGemm", "FusedMatMul", "SkipLayerNormalization", "SimplifiedLayerNormalization")),
+    "Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization",
+    "GroupNormalization", "LayerNormalization", "Softmax",
+    "LogSoftmax", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split",
+    "Slice", "Gather", "Expand", "Pad", "MaxPool",
+    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Upsample", "ReduceMean",
+    "ReduceSum", "ReduceMax", "DepthToSpace", "SpaceToDepth",
+    *(f"com.microsoft.{op}" for op in ("FusedConv", "FusedGemm", "FusedMatMul",
+    "SkipLayerNormalization", "SimplifiedLayerNormalization")),
 }  # fmt: skip
 
 
@@ -143,9 +151,7 @@ def float_type(graph: Graph, name: str, node: Node) -> int:
 
 
 def refuse_quantised(graph: Graph, node: Node) -> None:
-    """Operators between DequantizeLinear and QuantizeLinear are int8 operators in float spelling,
-    which ONNX Runtime runs in int8.
-    """
+    """Refuse an operator that reads DequantizeLinear. ONNX Runtime runs such an operator in int8."""
     before = next(
         (
             p
@@ -181,7 +187,7 @@ def not_sole(graph: Graph, value: str, *, near: bool = True) -> Refuse:
     )
 
 
-# --- pointwise regions ------------------------------------------------------------------------------------------------------
+# --- pointwise regions ----------------------------------------------------------------------------
 
 
 class Region:
@@ -384,12 +390,11 @@ def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int,
     return Refuse(Why.SEVERAL_ENDS, producer)
 
 
-# --- building a match -------------------------------------------------------------------------------------------------------
+# --- building a match -----------------------------------------------------------------------------
 
 
 def build_match(
     graph: Graph,
-    *,
     rule: str,
     anchor: Node,
     nodes: Iterable[Node],

@@ -36,12 +36,13 @@ def find(
     progress: Callable[[], None] | None = None,
     failed: Callable[[TraceaError], object] | None = None,
 ) -> tuple[list[Match], list[Refusal]]:
-    """Every match and every refusal, in node order and then by rule name. `progress` is called once
-    a node.
+    """Every match and every refusal, in node order and then by rule name. `progress` is called
+    after each node.
 
-    Raises TraceaError naming rule and node when a rule breaks its contract: that is a fault of the
-    rule, never of the model. With `failed` it goes there, and costs the match alone, which is among
-    the refusals."""
+    Raises TraceaError naming rule and node when a rule breaks its contract: a fault of the rule,
+    never of the model. With `failed` the error goes there, the match is dropped, and a refusal
+    records it.
+    """
     matches: list[Match] = []
     refusals: list[Refusal] = []
     by_anchor: dict[str, list[Rule]] = {}

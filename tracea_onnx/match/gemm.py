@@ -1,5 +1,5 @@
-"""A linear layer in any spelling: Gemm, MatMul (+ bias Add), FusedGemm, FusedMatMul, each perhaps
-between two Reshapes.
+"""A linear layer in any spelling: Gemm, MatMul (+ bias Add), FusedGemm, FusedMatMul, with or
+without Reshapes around it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KNOWN = frozenset(
 
 @dataclass
 class Linear:
-    """y = alpha * op(x) @ op(w) + beta * b, with the nodes taken in; `value` is what they compute."""
+    """y = alpha * op(x) @ op(w) + beta * b; `nodes` compute it, and `value` is their result."""
 
     node: Node
     x: str
@@ -118,9 +118,7 @@ def columns(graph: Graph, found: Linear) -> int | None:
 
 
 def take_bias(graph: Graph, found: Linear) -> None:
-    """Linear without bias followed by Add (operands in either order) of one number per output
-    feature: that is the bias.
-    """
+    """Take the Add of one number per output feature as the bias of a linear layer without one."""
     add = graph.sole_consumer(found.value)
     if (
         found.b
@@ -150,10 +148,10 @@ def take_bias(graph: Graph, found: Linear) -> None:
 
 
 def take_reshapes(graph: Graph, found: Linear) -> None:
-    """Reshape [..., K] → [M, K], Gemm, Reshape → [..., N] is the same layer over the leading dims
-    (GPT-2's Conv1D, Keras' Dense).
+    """Take the Reshapes of Reshape [..., K] → [M, K], Gemm, Reshape → [..., N]: the same layer over
+    the leading dims (GPT-2's Conv1D, Keras' Dense).
 
-    The first Reshape may serve several layers: whether it joins the match is for `region` to say.
+    The first Reshape may serve several layers. `region` decides whether it joins the match.
     """
     before, after = graph.producer(found.x), graph.sole_consumer(found.value)
     if (
@@ -188,8 +186,8 @@ def take_reshapes(graph: Graph, found: Linear) -> None:
 
 
 def take_batch_norm(graph: Graph, found: Linear) -> None:
-    """An inference BatchNormalization of the output features, of a matrix or between Reshapes to
-    one and back (LeViT): it goes into weights and bias.
+    """Fold an inference BatchNormalization over the output features into weights and bias. It may
+    stand between Reshapes to a matrix and back (LeViT).
     """
     n, first = columns(graph, found), graph.sole_consumer(found.value)
     if (
@@ -237,14 +235,12 @@ def take_batch_norm(graph: Graph, found: Linear) -> None:
 
 
 def row(shape: Shape | None) -> bool:
-    """Whether a bias holds the same for every row of the result."""
+    """Whether a bias is the same for every row of the result."""
     return shape is not None and all(d == 1 for d in shape[:-1])
 
 
 def read_linear(graph: Graph, node: Node) -> Linear:
-    """The anchor with the Reshapes around it and its bias, which may stand before or after the
-    second Reshape.
-    """
+    """The anchor with the Reshapes around it and its bias, before or after the second Reshape."""
     found = linear(graph, node)
     take_bias(graph, found)
     take_reshapes(graph, found)
@@ -269,15 +265,9 @@ def match_linear(graph: Graph, node: Node, *, rule: str) -> Match:
         *zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False),
         *tail.roles(),
     ]
-    # with the towers that compute the shapes of reshapes
+    # with the shape computations of its Reshapes
     nodes = region(graph, nodes, [v for _, v in roles])
     roles += [(r, v) for r, v in found.shapes if graph.producer(v) not in nodes]
     return build_match(
-        graph,
-        rule=rule,
-        anchor=node,
-        nodes=nodes,
-        spec=replace(found.spec, expr=tail.expr),
-        roles=roles,
-        outputs=[tail.output],
+        graph, rule, node, nodes, replace(found.spec, expr=tail.expr), roles, [tail.output]
     )

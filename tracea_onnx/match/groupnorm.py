@@ -1,4 +1,4 @@
-"""Vocabulary of group normalisation: the reshapes that make groups, and weights per channel."""
+"""Group normalization: the Reshapes that make groups, and weights per channel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from tracea_onnx.shapes.symbolic import same, shapes
 
 @dataclass
 class Grouped:
-    """A group normalisation of `x` ([N, C, ...]), growing as it is read.
-
-    `out` is what it computes so far.
+    """A group normalization of `x` ([N, C, ...]) while it is read. `out` is the value that `nodes`
+    compute so far.
     """
 
     x: str

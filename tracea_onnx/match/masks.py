@@ -1,4 +1,4 @@
-"""Masks: what a matrix of scores is masked with, read from constants, Trilu towers and comparisons
+"""Masks: what a matrix of scores is masked with, read from constants, chains of Trilu and comparisons
 of Range ramps.
 """
 
@@ -57,7 +57,7 @@ def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> Triangle | Non
     """What `value` holds when that depends only on whether the column is past the row by a fixed
     offset; else None.
 
-    Reads constants, Trilu towers, comparisons of Range ramps, and the arithmetic exporters put
+    Reads constants, chains of Trilu, comparisons of Range ramps, and the arithmetic exporters put
     around them."""
     found = _read(g, s, value, depth)
     return found if isinstance(found, Triangle) else None

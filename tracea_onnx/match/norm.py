@@ -1,5 +1,5 @@
-"""Vocabulary of the normalisations: one reading of mean, square, epsilon, reciprocal root, weights,
-casts and residual sums.
+"""Layer and RMS normalization: one reading of mean, square, epsilon, reciprocal root, weights,
+Casts and residual sums.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ CHANNELS = 0
 
 @dataclass
 class Norm:
-    """A layer or RMS normalisation of `x`, growing as it is read. `out` is what it computes so far.
+    """A layer or RMS normalization of `x` while it is read. `out` is the value that `nodes` compute
+    so far.
 
     axes: how many last axes it runs over; CHANNELS when it runs over axis 1 alone (an image's
-    channels)."""
+    channels).
+    """
 
     x: str
     axes: int
@@ -45,7 +47,7 @@ class Norm:
     skip: str = ""
 
 
-# --- small readers --------------------------------------------------------------------------------------------------------
+# --- small readers --------------------------------------------------------------------------------
 def through_casts(g: Graph, value: str) -> tuple[str, list[Node]]:
     """The value before any Casts between floating-point types, and those Casts."""
     nodes: list[Node] = []
@@ -125,14 +127,14 @@ def kept_axes(g: Graph, reduce: Node) -> tuple[str, list[Node]]:
 
 
 def only_reader(g: Graph, value: str) -> Node:
-    """The one node that reads an inner value; refuses when others need it."""
+    """The node that alone reads an inner value. Refuses a value with other readers."""
     uses = g.consumers(value)
     if g.is_output(value) or len(uses) != 1:
         raise not_sole(g, value)
     return uses[0]
 
 
-# --- the decomposed forms -----------------------------------------------------------------------------------------------------
+# --- the decomposed forms -------------------------------------------------------------------------
 def decomposed(g: Graph, reduce: Node) -> Norm:
     """The norm whose mean of squares `reduce` computes, from its input to the division (weights not
     yet read).
@@ -196,12 +198,12 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
             [*nodes, *casts, *other_casts, sub, *means, twin, scaler],
             gamma,
         )
-        return _settle(g, norm, sub.input(0), x_casts)
+        return _operand_before_casts(g, norm, sub.input(0), x_casts)
     other, other_casts = through_casts(g, numerator)
     if other != base:
         raise Refuse(Why.NOT_NORMALIZED, scaler)
     norm = Norm(base, axes, eps, True, scaler.outputs[0], [*nodes, scaler], gamma)
-    return _settle(
+    return _operand_before_casts(
         g,
         norm,
         centred if centred == numerator else base,
@@ -210,7 +212,9 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
 
 
 def _second_mean(g: Graph, twin: Node | None, x: str, axes: int) -> list[Node]:
-    """The mean that `twin` takes away from `x`, where it is another node that computes the same."""
+    """A second node that computes the mean that `twin` subtracts from `x`; empty when there is
+    none.
+    """
     if (
         twin is None
         or twin.op != "Sub"
@@ -273,9 +277,9 @@ def _affine(g: Graph, norm: Norm, scaler: Node, mean: str) -> Norm:
     return norm
 
 
-def _settle(g: Graph, norm: Norm, wide: str, casts: list[Node]) -> Norm:
-    """Read the norm from before its widening Casts when its result is cast back to the same type,
-    else from after them.
+def _operand_before_casts(g: Graph, norm: Norm, wide: str, casts: list[Node]) -> Norm:
+    """Choose the operand of a norm with widening Casts before it: the value before them when the
+    result is cast back to its type, else the value after them.
     """
     narrow, before = g.dtype(norm.x), norm.x
     if not casts or narrow == g.dtype(wide):
@@ -370,9 +374,9 @@ def _numerator(g: Graph, scaler: Node, factor: str) -> str:
     return scaler.input(1) if scaler.input(0) == factor else scaler.input(0)
 
 
-# --- weights -------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 def is_weight(g: Graph, value: str, norm: Norm) -> bool:
-    """Whether `value` has exactly the normalised dims (and 1s elsewhere)."""
+    """Whether `value` has the normalized dims, and 1s elsewhere."""
     shape, x = shapes(g).dims(value), shapes(g).dims(norm.x)
     if shape is None or x is None or len(shape) > len(x) or len(shape) < norm.axes:
         return False
@@ -415,7 +419,7 @@ def between_transposes(g: Graph, norm: Norm) -> None:
 
 
 def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
-    """The match of a norm that has been read, with the guards of `patterns.build_match`."""
+    """The match of a norm that was read. Refuses mixed types and a result of another rank."""
     between_transposes(g, norm)
     kind, out = g.dtype(norm.x), g.dtype(norm.out)
     if kind not in FLOATS or (out is not None and out != kind):
@@ -443,9 +447,7 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
         gamma_add=norm.gamma_add,
     )
     outputs = [norm.out, *([norm.skip] if norm.skip else [])]
-    return build_match(
-        g, rule=rule, anchor=anchor, nodes=norm.nodes, spec=spec, roles=roles, outputs=outputs
-    )
+    return build_match(g, rule, anchor, norm.nodes, spec, roles, outputs)
 
 
 def operator(g: Graph, node: Node, *, rms: bool) -> Norm:

@@ -1,4 +1,4 @@
-"""What stands around a normalisation: gamma and beta behind it, the residual sum before it."""
+"""What surrounds a normalization: gamma and beta after it, the residual sum before it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sole(g: Graph, nodes: Sequence[Node]) -> bool:
 
 
 def _one_plus(g: Graph, norm: Norm) -> None:
-    """gamma = 1 + w with a run-time w: read w and set gamma_add."""
+    """Gamma = 1 + w with a run-time w: read w and set `gamma_add`."""
     p = g.producer(norm.gamma)
     if p is None or p.op != "Add" or g.sole_consumer(norm.gamma) is None:
         return
@@ -60,8 +60,8 @@ def _one_plus(g: Graph, norm: Norm) -> None:
 
 
 def absorb_residual(g: Graph, norm: Norm) -> bool:
-    """Take in x = a + b (b may broadcast; a bias vector on either side joins); `skip` is set when
-    the sum is needed elsewhere too.
+    """Take in x = a + b. b may broadcast, and either side may be a sum with a bias vector. `skip`
+    is set when the sum has other readers.
     """
     add = g.producer(norm.x)
     if add is None or add.op != "Add" or add.input(0) == add.input(1):

@@ -1,6 +1,4 @@
-"""Vocabulary of rotary embedding: taking a value apart into two halves, putting two halves
-together, tables per position.
-"""
+"""Rotary embedding: splitting a value in two halves, joining two halves, and tables per position."""
 
 from __future__ import annotations
 
@@ -134,8 +132,8 @@ def product_with(g: Graph, value: str, x: str) -> tuple[str, Node] | None:
 
 
 def layout_of(table: Sequence[DimLike], x: Sequence[DimLike]) -> str | None:
-    """`bhsd` or `bshd`: which axis of x the table's position axis meets, None when the table is not
-    one row per position.
+    """`bhsd` or `bshd`: the axis of x that the position axis of the table meets. None when the
+    table does not hold one row per position.
     """
 
     def fits(row: DimLike, position: DimLike) -> bool:

@@ -26,8 +26,8 @@ class Softmax:
 
 
 def operator(g: Graph, node: Node) -> Softmax:
-    """The operator; before opset 13 it runs over `axis` and all behind it, which only a last axis
-    does not show.
+    """The operator as it is written. Before opset 13 it runs over `axis` and all axes after it,
+    which is the same only for the last axis.
     """
     axis, shape = node.attr("axis", 1 if g.opset() < 13 else -1), shapes(g).dims(node.input(0))
     if axis >= 0:

@@ -1,7 +1,8 @@
 """What the spec of each fused op may say: its roles and attributes, with types and ranges. A spec
 that is believed is checked here before it is lowered.
 
-    fault(Spec("conv", ("x", "w"), {"strides": [0, 1]}), ...)   ->   "its strides is [0, 1], not a list of whole numbers from 1 to 2147483647"
+    fault(Spec("conv", ("x", "w"), {"strides": [0, 1]}), ...)
+    ->  "its strides is [0, 1], not a list of whole numbers from 1 to 2147483647"
 """
 
 from __future__ import annotations
@@ -135,9 +136,10 @@ _MASKS = one_of("none", "add", "bool", "drop")
 
 
 class Attributes:
-    """What the specs of all fused ops share. A spec is a frozen dataclass of its attributes. Each is
-    annotated with its form, and with the name that ONNX has for it, where that is another. Without
-    a default it is required; with None or () as the default it is optional.
+    """What the specs of all fused ops share. A spec is a frozen dataclass of its attributes.
+
+    The annotation of an attribute holds its form, and its ONNX name where that differs. Without a
+    default it is required; with None or () as the default it is optional.
 
     op:       the fused op's name, which is that of its lowering.
     roles:    operands that it must have; `optional`, operands that it may have.

@@ -81,7 +81,8 @@ def transform(source: model_file.Source, how: How, report: Report) -> None:
     if left:
         report.nodes_before += sum(len(e.nodes) - 1 for e in left)
         report.notes.append(
-            f"{len(left)} calls of the model's own functions were expanded: fusions take part of them"
+            f"{len(left)} calls of the model's own functions were expanded: fusions take part of"
+            " them"
         )
     onnx_inference.restore_types(work, typed)
     report.nodes_after = count_nodes(work) - (

@@ -265,7 +265,10 @@ def _verified(
         if guilty:
             together = "it" if len(guilty) == 1 else f"{len(guilty)} fusions together"
             how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, f"{together} {wrong}")})
-            note = f"{len(how.avoid)} fusions were turned back, because the result left its bounds with them"
+            note = (
+                f"{len(how.avoid)} fusions were turned back, because the result left its bounds"
+                " with them"
+            )
         elif how.budget != constant_folding.NOTHING:
             how, note = (
                 replace(how, budget=constant_folding.NOTHING),
@@ -307,7 +310,10 @@ def _widened(
     if len(guilty) == len(names):
         kept = set(delta_debugging.longest(names, fails))
         guilty = [n for n in names if n not in kept]
-    note = f"{len(guilty)} of {len(names)} nodes stay fp32, because the result left its bounds with them in {kind.name} (typical inputs: --load-inputs)"
+    note = (
+        f"{len(guilty)} of {len(names)} nodes stay fp32, because the result left its bounds with"
+        f" them in {kind.name} (typical inputs: --load-inputs)"
+    )
     return replace(how, wide=how.wide | frozenset(guilty)), note if guilty else ""
 
 

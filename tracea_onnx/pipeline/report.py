@@ -150,7 +150,10 @@ def _precision_text(p: Narrowed, verbose: bool) -> list[str]:
     out += [f"  and {len(p.kept) - len(shown)} more"] if len(p.kept) > len(shown) else []
     return out + (
         [
-            f"  {len(p.clamped)} constants were clamped to the largest finite value: {', '.join(p.clamped[:_SHOWN])}"
+            (
+                f"  {len(p.clamped)} constants were clamped to the largest finite value:"
+                f" {', '.join(p.clamped[:_SHOWN])}"
+            )
         ]
         if p.clamped
         else []
@@ -173,10 +176,14 @@ def verification_text(v: Verification) -> list[str]:
     worst = max((o.max_abs for o in v.outputs), default=0.0)
     relative = max((o.max_rel for o in v.outputs), default=0.0)
     out = [
-        f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g} ({relative:.2g} relative) over {len(v.outputs)} outputs"
+        (
+            f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g}"
+            f" ({relative:.2g} relative) over {len(v.outputs)} outputs"
+        )
     ]
     out += [
-        f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g}, rmse {o.rmse:.3g} {o.note}".rstrip()
+        f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g},"
+        f" rmse {o.rmse:.3g} {o.note}".rstrip()
         for o in v.outputs
         if not o.ok or o.note
     ]

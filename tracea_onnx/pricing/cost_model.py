@@ -1,7 +1,8 @@
 """What a fusion saves, in microseconds, by a roofline model of the backend.
 
     time(node) = launch + max(bytes / bandwidth, flops / rate)
-    saving     = sum of time(node) over the chain - (launch + max(bytes at the chain's border / bandwidth, flops / rate))
+    saving     = sum of time(node) over the chain
+                 - (launch + max(bytes at the chain's border / bandwidth, flops / rate))
 
 A node alone saves nothing: the provider runs plain ONNX nodes as they are. Symbolic dims count as
 `NOMINAL`."""
@@ -91,7 +92,8 @@ _VIEWS = frozenset(
 )
 #: Flops per element of the output, for pointwise operators that cost more than one.
 _PER_ELEMENT = {
-    "Erf": 20.0, "Exp": 15.0, "Tanh": 20.0, "Sigmoid": 20.0, "Pow": 20.0, "Softmax": 20.0, "Gelu": 25.0, "Mish": 40.0, "Softplus": 30.0, "Log": 15.0,
+    "Erf": 20.0, "Exp": 15.0, "Tanh": 20.0, "Sigmoid": 20.0, "Pow": 20.0, "Softmax": 20.0,
+    "Gelu": 25.0, "Mish": 40.0, "Softplus": 30.0, "Log": 15.0,
     "HardSwish": 4.0,
 }  # fmt: skip
 

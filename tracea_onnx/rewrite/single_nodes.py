@@ -45,44 +45,20 @@ def _match(graph: Graph, node: Node) -> list[Match]:
 def _convolution(graph: Graph, node: Node) -> Match:
     found, kind = convolution(graph, node), CONVOLUTIONS[node.op]
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
-    return build_match(
-        graph,
-        rule=kind,
-        anchor=node,
-        nodes=[node],
-        spec=found.spec,
-        roles=roles,
-        outputs=[found.value],
-    )
+    return build_match(graph, kind, node, [node], found.spec, roles, [found.value])
 
 
 def _product(graph: Graph, node: Node) -> Match:
     found = linear(graph, node)
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
-    return build_match(
-        graph,
-        rule="gemm",
-        anchor=node,
-        nodes=[node],
-        spec=found.spec,
-        roles=roles,
-        outputs=[found.value],
-    )
+    return build_match(graph, "gemm", node, [node], found.spec, roles, [found.value])
 
 
 def _norm(graph: Graph, node: Node) -> Match:
     found = operator(graph, node, rms=node.op == "RMSNormalization")
     roles = [("x", found.x), ("gamma", found.gamma), ("beta", found.beta)]
     spec = LayerNormSpec(axis=-found.axes, eps=found.eps, rms=found.rms, gamma_add=found.gamma_add)
-    return build_match(
-        graph,
-        rule="layernorm",
-        anchor=node,
-        nodes=[node],
-        spec=spec,
-        roles=roles,
-        outputs=[found.out],
-    )
+    return build_match(graph, "layernorm", node, [node], spec, roles, [found.out])
 
 
 #: Operators that become fused ops: what those are called, and how they are read.

@@ -23,8 +23,10 @@ from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 
 LOWER = {
-    **dict.fromkeys(POINTWISE, pointwise.pointwise), ":pointwise": pointwise.pointwise, "Cast": pointwise.cast,
-    **movement.OPS, **copies.OPS, **indexed.OPS, **padding.OPS, **conv.OPS, **gemm.OPS, **einsum.OPS, **attention.OPS, **norm.OPS, **image.OPS,
+    **dict.fromkeys(POINTWISE, pointwise.pointwise), ":pointwise": pointwise.pointwise,
+    "Cast": pointwise.cast,
+    **movement.OPS, **copies.OPS, **indexed.OPS, **padding.OPS, **conv.OPS, **gemm.OPS,
+    **einsum.OPS, **attention.OPS, **norm.OPS, **image.OPS,
     **topk.OPS, **contrib.OPS,
 }  # fmt: skip
 #: Kinds that carry a model's arithmetic: a partition without any is left to ORT.
@@ -45,7 +47,8 @@ COMPUTE = frozenset(
 _CHANNELS = frozenset({*norm.CHANNELS, "GlobalAveragePool", "GlobalMaxPool"})
 #: Operands that are lists of sizes, places or factors, so of rank 1. Axes may be a scalar.
 _LISTS: dict[str, tuple[int, ...]] = {
-    "Slice": (1, 2, 3, 4), "Split": (1,), "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Resize": (2, 3), "Upsample": (1,), "Pad": (1,),
+    "Slice": (1, 2, 3, 4), "Split": (1,), "Reshape": (1,), "Expand": (1,), "Tile": (1,),
+    "ConstantOfShape": (0,), "Resize": (2, 3), "Upsample": (1,), "Pad": (1,),
 }  # fmt: skip
 
 

@@ -68,9 +68,9 @@ class Lowering:
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 
-    # --- values -----------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
     def value(self, name: str) -> Value:
-        """The tensor called `name`: lowered already, a partition input, or a constant of the graph."""
+        """The tensor `name`: lowered already, a partition input, or a constant of the graph."""
         v = self.values.get(name)
         if v is None:
             v = self._constant(name)
@@ -178,7 +178,7 @@ class Lowering:
         if not self.plan.require_at_least(a, least, what):
             raise Unsupported(f"{what} is {a}, less than {least}")
 
-    # --- storage ----------------------------------------------------------------------------------------------------
+    # --- storage ----------------------------------------------------------------------------------
     def add_outputs(self, names: Sequence[str]) -> None:
         for n in names:
             self._outputs[n] = self.plan.add_output(n)
@@ -486,7 +486,7 @@ class Lowering:
                 self.copy(view, View(ref, goal), v.shape, v.dtype)
             self.plan.finish_output(name, v.dtype, v.shape)
 
-    # --- constants prepared once ------------------------------------------------------------------------------------------
+    # --- constants prepared once ------------------------------------------------------------------
     def packed(
         self,
         family: str,

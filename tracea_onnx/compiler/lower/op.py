@@ -37,6 +37,12 @@ class Op:
         """Name of the input in this role, "" when absent."""
         return self.by_role.get(name, "")
 
+    def operands(self, *names: str) -> Mapping[str, str]:
+        """Inputs by role. The roles of an ONNX node are `names`, in order."""
+        if self.fused:
+            return self.by_role
+        return {r: n for r, n in zip(names, self.inputs, strict=False) if n}
+
     @property
     def extras(self) -> list[str]:
         """Inputs in the epilogue roles e0, e1, ... in expression order."""

@@ -120,8 +120,10 @@ def attention(ctx: Lowering, op: Op) -> None:
     ):
         ctx.same(one, two, f"the {what} of attention '{op.label}'")
     ints: dict[str, DimLike] = {
-        "B": q.batch, "H": heads, "KVH": kv_heads, "S": q.seq, "T": k.seq, "D": q.dim, "DV": v.dim, "q_b": q.b, "q_s": q.s, "q_h": q.h,
-        "k_b": k.b, "k_s": k.s, "k_h": k.h, "v_b": v.b, "v_s": v.s, "v_h": v.h, "causal": int(spec.causal),
+        "B": q.batch, "H": heads, "KVH": kv_heads, "S": q.seq, "T": k.seq, "D": q.dim, "DV": v.dim,
+        "q_b": q.b, "q_s": q.s, "q_h": q.h,
+        "k_b": k.b, "k_s": k.s, "k_h": k.h, "v_b": v.b, "v_s": v.s, "v_h": v.h,
+        "causal": int(spec.causal),
         "nan_to_zero": 2 if spec.nan_to_zero == "masked" else int(spec.nan_to_zero),
     }  # fmt: skip
     if spec.causal:
@@ -355,7 +357,7 @@ def rope(ctx: Lowering, op: Op) -> None:
         cos, sin = (_rows(ctx, t, ctx.value(op.role("pos")), op.outputs[0]) for t in (cos, sin))
     if cos.shape != sin.shape or cos.dtype != x.dtype or not isinstance(cos.shape[-1], int):
         raise Unsupported(
-            "the rotary tables have different, or symbolic, shapes or another type than their operand"
+            "the rotary tables need one constant width, equal shapes and the type of their operand"
         )
     full = cos.shape[-1] == rot
     if not full and cos.shape[-1] != rot // 2:
@@ -391,7 +393,8 @@ def rope(ctx: Lowering, op: Op) -> None:
         "rope",
         {"x": h.ref, "cos": c, "sin": s},
         {"y": dst},
-        {"B": h.batch, "S": h.seq, "H": h.heads, "D": h.dim, "rot": rot, "x_b": h.b, "x_s": h.s, "x_h": h.h, "y_b": y_b, "y_s": y_s, "y_h": y_h,
+        {"B": h.batch, "S": h.seq, "H": h.heads, "D": h.dim, "rot": rot, "x_b": h.b, "x_s": h.s,
+         "x_h": h.h, "y_b": y_b, "y_s": y_s, "y_h": y_h,
          "c_b": c_b, "c_s": c_s, "interleaved": int(spec.interleaved), "full": int(full)},
         dtype=x.dtype,
     )  # fmt: skip
@@ -470,5 +473,6 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    ":attention": attention, "Attention": attention_operator, ":rope": rope, "RotaryEmbedding": rotary_embedding, "com.microsoft.RotaryEmbedding": rotary_embedding,
+    ":attention": attention, "Attention": attention_operator, ":rope": rope,
+    "RotaryEmbedding": rotary_embedding, "com.microsoft.RotaryEmbedding": rotary_embedding,
 }  # fmt: skip

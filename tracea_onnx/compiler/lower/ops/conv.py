@@ -28,17 +28,11 @@ from tracea_onnx.plan.builder import Ref
 _MOST_PADDED, _USUAL_SIDE, _USUAL_LINE = 2.5, 32, 1024
 
 
-def _roles(op: Op) -> Mapping[str, str]:
-    if op.fused:
-        return op.by_role
-    return {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
-
-
 def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
     """The input a convolution reads with a zero border, and that border, as far as attributes tell
     (a hint, not a promise).
     """
-    roles = _roles(op)
+    roles = op.operands("x", "w", "b")
     shape = graph.shape(roles.get("w", ""))
     if shape is None or len(shape) not in (3, 4) or any(not isinstance(d, int) for d in shape):
         return None
@@ -87,7 +81,7 @@ def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
 
 def conv(ctx: Lowering, op: Op) -> None:
     """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
-    roles = _roles(op)
+    roles = op.operands("x", "w", "b")
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     if x.rank == w.rank == 5 and not op.fused and w.is_constant and w.dtype == x.dtype:
         conv3d_by_2d.conv(ctx, op, x, w, conv)
@@ -176,8 +170,10 @@ def conv(ctx: Lowering, op: Op) -> None:
         )
     packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
-        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
-        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, **({"x_c": planes} if planes != 0 else {}),
+        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
+        "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+        **({"x_c": planes} if planes != 0 else {}),
     }  # fmt: skip
     _launch(
         ctx, op, after, x.dtype, family, src, packed, _bias(ctx, roles, after, oc), ints, out_shape
@@ -267,7 +263,7 @@ def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int)
 
 def conv_transpose(ctx: Lowering, op: Op) -> None:
     """ConvTranspose with its epilogue; pads crop the full output."""
-    roles = _roles(op)
+    roles = op.operands("x", "w", "b")
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     _check(ctx, x, w)
     spatial, spec = w.rank - 2, ConvTransposeSpec.of(op.attrs)
@@ -302,7 +298,8 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
         params |= {"IC": ic, "G": g}
     packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
-        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
+        "SH": sh, "SW": sw, "DH": dh, "DW": dw,
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
     }  # fmt: skip
     _launch(
@@ -414,7 +411,8 @@ def _same_pitches(a: Nhwc, b: Nhwc) -> bool:
 
 
 _ORT_ACTIVATIONS = {
-    "Relu": ("relu",), "Sigmoid": ("sigmoid",), "Tanh": ("tanh",), "LeakyRelu": ("leaky_relu", 0.01),
+    "Relu": ("relu",), "Sigmoid": ("sigmoid",), "Tanh": ("tanh",),
+    "LeakyRelu": ("leaky_relu", 0.01),
     "Clip": ("clip", -3.4028234663852886e38, 3.4028234663852886e38),
     "HardSigmoid": ("hard_sigmoid", 0.2, 0.5),
 }  # fmt: skip

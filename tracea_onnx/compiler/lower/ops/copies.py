@@ -335,7 +335,8 @@ def space_to_depth(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "Concat": concat, "Tile": tile, "ConstantOfShape": constant_of_shape, "Range": range_, "GatherElements": gather_elements,
+    "Concat": concat, "Tile": tile, "ConstantOfShape": constant_of_shape, "Range": range_,
+    "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth,
 }  # fmt: skip

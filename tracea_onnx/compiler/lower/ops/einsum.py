@@ -1,4 +1,4 @@
-"""Einsum of two tensors: one matrix product, whose axes in memory lie as those of its operands do."""
+"""Einsum of two tensors as one GEMM that reads its operands with the strides they have."""
 
 from __future__ import annotations
 
@@ -177,8 +177,10 @@ def _launch(
 ) -> None:
     (b0, b1), m, n, k = found
     ints: dict[str, DimLike] = {
-        "B0": b0[0], "B1": b1[0], "M": m[0], "N": n[0], "K": k[0], "a_0": b0[1][0], "a_1": b1[1][0], "a_m": m[1][0], "a_k": k[1][0],
-        "b_0": b0[1][1], "b_1": b1[1][1], "b_k": k[1][1], "b_n": n[1][1], "y_0": b0[1][2], "y_1": b1[1][2], "ldy": m[1][2] if m[0] != 1 else D.mul(n[0], 1),
+        "B0": b0[0], "B1": b1[0], "M": m[0], "N": n[0], "K": k[0], "a_0": b0[1][0], "a_1": b1[1][0],
+        "a_m": m[1][0], "a_k": k[1][0],
+        "b_0": b0[1][1], "b_1": b1[1][1], "b_k": k[1][1], "b_n": n[1][1], "y_0": b0[1][2],
+        "y_1": b1[1][2], "ldy": m[1][2] if m[0] != 1 else D.mul(n[0], 1),
         "act": 0,
     }  # fmt: skip
     floats = {"alpha": 1.0, "p0": 0.0, "p1": 0.0}

@@ -27,11 +27,7 @@ def gemm(ctx: Lowering, op: Op) -> None:
     """y = epilogue(alpha * op(x) @ op(w) + beta * b)."""
     if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
         return  # computed with an earlier product of the same input
-    roles = (
-        op.by_role
-        if op.fused
-        else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
-    )
+    roles = op.operands("x", "w", "b")
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     for v in (x, w):
         ctx.require(v, "a matrix product")
@@ -223,8 +219,10 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: G
     a_m, a_k = (a_st[-1], a_st[-2]) if trans_a else (a_st[-2], a_st[-1])
     b_k, b_n = (b_st[-1], b_st[-2]) if trans_b else (b_st[-2], b_st[-1])
     ints: dict[str, DimLike] = {
-        "B0": rows[0][0], "B1": rows[1][0], "M": m, "N": n, "K": ka, "a_0": rows[0][1][0], "a_1": rows[1][1][0], "a_m": a_m, "a_k": a_k,
-        "b_0": rows[0][1][1], "b_1": rows[1][1][1], "b_k": b_k, "b_n": b_n, "y_0": rows[0][1][2], "y_1": rows[1][1][2], "ldy": n, "act": act,
+        "B0": rows[0][0], "B1": rows[1][0], "M": m, "N": n, "K": ka, "a_0": rows[0][1][0],
+        "a_1": rows[1][1][0], "a_m": a_m, "a_k": a_k,
+        "b_0": rows[0][1][1], "b_1": rows[1][1][1], "b_k": b_k, "b_n": b_n, "y_0": rows[0][1][2],
+        "y_1": rows[1][1][2], "ldy": n, "act": act,
     }  # fmt: skip
     ctx.plan.launch(
         "matmul",

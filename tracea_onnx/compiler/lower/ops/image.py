@@ -40,8 +40,10 @@ def pool(ctx: Lowering, op: Op) -> None:
     out = ctx.define(op.outputs[0], x.dtype, shape)
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
-        "mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
-        "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3], "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+        "mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
+        "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3], "x_cs": src.cs, "x_rs": src.rs,
+        "x_ns": src.ns,
         "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
     ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
@@ -72,7 +74,8 @@ def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
     src = x.nhwc
     ctx.plan.launch(
         "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
-        {"mode": mode, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
+        {"mode": mode, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs,
+         "x_ns": src.ns, "y_ns": c},
         dtype=x.dtype,
     )  # fmt: skip
 
@@ -170,7 +173,8 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
         **how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
-        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs,
+        "y_ns": dst.ns,
     }  # fmt: skip
     ctx.plan.launch(
         how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype
@@ -189,7 +193,8 @@ def lrn(ctx: Lowering, op: Op) -> None:
     dst = ctx.new_nhwc(ctx.define(op.outputs[0], x.dtype, x.shape))
     ints: dict[str, DimLike] = {
         "size": int(op.attr("size")), "N": n, "C": c, "H": h, "W": w,
-        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs,
+        "y_ns": dst.ns,
     }  # fmt: skip
     floats = {
         "alpha": float(op.attr("alpha", 1e-4)),
@@ -231,7 +236,8 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     ints: dict[str, DimLike] = {
         "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)),
         "grid_dtype": int(grid.dtype), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
-        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs,
+        "y_ns": dst.ns,
     }  # fmt: skip
     ctx.plan.launch(
         "grid_sample",
@@ -307,7 +313,8 @@ def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     dst = ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
-        "N": n, "C": c, "R": r, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "N": n, "C": c, "R": r, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+        "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
         "act1": act1[0], "act2": act2[0],
     }  # fmt: skip
     floats = {"p0": act1[1], "p1": act1[2], "q0": act2[1], "q1": act2[2]}
@@ -362,7 +369,8 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "MaxPool": pool, "AveragePool": pool, "GlobalAveragePool": global_pool, "GlobalMaxPool": global_pool, "Resize": resize, "Upsample": resize,
+    "MaxPool": pool, "AveragePool": pool, "GlobalAveragePool": global_pool,
+    "GlobalMaxPool": global_pool, "Resize": resize, "Upsample": resize,
     "GridSample": grid_sample, "LRN": lrn,
     ":squeeze_excite": squeeze_excite,
 }  # fmt: skip

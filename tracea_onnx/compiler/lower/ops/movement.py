@@ -172,7 +172,8 @@ def reshape(ctx: Lowering, op: Op) -> None:
                 ctx.plan.require(
                     d,
                     copied,
-                    f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the input's, and that",
+                    f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the"
+                    " input's, and that",
                 )
             dims.append(d)
     if unknown >= 0:
@@ -358,7 +359,8 @@ def _cut_image(
     at = D.mul(begin[0], old.ns) + first + D.mul(rows[0], old.rs) + D.mul(column, old.cs)
     whole = all(a is b or a == b for a, b in zip(out.shape[2:], x.shape[2:], strict=True))
     out.nhwc = Nhwc(
-        old.ref.at(D.mul(at, x.dtype.size)), D.mul(old.cs, column_step), D.mul(old.rs, row_steps[0]), D.mul(old.ns, steps[0]),
+        old.ref.at(D.mul(at, x.dtype.size)), D.mul(old.cs, column_step),
+        D.mul(old.rs, row_steps[0]), D.mul(old.ns, steps[0]),
         old.border if whole else (0, 0, 0, 0),
     )  # fmt: skip
     return True
@@ -530,7 +532,8 @@ def gather(ctx: Lowering, op: Op) -> None:
         )
     out = ctx.define(op.outputs[0], x.dtype, shape_)
     ints: dict[str, DimLike] = {
-        "elem": x.dtype.size, "outer": D.product(x.shape[:k]), "n": n, "inner": D.product(x.shape[k + 1 :]), "count": idx.elements, "idx_dtype": int(idx.dtype),
+        "elem": x.dtype.size, "outer": D.product(x.shape[:k]), "n": n,
+        "inner": D.product(x.shape[k + 1 :]), "count": idx.elements, "idx_dtype": int(idx.dtype),
     }  # fmt: skip
 
     def make() -> None:
@@ -545,8 +548,10 @@ def gather(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape, "Flatten": flatten, "Squeeze": squeeze,
-    "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split, "Expand": expand, "Gather": gather,
+    "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape,
+    "Flatten": flatten, "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split,
+    "Expand": expand, "Gather": gather,
 }  # fmt: skip
 #: Ops whose output is the input's elements in the same order (an output buffer may be written by
 #: their producer).

@@ -32,11 +32,7 @@ def _vector(ctx: Lowering, name: str, n: DimLike) -> Ref | None:
 
 def layernorm(ctx: Lowering, op: Op) -> None:
     """y = norm(x + res + xbias) * gamma + beta; the optional second output is the sum."""
-    roles = (
-        op.by_role
-        if op.fused
-        else {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
-    )
+    roles = op.operands("x", "gamma", "beta")
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
     given = {"axis": -1, "epsilon": 1e-5, "rms": op.kind == "RMSNormalization", **op.attrs}
@@ -109,7 +105,8 @@ def layernorm(ctx: Lowering, op: Op) -> None:
 
 
 def _over_sum(
-    ctx: Lowering, op: Op, x: Value, others: Sequence[Value], weights: Mapping[str, Ref | None], rule: Mapping[str, int], eps: float
+    ctx: Lowering, op: Op, x: Value, others: Sequence[Value], weights: Mapping[str, Ref | None],
+    rule: Mapping[str, int], eps: float
 ) -> bool:  # fmt: skip
     """Normalise rows that the kernel adds up itself, where that saves launches."""
     if not summed_rows.fits(ctx, x, others) or not summed_rows.worth(
@@ -157,12 +154,10 @@ def _first(dims: Dims) -> Dims:
 
 
 def groupnorm(ctx: Lowering, op: Op) -> None:
-    """Group (or instance: groups = -1) normalisation over [N, C, ...] with an optional activation."""
-    roles = op.by_role
-    if not op.fused:
-        roles = {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
-        if op.kind == "GroupNormalization" and op.opset < 21:
-            raise Unsupported("the scale of GroupNormalization is per group before opset 21")
+    """Group (groups = -1: instance) normalization over [N, C, ...] with an optional activation."""
+    roles = op.operands("x", "gamma", "beta")
+    if op.kind == "GroupNormalization" and op.opset < 21:
+        raise Unsupported("the scale of GroupNormalization is per group before opset 21")
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
     c = x.shape[1]
@@ -186,7 +181,8 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
         n, _, h, w = x.image()
         src, dst = x.nhwc, ctx.new_nhwc(out)
         ints: dict[str, DimLike] = {
-            "N": n, "C": c, "G": groups, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+            "N": n, "C": c, "G": groups, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs,
+            "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
             "act": act,
         }  # fmt: skip
         ctx.plan.launch(
@@ -236,7 +232,8 @@ def softmax(ctx: Lowering, op: Op) -> None:
 
 
 _KINDS = {
-    "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceL1": 5, "ReduceL2": 6, "ReduceSumSquare": 7,
+    "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceL1": 5,
+    "ReduceL2": 6, "ReduceSumSquare": 7,
     "ReduceLogSum": 8, "ReduceLogSumExp": 9,
 }  # fmt: skip
 
@@ -292,7 +289,8 @@ def reduce(ctx: Lowering, op: Op) -> None:
         src = x.nhwc
         ctx.plan.launch(
             "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
-            {"mode": 1 if kind == 1 else 0, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
+            {"mode": 1 if kind == 1 else 0, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs,
+             "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
             dtype=x.dtype,
         )  # fmt: skip
         return
@@ -340,7 +338,8 @@ def argmax(ctx: Lowering, op: Op) -> None:
     shape = tuple(1 if k == axis else d for k, d in enumerate(x.shape) if keep or k != axis)
     out = ctx.define(op.outputs[0], DType.I64, shape)
     ints: dict[str, DimLike] = {
-        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "min": int(op.kind == "ArgMin"),
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis],
+        "inner": D.product(x.shape[axis + 1 :]), "min": int(op.kind == "ArgMin"),
         "last": int(op.attr("select_last_index", 0)), "dtype": int(x.dtype),
     }  # fmt: skip
     ctx.plan.launch(
@@ -363,7 +362,8 @@ def cumsum(ctx: Lowering, op: Op) -> None:
     axis = axis_of(ctx.one(op.input(1), "the axis"), x.rank)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     ints: dict[str, DimLike] = {
-        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis],
+        "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),
         "reverse": int(op.attr("reverse", 0)), "dtype": int(x.dtype),
     }  # fmt: skip
     ctx.plan.launch(
@@ -402,11 +402,7 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale +
     shift, ...) per channel.
     """
-    roles = (
-        op.by_role
-        if op.fused
-        else dict(zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), op.inputs, strict=False))
-    )
+    roles = op.operands("x", "bn_scale", "bn_bias", "bn_mean", "bn_var")
     x = ctx.value(roles["x"])
     if op.attr("training_mode", 0) or len([o for o in op.outputs if o]) > 1:
         raise Unsupported("BatchNormalization is in training mode")
@@ -414,7 +410,7 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             "BatchNormalization is per element (spatial=0); the kernels normalize per channel"
         )
-    parts = [ctx.value(roles[f"bn_{r}"]) for r in ("scale", "bias", "mean", "var")]
+    parts = [ctx.value(roles.get(f"bn_{r}", "")) for r in ("scale", "bias", "mean", "var")]
     ctx.require(x, "a norm")
     kinds = {p.dtype for p in parts}
     if not op.fused and kinds == {x.dtype} and not all(p.is_constant for p in parts):
@@ -475,8 +471,11 @@ CHANNELS = (
     ":batchnorm",
 )
 OPS = {
-    "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm, ":groupnorm": groupnorm,
-    "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax, "LogSoftmax": softmax, ":softmax": softmax,
-    "ArgMax": argmax, "ArgMin": argmax, "CumSum": cumsum, "BatchNormalization": batchnorm, ":batchnorm": batchnorm,
+    "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm,
+    ":groupnorm": groupnorm,
+    "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax,
+    "LogSoftmax": softmax, ":softmax": softmax,
+    "ArgMax": argmax, "ArgMin": argmax, "CumSum": cumsum, "BatchNormalization": batchnorm,
+    ":batchnorm": batchnorm,
     **dict.fromkeys(_KINDS, reduce),
 }  # fmt: skip

@@ -117,7 +117,8 @@ def _pad_at_once(
     if image and x.nhwc is not None:
         to, spatial = ctx.new_nhwc(out), (0,) if x.rank == 3 else ()
         rows = merged(
-            [(x.image()[k], out.image()[k], ([before[0], before[1], *spatial, *before[2:]])[k]) for k in (0, 2, 3, 1)],
+            [(x.image()[k], out.image()[k], ([before[0], before[1], *spatial,
+            *before[2:]])[k]) for k in (0, 2, 3, 1)],
             (x.nhwc.ns, x.nhwc.rs, x.nhwc.cs, 1), (to.ns, to.rs, to.cs, 1),
         )  # fmt: skip
         source, target = x.nhwc.ref, to.ref
@@ -138,7 +139,7 @@ Row = tuple[DimLike, DimLike, DimLike, DimLike, DimLike]
 
 
 def merged(sizes: Sequence[tuple[DimLike, DimLike, DimLike]], xs: Dims, ys: Dims) -> list[Row]:
-    """Dims of 1 go, and neighbours of which neither is padded are one where their strides allow it."""
+    """Drops dims of 1, and merges neighbours without padding where their strides allow it."""
     rows: list[Row] = []
     for (m, n, p), x, y in zip(sizes, xs, ys, strict=True):
         plain = p == 0 and m == n
@@ -189,10 +190,13 @@ def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: 
         for axis in pair:
             step, to = src.strides[axis], strides[axis]
             moves = [
-                (View(v.ref.at(D.mul(D.mul(start, step), x.dtype.size)), tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(v.strides))),
-                 at + D.mul(begin, to), tuple(count if k == axis else d for k, d in enumerate(shape)))
+                (View(v.ref.at(D.mul(D.mul(start, step), x.dtype.size)),
+                tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(v.strides))),
+                 at + D.mul(begin, to), tuple(count if k == axis else d for k,
+                 d in enumerate(shape)))
                 for v, at, shape in moves
-                for count, start, direction, begin in _segments(x.shape[axis], pads[axis], pads[axis + x.rank], reflect=reflect)
+                for count, start, direction, begin in _segments(x.shape[axis], pads[axis],
+                pads[axis + x.rank], reflect=reflect)
             ]  # fmt: skip
         ctx.copy_all(ctx.fresh(out), out.dtype, moves)
         x = out

@@ -272,7 +272,8 @@ def _fits(ctx: Lowering, inputs: Sequence[Value | pointwise_stages.Stage], shape
 
 
 _SYMBOLIC: dict[str, Callable[..., DimLike]] = {
-    "copy": lambda a: a, "add": D.add, "sub": D.sub, "mul": D.mul, "min": D.minimum, "max": D.maximum, "eq": D.equal, "lt": D.less,
+    "copy": lambda a: a, "add": D.add, "sub": D.sub, "mul": D.mul, "min": D.minimum,
+    "max": D.maximum, "eq": D.equal, "lt": D.less,
     "where": D.select, "neg": lambda a: D.mul(a, -1), "not": lambda a: D.equal(a, 0), "and": D.mul,
 }  # fmt: skip
 

@@ -30,7 +30,8 @@ def topk(ctx: Lowering, op: Op) -> None:
         if name
     }  # fmt: skip
     ints: dict[str, DimLike] = {
-        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "k": k, "largest": int(op.attr("largest", 1)),
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis],
+        "inner": D.product(x.shape[axis + 1 :]), "k": k, "largest": int(op.attr("largest", 1)),
         "dtype": int(x.dtype),
     }  # fmt: skip
     if k:

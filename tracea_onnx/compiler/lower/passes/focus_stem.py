@@ -9,7 +9,7 @@ nothing is moved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
@@ -23,9 +23,7 @@ def reads_blocks(op: Op, name: str, graph: Graph) -> bool:
     """Whether this convolution reads `name` as its image only, and could read the image below a
     concatenation of its slices instead.
     """
-    roles: Mapping[str, str] = (
-        op.by_role if op.fused else dict(zip(("x", "w", "b"), op.inputs, strict=False))
-    )
+    roles = op.operands("x", "w", "b")
     shape = graph.shape(roles.get("w", ""))
     spec = ConvSpec.of(op.attrs)
     plain = all(s == 1 for s in (*spec.strides, *spec.dilations))

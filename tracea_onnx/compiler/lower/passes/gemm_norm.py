@@ -1,11 +1,12 @@
-"""Norms of rows that need no launch of their own, between products:
+"""Row norms between GEMMs, computed without a launch of their own.
 
-    h = x @ w0 + residual        leaves the mean and the deviation of every 64 columns of its rows,
-    y = norm(h) @ w1 + b         reads h, with gamma * w1 as its weight, and finishes rstd * (h @ (gamma * w1) - mean * sum(gamma * w1)) + beta @ w1 + b,
-    z = g @ w2 + norm(h)         normalises h where it adds it.
+    h = x @ w0 + residual    also stores mean and deviation of every 64 columns of each row
+    y = norm(h) @ w1 + b     reads h with the weight gamma * w1, and its epilogue computes
+                             rstd * (h @ (gamma * w1) - mean * sum(gamma * w1)) + beta @ w1 + b
+    z = g @ w2 + norm(h)     normalizes h where it adds it
 
-The norm's value is deferred: a reader that is none of these has it made. Where a gamma is so small
-that gamma * w would lose bits, a power of two makes up for it."""
+The norm's value is deferred: any other reader materializes it. Where a gamma is so small that
+gamma * w would lose bits, the weights are scaled by a power of two."""
 
 from __future__ import annotations
 

@@ -135,11 +135,7 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
 
 def part_of(ctx: Lowering, op: Op) -> Part | None:
     """A product as a part, when nothing but a bias follows it."""
-    roles = (
-        op.by_role
-        if op.fused
-        else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
-    )
+    roles = op.operands("x", "w", "b")
     if op.kind not in PRODUCTS:
         return None
     spec = GemmSpec.of(op.attrs)

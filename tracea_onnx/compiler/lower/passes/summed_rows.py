@@ -53,7 +53,7 @@ def is_sum(expr: Expr) -> bool:
 
 
 def find(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
-    """Values of this partition that a norm could add up on the way, with all that they are made of."""
+    """Values of this partition that a norm could sum as it reads them, and their summands."""
     maker = makers(ops)
     found: set[str] = set()
     queue = [
@@ -83,7 +83,11 @@ def fits(ctx: Lowering, out: Value, parts: Sequence[Value]) -> bool:
     """
     return (
         out.dtype in ctx.target.types and out.rank > 1
-        and all(p.dtype == out.dtype and p.rank and p.shape[-1] == out.shape[-1] and (p.nhwc is None or p.view is not None) for p in parts)
+        and all(
+            p.dtype == out.dtype and p.rank and p.shape[-1] == out.shape[-1]
+            and (p.nhwc is None or p.view is not None)
+            for p in parts
+        )
     )  # fmt: skip
 
 
