@@ -554,8 +554,4 @@ def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
     return not any(w == 1 and e != 1 for e, w in zip(extent[::-1], want[::-1], strict=False))
 
 
-RULE = Rule(
-    "attention", "Attention", frozenset(("Softmax", "ReduceSum")), match,
-    "softmax(scale * q k^T + masks) v with the head splits, transposes and masks around it",
-    priority=10,
-)  # fmt: skip
+RULE = Rule("attention", "Attention", frozenset(("Softmax", "ReduceSum")), match, priority=10)

@@ -145,8 +145,9 @@ def _contrib(g: Graph, node: Node) -> Match:
 
 
 RULE = Rule(
-    "attention_op", "Attention", frozenset(("Attention", "com.microsoft.MultiHeadAttention",
-    *_MORE)), match,
-    "the Attention and MultiHeadAttention operators with the head splits and transposes around",
+    "attention_op",
+    "Attention",
+    frozenset(("Attention", "com.microsoft.MultiHeadAttention", *_MORE)),
+    match,
     priority=10,
-)  # fmt: skip
+)

@@ -15,11 +15,4 @@ def match(graph: Graph, node: Node) -> Match:
     return match_batch_norm(graph, node, rule="batch_norm")
 
 
-RULE = Rule(
-    "batch_norm",
-    "BatchNorm",
-    frozenset({"BatchNormalization"}),
-    match,
-    "inference BatchNormalization that follows no convolution, with activation",
-    priority=5,
-)
+RULE = Rule("batch_norm", "BatchNorm", frozenset({"BatchNormalization"}), match, priority=5)

@@ -14,11 +14,4 @@ def match(graph: Graph, node: Node) -> Match:
     return match_convolution(graph, node, rule="conv", op="conv")
 
 
-RULE = Rule(
-    "conv",
-    "Conv",
-    frozenset({"Conv", "com.microsoft.FusedConv"}),
-    match,
-    "1-d and 2-d convolution with bias, inference BatchNormalization, residual and activation",
-    priority=10,
-)
+RULE = Rule("conv", "Conv", frozenset({"Conv", "com.microsoft.FusedConv"}), match, priority=10)

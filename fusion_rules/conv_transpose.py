@@ -14,11 +14,4 @@ def match(graph: Graph, node: Node) -> Match:
     return match_convolution(graph, node, rule="conv_transpose", op="conv_transpose")
 
 
-RULE = Rule(
-    "conv_transpose",
-    "ConvTranspose",
-    frozenset({"ConvTranspose"}),
-    match,
-    "1-d and 2-d transposed convolution with bias, inference BatchNormalization and activation",
-    priority=10,
-)
+RULE = Rule("conv_transpose", "ConvTranspose", frozenset({"ConvTranspose"}), match, priority=10)

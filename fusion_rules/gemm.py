@@ -14,11 +14,4 @@ def match(graph: Graph, node: Node) -> Match:
     return match_linear(graph, node, rule="gemm")
 
 
-RULE = Rule(
-    "gemm",
-    "Gemm",
-    LINEAR_OPS,
-    match,
-    "matrix product with bias, inference BatchNormalization, residual and activation",
-    priority=10,
-)
+RULE = Rule("gemm", "Gemm", LINEAR_OPS, match, priority=10)

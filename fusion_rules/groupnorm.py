@@ -31,9 +31,5 @@ def match(g: Graph, node: Node) -> Match:
 
 
 RULE = Rule(
-    "groupnorm",
-    "GroupNorm",
-    frozenset(("InstanceNormalization", "GroupNormalization")),
-    match,
-    "group normalisation with its activation",
+    "groupnorm", "GroupNorm", frozenset(("InstanceNormalization", "GroupNormalization")), match
 )

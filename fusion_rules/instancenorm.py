@@ -30,10 +30,4 @@ def match(g: Graph, node: Node) -> Match:
     return build_match(g, "instancenorm", node, [node, *tail.nodes], spec, roles, [tail.output])
 
 
-RULE = Rule(
-    "instancenorm",
-    "InstanceNorm",
-    frozenset(("InstanceNormalization",)),
-    match,
-    "instance normalisation with its activation",
-)
+RULE = Rule("instancenorm", "InstanceNorm", frozenset(("InstanceNormalization",)), match)

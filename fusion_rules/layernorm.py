@@ -40,12 +40,12 @@ def match_skip(g: Graph, anchor: Node) -> Match:
 
 
 RULES = (
-    Rule("layernorm", "LayerNorm", frozenset(("ReduceMean", "LayerNormalization")), match,
-    "layer normalisation, as one operator or decomposed"),
+    Rule("layernorm", "LayerNorm", frozenset(("ReduceMean", "LayerNormalization")), match),
     Rule(
-        "skip_layernorm", "SkipLayerNorm", frozenset(("ReduceMean", "LayerNormalization",
-        "com.microsoft.SkipLayerNormalization")), match_skip,
-        "residual sum (and bias) followed by layer normalisation; the sum stays available",
+        "skip_layernorm",
+        "SkipLayerNorm",
+        frozenset(("ReduceMean", "LayerNormalization", "com.microsoft.SkipLayerNormalization")),
+        match_skip,
         priority=1,
     ),
-)  # fmt: skip
+)

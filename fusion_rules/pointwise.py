@@ -172,11 +172,4 @@ def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match
     return build_match(graph, "pointwise", last, chain, spec, roles, [last.outputs[0]])
 
 
-RULE = Rule(
-    "pointwise",
-    "Pointwise",
-    frozenset(POINTWISE) - {"Identity"},
-    match,
-    "chains of two or more pointwise operators with broadcasting",
-    priority=-1,
-)
+RULE = Rule("pointwise", "Pointwise", frozenset(POINTWISE) - {"Identity"}, match, priority=-1)

@@ -47,11 +47,12 @@ def match_skip(g: Graph, anchor: Node) -> Match:
 
 
 RULES = (
-    Rule("rmsnorm", "RMSNorm", frozenset(("ReduceMean", *_OPERATORS)), match,
-    "root-mean-square normalisation, as one operator or decomposed"),
+    Rule("rmsnorm", "RMSNorm", frozenset(("ReduceMean", *_OPERATORS)), match),
     Rule(
-        "skip_rmsnorm", "SkipRMSNorm", frozenset(("ReduceMean", *_OPERATORS, _SKIP)), match_skip,
-        "residual sum followed by root-mean-square normalisation; the sum stays available",
+        "skip_rmsnorm",
+        "SkipRMSNorm",
+        frozenset(("ReduceMean", *_OPERATORS, _SKIP)),
+        match_skip,
         priority=1,
     ),
-)  # fmt: skip
+)

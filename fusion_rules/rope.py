@@ -180,7 +180,9 @@ def _operator(g: Graph, node: Node) -> Match:
 
 
 RULE = Rule(
-    "rope", "RotaryEmbedding", frozenset(("Concat", "RotaryEmbedding",
-    "com.microsoft.RotaryEmbedding")), match,
-    "rotary position embedding of queries or keys", priority=5,
-)  # fmt: skip
+    "rope",
+    "RotaryEmbedding",
+    frozenset(("Concat", "RotaryEmbedding", "com.microsoft.RotaryEmbedding")),
+    match,
+    priority=5,
+)

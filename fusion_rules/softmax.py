@@ -43,10 +43,4 @@ def match(g: Graph, anchor: Node) -> Match:
     return build_match(g, "softmax", anchor, nodes, spec, [("x", x)], [out])
 
 
-RULE = Rule(
-    "softmax",
-    "Softmax",
-    frozenset(("Softmax", "LogSoftmax", "ReduceSum")),
-    match,
-    "softmax or log-softmax along one axis",
-)
+RULE = Rule("softmax", "Softmax", frozenset(("Softmax", "LogSoftmax", "ReduceSum")), match)

@@ -160,6 +160,5 @@ RULE = Rule(
     "SqueezeExcite",
     frozenset({"GlobalAveragePool", "ReduceMean"}),
     match,
-    "squeeze-and-excitation: mean over height and width, two small layers, gate",
     priority=20,
 )

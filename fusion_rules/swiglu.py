@@ -154,11 +154,4 @@ def _slice(graph: Graph, node: Node) -> tuple[int, int, int] | None:
     return int(starts[0]), int(ends[0]), int(axes[0])
 
 
-RULE = Rule(
-    "swiglu",
-    "SwiGLU",
-    LINEAR_OPS,
-    match,
-    "gated linear unit: two products of one input, or a packed one, meeting in act(gate) * up",
-    priority=20,
-)
+RULE = Rule("swiglu", "SwiGLU", LINEAR_OPS, match, priority=20)

@@ -73,8 +73,8 @@ def _conv_relu(graph: Graph, node: Node) -> Match:
     )
 
 
-ADD_RELU = Rule("add_relu", "Pointwise", frozenset({"Add"}), _add_relu, "Add then Relu")
-CONV_RELU = Rule("conv_relu", "Conv", frozenset({"Conv"}), _conv_relu, "Conv then Relu")
+ADD_RELU = Rule("add_relu", "Pointwise", frozenset({"Add"}), _add_relu)
+CONV_RELU = Rule("conv_relu", "Conv", frozenset({"Conv"}), _conv_relu)
 RULES = (ADD_RELU, CONV_RELU)
 
 

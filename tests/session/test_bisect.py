@@ -56,7 +56,7 @@ def rule(liar: str) -> Rule:
             Spec("conv", ("x", "w"), attrs),
         )
 
-    return Rule("conv_tanh", "Conv", frozenset({"Conv"}), match, "Conv then Tanh")
+    return Rule("conv_tanh", "Conv", frozenset({"Conv"}), match)
 
 
 @pytest.mark.parametrize("liar", ["", "conv2"])

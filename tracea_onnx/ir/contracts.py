@@ -55,13 +55,11 @@ class Rule:
     op:      the fused op's name in the rewritten model (before the body hash).
     anchors: op types that may start a match (the compute node of the chain).
     match:   pure function (graph, anchor) -> Match, or raises Refuse.
-    summary: one line for the documentation.
     """
 
     name: str
     op: str
     anchors: frozenset[str]
     match: Callable[[Graph, Node], Match]
-    summary: str
     # breaks ties between equal savings, higher first; below 0 for rules that take what others leave
     priority: int = 0

@@ -161,7 +161,7 @@ def test_one_body_with_two_specs_is_two_functions() -> None:
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(v, n) for n, v in (("w", normal(3, 3, 3, 3)), ("b", normal(3)))
     )
-    rule = Rule("conv_relu", "Conv", CONV_RELU.anchors, match, "")
+    rule = Rule("conv_relu", "Conv", CONV_RELU.anchors, match)
     made = optimizer.optimize(model, rules=[rule], backend="cpu", verify=False).model
     assert len(made.functions) == len({n.op_type for n in made.graph.node}) == 2
     model_file.load(made)

@@ -97,7 +97,7 @@ def test_small_constants_become_literals_and_large_ones_extra_inputs() -> None:
             Spec("pointwise", ("x0",), {"note": "the table is in the body only"}),
         )
 
-    rule = Rule("chain", "Chain", frozenset({"Mul"}), clamp, "")
+    rule = Rule("chain", "Chain", frozenset({"Mul"}), clamp)
     m = parse(
         "g (float[6] x) => (float[6] y) { a = Mul (x, two) b = Add (a, table) y = Max (b, low) }",
         two=np.float32(2),
@@ -158,7 +158,7 @@ def test_a_chain_that_lost_its_neighbour_is_fused_in_the_next_round() -> None:
         v=normal(1, 1, 1, 1, seed=1),
     )
     r = optimizer.optimize(
-        m, rules=[Rule("grow", "Conv", frozenset({"Conv"}), grow, "")], backend="cpu"
+        m, rules=[Rule("grow", "Conv", frozenset({"Conv"}), grow)], backend="cpu"
     )
     assert [n.domain for n in r.model.graph.node] == [DOMAIN, DOMAIN]
     assert sorted(len(f.nodes) for f in r.report.fused) == [2, 4]

@@ -52,7 +52,7 @@ def _claims(nodes: str, inputs: str, outputs: str, roles: str) -> Rule:
             Spec("pointwise", tuple(roles.split())),
         )
 
-    return Rule("wrong", "Wrong", frozenset({"Neg"}), claim, "")
+    return Rule("wrong", "Wrong", frozenset({"Neg"}), claim)
 
 
 @pytest.mark.parametrize(
