@@ -68,7 +68,7 @@ def _grouped(parts: Iterable[tuple[str, object]]) -> dict[str, str]:
     return {name: f"{len(all_of)} {digest(all_of)}" for name, all_of in found.items()}
 
 
-# --- plans --------------------------------------------------------------------------------------------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
 
 def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str, object]]:
@@ -196,7 +196,7 @@ def plans_of(model: ModelProto, backend: partition_compiler.Backend) -> dict[str
     return _grouped(parts)
 
 
-# --- models -------------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 def half(model: ModelProto) -> ModelProto:
@@ -246,7 +246,7 @@ def gpu(arch: int, sms: int) -> partition_compiler.Backend:
     return partition_compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": str(sms)})
 
 
-# --- requests -----------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def kernels(request: Request) -> Iterator[tuple[str, object]]:
@@ -274,7 +274,7 @@ def requested(family: str) -> dict[str, str]:
     return _grouped(parts)
 
 
-# --- the fixed list -----------------------------------------------------------------------------------------------------
+# --- the fixed list -------------------------------------------------------------------------------
 
 
 def cases() -> dict[str, Callable[[], dict[str, str]]]:

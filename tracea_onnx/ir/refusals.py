@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, unique
 
 from tracea_onnx.ir import fused_op_names
 from tracea_onnx.ir.graph import Node
@@ -38,6 +38,7 @@ class Advice(Enum):
 _FAR = (Advice.NONE, False)
 
 
+@unique
 class Why(Enum):
     """The codes. A template names its operands; `{node}` is the node whose condition failed."""
 

@@ -54,7 +54,8 @@ CONV: dict[str, Any] = {
     "group": 1,
 }
 ATTENTION: dict[str, Any] = {
-    **{k: {"layout": "bsx"} for k in ("q", "k", "v", "out")}, "num_heads": 2, "kv_heads": 2, "scale": 0.5, "causal": False, "mask_kind": "none",
+    **{k: {"layout": "bsx"} for k in ("q", "k", "v", "out")}, "num_heads": 2, "kv_heads": 2,
+    "scale": 0.5, "causal": False, "mask_kind": "none",
 }  # fmt: skip
 WRONG: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
     ("convolution", ("x", "w"), CONV, "there is no fused op 'convolution'"),

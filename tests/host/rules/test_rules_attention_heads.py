@@ -320,7 +320,7 @@ def test_all_dims_symbolic_but_the_heads() -> None:
     whole(n.model(join_heads(n, y, "zeros", 0)), sizes={"batch": 2, "n": 3, "t": 6})
 
 
-# --- operators ------------------------------------------------------------------------------------------------------------------
+# --- operators ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("mask", ["none", "add", "bool"])
 @pytest.mark.parametrize("cap", [0.0, 2.0])

@@ -288,8 +288,10 @@ def test_what_is_no_cap_refuses(how: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("twice", "nor one per head"), ("batch", "nor one per head"), ("mask inside", "changes the scores before they are multiplied"),
-        ("floor inside", "changes the scores before they are multiplied"), ("capped", "changes the scores before they are multiplied"),
+        ("twice", "nor one per head"), ("batch", "nor one per head"),
+         ("mask inside", "changes the scores before they are multiplied"),
+        ("floor inside", "changes the scores before they are multiplied"),
+         ("capped", "changes the scores before they are multiplied"),
     ],
 )  # fmt: skip
 def test_factors_that_are_not_one_for_each_head_refuse(how: str, why: str) -> None:

@@ -319,7 +319,7 @@ def test_the_expression_is_recognised_whatever_its_spelling() -> None:
         assert known is not None and known[0] == act
 
 
-# --- near misses --------------------------------------------------------------------------------------------------------------
+# --- near misses ----------------------------------------------------------------------------------
 RELU = node("Relu", "c", "y")
 BN = "c g be mu va"
 
@@ -491,7 +491,7 @@ def test_uniform_constants_keep_every_bit() -> None:
     ]
 
 
-# --- BatchNormalization without a convolution -----------------------------------------------------------------------------------
+# --- BatchNormalization without a convolution -----------------------------------------------------
 def bn_model(
     before: Sequence[NodeProto],
     tail: Sequence[NodeProto],

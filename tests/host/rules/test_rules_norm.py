@@ -471,7 +471,7 @@ def test_overridable_weight_is_an_operand_not_a_constant() -> None:
     assert only(m, "layernorm").inputs == ("x", "g", "b")
 
 
-# --- group and instance normalisation ---------------------------------------------------------------------------------------
+# --- group and instance normalisation -------------------------------------------------------------
 C, G = 6, 3
 
 

@@ -156,7 +156,8 @@ def test_powers_with_float_and_integer_exponents(exponent: npt.ArrayLike) -> Non
 
 def test_comparisons_and_logic_inside() -> None:
     nodes = [
-        node("Greater", "x z", "g"), node("LessOrEqual", "x one", "l"), node("And", "g l", "b"), node("Not", "b", "n"),
+        node("Greater", "x z", "g"), node("LessOrEqual", "x one", "l"), node("And", "g l", "b"),
+        node("Not", "b", "n"),
         node("Cast", "n", "f", to=1), node("Where", "b x z", "w"), node("Add", "w f", "y"),
     ]  # fmt: skip
     m = model(nodes, {"x": SHAPE, "z": SHAPE}, ["y"], {"one": np.float32(1)})
@@ -165,7 +166,7 @@ def test_comparisons_and_logic_inside() -> None:
     check(m, match)
 
 
-# --- near misses --------------------------------------------------------------------------------------------------------------
+# --- near misses ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("m", "says"),
     [
@@ -239,7 +240,7 @@ def test_arithmetic_with_the_old_axis_attribute_is_refused() -> None:
     assert "has the attribute 'axis'" in reason(m, "pointwise", "n_a")
 
 
-# --- random graphs ------------------------------------------------------------------------------------------------------------
+# --- random graphs --------------------------------------------------------------------------------
 UNARY = (
     "Relu",
     "Sigmoid",

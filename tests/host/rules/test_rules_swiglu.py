@@ -147,7 +147,7 @@ def test_split_sizes_as_attribute_and_as_number_of_outputs() -> None:
         check(m, only(m, "swiglu"))
 
 
-# --- near misses --------------------------------------------------------------------------------------------------------------
+# --- near misses ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("m", "anchor", "says"),
     [

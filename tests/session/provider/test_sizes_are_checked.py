@@ -55,14 +55,17 @@ CASES: dict[str, tuple[bytes, dict[str, tuple[int, ...]], dict[str, tuple[int, .
             [node("Conv", "x w", "c", pads=[1] * 4), node("Reshape", "c to")],
             {"x": ("n", 3, 8, 8)}, {"w": normal(16, 3, 3, 3), "to": np.array([-1, 8, 16, 8, 8])},
         ),
-        {"x": (16, 3, 8, 8)}, {"x": (15, 3, 8, 8)}, "the elements of Reshape 'reshape', of its result and its input, differ",
+        {"x": (16, 3, 8, 8)}, {"x": (15, 3, 8, 8)},
+         "the elements of Reshape 'reshape', of its result and its input, differ",
     ),
     "a Reshape to known sizes": (
-        model([node("Relu", "x", "r"), node("Reshape", "r to")], {"x": ("n", 4)}, {"to": np.array([6, 4])}),
+        model([node("Relu", "x", "r"), node("Reshape", "r to")], {"x": ("n", 4)},
+        {"to": np.array([6, 4])}),
         {"x": (6, 4)}, {"x": (5, 4)}, "differ: 24 and 20",
     ),
     "features of a linear layer": (
-        model([node("MatMul", "x w", "m"), node("Add", "m b")], {"x": ("n", "f")}, {"w": normal(64, 32), "b": normal(32)}),
+        model([node("MatMul", "x w", "m"), node("Add", "m b")], {"x": ("n", "f")},
+        {"w": normal(64, 32), "b": normal(32)}),
         {"x": (3, 64)}, {"x": (3, 8)}, "differ: 8 and 64",
     ),
     "an image flattened for a linear layer": (
@@ -77,19 +80,23 @@ CASES: dict[str, tuple[bytes, dict[str, tuple[int, ...]], dict[str, tuple[int, .
         {"a": (3, 5), "b": (5, 7)}, {"a": (3, 500), "b": (5, 7)}, "the inner dims of",
     ),
     "parts of a Split": (
-        model([node("Relu", "x", "r"), node("Split", "r parts", "p q", axis=1), node("Add", "p q")], {"x": (2, "c")}, {"parts": np.array([32, 32])}),
+        model([node("Relu", "x", "r"), node("Split", "r parts", "p q", axis=1), node("Add", "p q")],
+        {"x": (2, "c")}, {"parts": np.array([32, 32])}),
         {"x": (2, 64)}, {"x": (2, 6)}, "the sum of the parts of Split",
     ),
     "an index behind the end": (
-        model([node("Relu", "x", "r"), node("Gather", "r at", "g", axis=1), node("Neg", "g")], {"x": (4, "c")}, {"at": np.array(900)}),
+        model([node("Relu", "x", "r"), node("Gather", "r at", "g", axis=1), node("Neg", "g")],
+        {"x": (4, "c")}, {"at": np.array(900)}),
         {"x": (4, 901)}, {"x": (4, 3)}, "is 3, less than 901",
     ),
     "an image smaller than the window": (
-        model([node("Conv", "x w", "c"), node("Relu", "c")], {"x": (1, 3, "h", "w")}, {"w": normal(16, 3, 7, 7)}),
+        model([node("Conv", "x w", "c"), node("Relu", "c")], {"x": (1, 3, "h", "w")},
+        {"w": normal(16, 3, 7, 7)}),
         {"x": (1, 3, 9, 9)}, {"x": (1, 3, 4, 4)}, "less than 0",
     ),
     "an uneven image for SpaceToDepth": (
-        model([node("Relu", "x", "r"), node("SpaceToDepth", "r", blocksize=2)], {"x": (1, 3, "h", 8)}, {}),
+        model([node("Relu", "x", "r"), node("SpaceToDepth", "r", blocksize=2)],
+        {"x": (1, 3, "h", 8)}, {}),
         {"x": (1, 3, 6, 8)}, {"x": (1, 3, 7, 8)}, "multiple of 2",
     ),
     "sizes of a broadcast": (
