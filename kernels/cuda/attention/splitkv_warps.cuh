@@ -1,4 +1,4 @@
-// Keys divided among the warps of a block. Follows attention_parts.cuh.
+// Keys divided among the warps of a block. Follows attention/splitkv_cluster.cuh.
 
 // What the WARPS warps of a block have of the first `rows` rows: all there is, then put(row,
 // column, value) for every element; else into `to`.

@@ -15,11 +15,6 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.kernel_families import FAMILIES
 
-#: C++ types of `base.cuh`.
-CTYPE = {
-    DType.F32: "f32", DType.F64: "f64", DType.F16: "f16", DType.BF16: "bf16", DType.I64: "i64", DType.I32: "i32", DType.I16: "i16", DType.I8: "i8",
-    DType.U64: "u64", DType.U32: "u32", DType.U16: "u16", DType.U8: "u8", DType.BOOL: "boolean",
-}  # fmt: skip
 #: Unsigned integers by size in bytes: what a copy moves.
 WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 

@@ -28,12 +28,10 @@ from ..gemm import cluster_splitk_sm90, persistent_sm90, select
 from ..gemm import emit as gemm_emit
 from ..gemm.multistage_sm80 import tiles as multistage_tiles
 from . import (
-    col2im,
     grouped,
     halo_resident,
     halo_streamed,
     narrow_simt,
-    small_c_mma,
     small_c_patch,
     small_c_pool,
     small_c_simt,
@@ -118,11 +116,6 @@ def deconv2d(r: Request) -> list[Kernel]:
 def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     i = r.ints
     g = select.static(r, "G")
-    few = (
-        small_c_mma.choose(r) if g == 1 and not transposed and not small_c_pool.planar(r) else None
-    )
-    if few is not None:
-        return [small_c_mma.convolution(r, few)]
     if g == 1 and not transposed and small_c_pool.applies(r):
         return list(small_c_pool.convolution(r))
     if (
@@ -235,8 +228,6 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             costs |= halo_resident.prices(r, size, maps) | halo_streamed.prices(r, size)
         if g > 1 or not maps or ic < _NARROW:
             costs |= tiles(size)
-        if transposed:
-            costs |= col2im.prices(r)
         return (
             costs
             | narrow_simt.prices(r, transposed, size * phases)
@@ -256,9 +247,6 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             continue
         if isinstance(tile, halo_streamed.SlabTile):
             kernels.append(halo_streamed.convolution(r, tile, active))
-            continue
-        if isinstance(tile, col2im.Folded):
-            kernels += col2im.convolution(r, tile, active)
             continue
         if isinstance(tile, (narrow_simt.NarrowTile, small_c_patch.PatchTile)):
             kernels.append(_of(tile).convolution(r, tile, transposed, active))

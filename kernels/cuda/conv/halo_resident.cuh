@@ -11,8 +11,8 @@
 // The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, EARLY
 // (the weight is constant), WHOLE_TILES, WHOLE_CHUNKS (all tiles, all chunks of 8 columns lie
 // within N or their bundle), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels,
-// in a step), EACH (of these that columns share) and MANY (such columns), MIXED (bundles.cuh comes
-// along) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
+// in a step), EACH (of these that columns share) and MANY (such columns), MIXED (conv/grouped.cuh
+// comes along) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128,
               SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;

@@ -1,7 +1,8 @@
 // Convolutions of stride 1 on Hopper whose weights do not stay in shared memory, in 16-bit types.
 //
-// As in window.cuh a slab, the rows of the padded input that a tile sees (64 channels a time),
-// serves every filter tap: pixel p of the tile, rows of WIDTH_IN pixels, and a tap meet at pixel p
+// As in conv/halo_resident.cuh a slab, the rows of the padded input that a tile sees (64 channels a
+// time), serves every filter tap: pixel p of the tile, rows of WIDTH_IN pixels, and a tap meet at
+// pixel p
 // + kh * DH * WIDTH_IN + kw * DW of the slab. A tile is TILE_H rows of STACK images; each image has
 // PER blocks of 64 pixels, which begin where its part of the slab does. Columns of the tile beyond
 // the output's width are computed and not stored. Warp 0 copies weights, one tap and 64 channels of

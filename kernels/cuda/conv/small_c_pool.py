@@ -17,7 +17,6 @@ from ..common.launch import declared, shared
 from ..common.prelude import prelude
 from ..common.templates import template
 from ..gemm import select
-from . import small_c_mma
 
 _RELU = ACTIVATIONS.index("relu")
 _STATIC = ("IC", "KH", "KW", "SH", "SW")
@@ -273,7 +272,7 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
         f"constexpr bool RELU = {int(relu)};",
         f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, small_c_mma.multiply(tile.columns, select.MMA_TYPE[r.dtype]) if wgmma else "",
+        epi.source, _multiply(tile.columns, select.MMA_TYPE[r.dtype]) if wgmma else "",
         *(template(n) for n in (*(("common/hopper",) if wgmma else ()), "common/half2_max", "common/epilogue_store", "conv/small_c_pool")),
     ])  # fmt: skip
     grid = D.product([i["N"], strips, D.ceildiv(height, D.mul(lines, down)), active])
@@ -285,4 +284,19 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
         tuple(v for _, _, v in parameters),
         _smem(r, tile),
         pdl=r.arch >= 90,
+    )
+
+
+def _multiply(n: int, mma: str) -> str:
+    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`; `a` in registers, the
+    four of a warp's 16 rows.
+    """
+    count = n // 2
+    registers = ", ".join(f"%{k}" for k in range(count))
+    left = ", ".join(f"%{count + k}" for k in range(4))
+    outputs = ", ".join(f'"+f"(d[{k // 4}][{k % 4}])' for k in range(count))
+    return (
+        f'DEV void multiply(float (&d)[{n // 8}][4], const u32 (&a)[4], u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, {{{left}}}, %{count + 4}, p, 1, 1, 0;}}"\n'
+        f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));\n}}\n'
     )

@@ -6,10 +6,10 @@
 // every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide
 // the rows of all channels' windows.
 //
-// Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW,
-// P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are constant), ASYNCHRONOUS
-// (pixels of f32 do not go through registers), FILTER_PITCH (elements of a packed tap) and the
-// epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
+// Follows conv/depthwise/channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW,
+// DH, DW, P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are constant),
+// ASYNCHRONOUS (pixels of f32 do not go through registers), FILTER_PITCH (elements of a packed tap)
+// and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
 
 constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1,
               SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;

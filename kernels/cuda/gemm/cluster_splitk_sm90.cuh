@@ -14,12 +14,12 @@
 // operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
 // The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, SHARE_LEFT (of SOURCE 2), STAGES,
-// RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS (of
-// SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH (tile.cuh),
-// WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16
-// channels, in a step), LAST (of 16 k, in the last step of matrices), MIXED (bundles.cuh comes
-// along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at,
-// touch_columns, finish, NormInputs, WIDTH 8).
+// RESIDENT, SOURCE, TURNED (with the sizes of conv/transposed.cuh), LEFT_ACROSS, RIGHT_ACROSS (of
+// SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH
+// (gemm/multistage_sm80/gemm.cuh), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS,
+// BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last step
+// of matrices), MIXED (conv/grouped.cuh comes along), NORMED, MEASURED (common/folded_norm.cuh) and
+// the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE * SHARE_LEFT;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128,

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import (
@@ -23,42 +23,20 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 
 from ..common import epilogue, folded_norm
 from ..common.launch import known
-from . import (
-    batches,
-    block_costs,
-    cluster_splitk_sm90,
-    persistent_sm90,
-    register_mma,
-    repitch,
-    select,
-    simt,
-    unaligned_mma,
-)
+from . import batches, block_costs, cluster_splitk_sm90, persistent_sm90, select, simt
 from .gemv import registers as gemv_registers
 from .gemv import staged as gemv_staged
 from .multistage_sm80 import tiles as multistage_tiles
 
-#: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each,
-#: for an element of the copy, for one of a weight, and for one of a multiprocessor's results that
-#: lie anywhere, of SplitTile and HopperTile.
-_COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
-#: What these are beside other kernels, which take more than their prices.
-_BEFORE = 0.85
-_COPIES = 1700.0  # more clocks of SplitTile in batches behind copies
-#: What Tile is behind copies, and where tensor maps reach: so many times its clocks. Of so few
-#: results `tile_cost` holds, and more clocks a byte.
-_BEHIND, _MAPPED, _MOVED, _FEW_RESULTS = 1.1, 1.08, 5.3e-4, 1 << 18
+#: What Tile is where tensor maps reach: so many times its clocks. Of so few results `tile_cost`
+#: holds, and more clocks a byte.
+_MAPPED, _MOVED, _FEW_RESULTS = 1.08, 5.3e-4, 1 << 18
 # most k of products by a weight for which `gemv_registers` competes with kernels that read through
 # tensor maps
 _NEAR = 256
-# what `gemv_staged.tile_cost` is for 16-bit elements, turned and not, and for f32: so many times
-# its clocks
-_THIN = ((1.05, 1.2), (1.12, 1.0))
-# what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many
-# times their clocks
-_SHORT = 1.25
+# what `gemv_staged.tile_cost` is for 16-bit elements and for f32: so many times its clocks
+_THIN = (1.2, 1.0)
 _FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `multistage_tiles.steps_cost` holds
-_BESIDE = 1.2  # what FlatTile of f32 costs beside LaneTiles: so many times its clocks
 _TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
 _FEW = 16  # results that SplitTile's clusters are too few for
 #: Matrices of batches more than the first of these and up to the last, and what they are taken for.
@@ -86,14 +64,12 @@ def rows_by_weight(
     """y[m, n] = epilogue(x[m, :] . w[n, :]): `gemm`, and convolutions that are one."""
     if m == 1:
         ldx = ldw  # where a second row would be does not matter
-    steps, copied = -(-k // 64), repitch.Rows("x", m, k, ldx)
+    steps = -(-k // 64)
     maps = steps if k and persistent_sm90.able(r, (ldx,), ("x",)) else 0
     stored = not r.ints.get("res_mode", 0) or persistent_sm90.able(r, (ldy, ldr), ("y", "res"))
     norms = folded_norm.normed(r) or folded_norm.measured(r)
     if norms and not (maps and stored):
         raise Unfit("norms folded into a product of operands that are not aligned")
-    aligned = replace(r, unaligned=r.unaligned - {"x"})
-    mappable = k and persistent_sm90.able(aligned, (ldw,), ("x",))
     y = epilogue.vector(r, "y", (ldy,))
     a, b = select.access(r, "x", ldx, 1), select.access(r, "w", ldw, 1)
     odd = select.odd(r, a, b, y)
@@ -123,44 +99,10 @@ def rows_by_weight(
             costs = {t: cluster_splitk_sm90.START + c + stores[t] for t, c in costs.items()} | near
         if maps and not few:
             return costs
-        whole = a.bytes == 16 and y
-        thin = gemv_staged.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
-        costs |= {
-            t: c
-            * (
-                _SHORT
-                if whole and r.dtype == DType.F32 and isinstance(t, gemv_staged.ShortTile)
-                else 1.0
-            )
-            for t, c in thin.items()
-        }
-        costs |= register_mma.prices(r, rows, n, k, 1, a, b, y) | (
-            near or gemv_registers.prices(r, rows, n, k, 1, a, b, False)
-        )
-        if not whole:
-            costs |= unaligned_mma.prices(r, rows, n, k, 1, a, b, y)
+        costs |= gemv_staged.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1))
+        costs |= near or gemv_registers.prices(r, rows, n, k, 1, a, b, False)
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, n, k, 1, a, b, y)
-        if mappable and not maps:
-            copy, late = (
-                repitch.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k,
-                0.0 if y else rows * n / r.sms,
-            )
-            mapped = select.prices(
-                rows,
-                n,
-                k,
-                1,
-                aligned,
-                maps=steps,
-                stored=stored,
-                crossed=persistent_sm90.crossed(copied.aligned),
-            )
-            costs |= {
-                repitch.Aligned(t): _BEFORE
-                * (copy + c + _ANYWHERE[isinstance(t, persistent_sm90.HopperTile)] * late)
-                for t, c in mapped.items()
-            }
         return costs
 
     kernels: list[Kernel] = []
@@ -169,16 +111,6 @@ def rows_by_weight(
     ):
         if beside is not None and isinstance(tile, beside.tile):
             kernels.append(beside.kernel(tile, active))
-        elif isinstance(tile, repitch.Aligned):
-            copy = repitch.kernel(r, [copied], active=active)
-            kernels += [
-                copy,
-                *repitch.redirected(
-                    _by_tile(aligned, tile.tile, m, n, k, copied.aligned, ldw, ldy, ldr, active),
-                    {"x": "scratch0"},
-                    copy.scratch,
-                ),
-            ]
         else:
             kernels += _by_tile(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)
     return list(select.shared_scratch(kernels))
@@ -198,7 +130,7 @@ def _by_steps(
             and batch * m * n * k < _FEW_PRODUCTS
         ):
             return multistage_tiles.steps_cost(t, r, m, n, k, batch, a, b, y)
-        return _BESIDE * cost if isinstance(t, unaligned_mma.FlatTile) else cost
+        return cost
 
     return {t: price(t, cost) for t, cost in costs.items()} | lanes if lanes else costs
 
@@ -234,45 +166,44 @@ def _by_tile(
             ("ldr", ldr),
         )
     ]
-    if isinstance(tile, (gemv_staged.ThinTile, gemv_staged.ShortTile, gemv_registers.DotTile)):
-        product: Callable[..., Kernel] = (
-            gemv_registers.product
-            if isinstance(tile, gemv_registers.DotTile)
-            else gemv_staged.product
-        )
-        return [
-            product(
-                r,
-                tile,
-                params=params,
-                pitches=(ldr,),
-                rows=m,
-                columns=n,
-                grid_y=1,
-                grid_z=1,
-                batched=False,
-                active=active,
-            )
-        ]
-    if isinstance(tile, register_mma.DirectTile):
-        return [register_mma.product(
-            r, tile, params=params, a=select.access(r, "x", ldx, 1), b=select.access(r, "w", ldw, 1), pitches=(ldr,),
-            y_vector=epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active,
-        )]  # fmt: skip
-    if isinstance(tile, unaligned_mma.FlatTile):
-        return [unaligned_mma.product(
-            r, tile, params=params, a=select.access(r, "x", ldx, 1), b=select.access(r, "w", ldw, 1), pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1,
-            batched=False, active=active,
-        )]  # fmt: skip
-    if isinstance(tile, simt.LaneTile):
-        return [simt.product(
-            r, tile, params=params, a=select.access(r, "x", ldx, 1), b=select.access(r, "w", ldw, 1), pitches=(ldr,),
-            y_vector=epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active,
-        )]  # fmt: skip
-    return list(select.product(
-        r, tile, source=0, params=params, a=select.access(r, "x", ldx, 1), b=select.access(r, "w", ldw, 1), pitches=(ldr,),
-        y_vector=epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, defines=(select.to_batch(False),), active=active,
-    ))  # fmt: skip
+    given = _Given(
+        params, select.access(r, "x", ldx, 1), select.access(r, "w", ldw, 1), (ldr,),
+        epilogue.vector(r, "y", (ldy,)), m, n, 1, 1, False, active,
+    )  # fmt: skip
+    return _by_operands(r, tile, given)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What kernels that read their operands themselves are given, as `select.product` takes it."""
+
+    params: Sequence[tuple[str, str, Argument]]
+    a: select.Access
+    b: select.Access
+    pitches: tuple[DimLike, ...]
+    y_vector: bool
+    rows: DimLike
+    columns: DimLike
+    grid_y: DimLike
+    grid_z: DimLike
+    batched: bool
+    active: DimLike
+
+
+#: Of tiles whose kernels are not those of `select.product`.
+_PRODUCTS: Mapping[type, Callable[..., Kernel]] = {
+    gemv_staged.StagedTile: gemv_staged.product,
+    gemv_registers.RegisterTile: gemv_registers.product,
+    simt.LaneTile: simt.product,
+}
+
+
+def _by_operands(r: Request, tile: Any, given: _Given) -> list[Kernel]:
+    arguments = {f.name: getattr(given, f.name) for f in fields(given)}
+    if (product := _PRODUCTS.get(type(tile))) is not None:
+        return [product(r, tile, **arguments)]
+    defines = (select.to_batch(arguments.pop("batched")),)
+    return select.product(r, tile, source=0, defines=defines, **arguments)
 
 
 def gemm(r: Request) -> list[Kernel]:
@@ -315,8 +246,6 @@ def matmul(r: Request) -> list[Kernel]:
     y = epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     odd = select.odd(r, a, b, y)
     even = select.evenly(r, a, b, y) if not odd and r.arch >= 90 else None
-    # Whether tensor maps can reach the operands as they are, or once those are copied whose copies
-    # have at most so many bytes.
     maps = (
         r.arch == 90
         and r.dtype != DType.F32
@@ -324,13 +253,6 @@ def matmul(r: Request) -> list[Kernel]:
         and not epilogue.residual(r)
         and not (a.gather or b.gather)
     )
-    ways = {
-        most: _copies(r, i, a, b, most)
-        for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())
-    }
-    ways = {
-        most: copies for most, copies in ways.items() if copies and (most == 2 or copies != ways[2])
-    }
     mapped = maps and a.bytes == b.bytes == 16
     crossed = (
         persistent_sm90.crossed(i["a_k" if a.trans else "a_m"]),
@@ -360,21 +282,10 @@ def matmul(r: Request) -> list[Kernel]:
             costs = {t: (1.0 if few else _MAPPED) * c + more for t, c in costs.items()}
         if isinstance(n, int):
             thin = gemv_staged.prices(
-                r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k
+                r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"])
             )
-            costs |= {
-                t: c
-                * (
-                    _THIN[r.dtype == DType.F32][t.deep > 0]
-                    if isinstance(t, gemv_staged.ThinTile)
-                    else 1.0
-                )
-                for t, c in thin.items()
-            }
+            costs |= {t: c * _THIN[r.dtype == DType.F32] for t, c in thin.items()}
             costs |= gemv_registers.prices(r, rows, columns, depth, batch, a, b, True)
-        costs |= register_mma.prices(
-            r, rows, columns, depth, batch, a, b, y
-        ) | unaligned_mma.prices(r, rows, columns, depth, batch, a, b, y)
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
@@ -392,33 +303,6 @@ def matmul(r: Request) -> list[Kernel]:
                     crossed,
                     "bias" not in r.operands and not block_costs.dear(r),
                 )
-        for most, copies in ways.items():
-            elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
-            copy, after = (
-                repitch.cost(elements),
-                replace(r, unaligned=r.unaligned - {c.operand for c in copies}),
-            )
-            wide_a, wide_b = (
-                16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)
-            )
-            wide = multistage_tiles.Odd(wide_a, wide_b, y)
-            plain = {
-                t: _BEHIND * c
-                for t, c in select.prices(
-                    rows, columns, depth, batch, after, transposed=turned, odd=wide
-                ).items()
-            }
-            if maps and wide.a == wide.b == 16:
-                behind = {"a": crossed[0], "b": crossed[1]} | {
-                    c.operand: persistent_sm90.crossed(c.aligned) for c in copies
-                }
-                plain |= {
-                    t: _COPIES + c
-                    for t, c in cluster_splitk_sm90.batched_prices(
-                        rows, columns, depth, r.sms, batch, turned, (behind["a"], behind["b"]), y
-                    ).items()
-                }
-            costs |= {repitch.Aligned(t, most): copy + c for t, c in plain.items()}
         return costs
 
     kernels: list[Kernel] = []
@@ -433,23 +317,6 @@ def matmul(r: Request) -> list[Kernel]:
         if isinstance(tile, persistent_sm90.HopperTile) and fits != 1:
             kernels += strided(r, tile, i, D.mul(active, fits))
             left = D.add(left, D.mul(active, D.sub(1, fits)))
-        elif isinstance(tile, repitch.Aligned):
-            copies, moved = ways[tile.most], dict(i)
-            for c, how, row in ((c, *((a, "m") if c.operand == "a" else (b, "n"))) for c in copies):
-                moved |= {
-                    f"{c.operand}_{'k' if how.trans else row}": c.aligned,
-                    f"{c.operand}_0": c.strides(b1)[0],
-                    f"{c.operand}_1": c.strides(b1)[1],
-                }
-            after = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
-            copy, places = (
-                repitch.kernel(r, copies, b0, b1, active),
-                {c.operand: f"scratch{j}" for j, c in enumerate(copies)},
-            )
-            kernels += [
-                copy,
-                *repitch.redirected(strided(after, tile.tile, moved, active), places, copy.scratch),
-            ]
         else:
             kernels += strided(r, tile, i, active)
     if left != 0:
@@ -482,37 +349,6 @@ def _with_batch(
     return lambda m: price(m, batch)
 
 
-def tile_prices(r: Request, m: int, n: int, k: int) -> dict[Any, float]:
-    """Clocks of the tiles for one product of f32 matrices whose k is contiguous, as `matmul` has
-    it.
-    """
-    i = r.ints
-    a, b = select.access(r, "a", i["a_m"], 1), select.access(r, "b", i["b_n"], 1)
-    y = epilogue.vector(r, "y", (i["ldy"],))
-    return _by_steps(
-        r,
-        select.prices(m, n, k, 1, r, odd=select.odd(r, a, b, y), split=r.arch >= 90),
-        m,
-        n,
-        k,
-        1,
-        a,
-        b,
-        y,
-    )
-
-
-def _copies(r: Request, i: dict[str, DimLike], a: Any, b: Any, most: int) -> list[Any]:
-    """Of `matmul` with strides `i`: operands that are copied to where rows are aligned, those that
-    are read at most so many bytes at a time.
-    """
-    m, n, k = (r.ints[name] for name in ("M", "N", "K"))
-    return [
-        repitch.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
-        for o, how, row, sizes in (("a", a, "m", (m, k)), ("b", b, "n", (n, k))) if r.dtype.size == 2 and how.bytes <= most and not how.gather
-    ]  # fmt: skip
-
-
 def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> list[Kernel]:
     """The kernels of `matmul` with strides `i`."""
     m, n, b0, b1 = (r.ints[name] for name in ("M", "N", "B0", "B1"))
@@ -528,44 +364,11 @@ def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> li
     ]
     if not epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
-    if isinstance(tile, (gemv_staged.ThinTile, gemv_staged.ShortTile, gemv_registers.DotTile)):
-        product: Callable[..., Kernel] = (
-            gemv_registers.product
-            if isinstance(tile, gemv_registers.DotTile)
-            else gemv_staged.product
-        )
-        return [
-            product(
-                r,
-                tile,
-                params=params,
-                pitches=(i["ldr"],),
-                rows=m,
-                columns=n,
-                grid_y=b1,
-                grid_z=b0,
-                batched=True,
-                active=active,
-            )
-        ]
-    if isinstance(tile, register_mma.DirectTile):
-        return [register_mma.product(
-            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],),
-            y_vector=epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
-        )]  # fmt: skip
-    if isinstance(tile, unaligned_mma.FlatTile):
-        return [unaligned_mma.product(
-            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
-        )]  # fmt: skip
-    if isinstance(tile, simt.LaneTile):
-        return [simt.product(
-            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
-            rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
-        )]  # fmt: skip
-    return list(select.product(
-        r, tile, source=0, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
-        rows=m, columns=n, grid_y=b1, grid_z=b0, defines=(select.to_batch(True),), active=active,
-    ))  # fmt: skip
+    given = _Given(
+        params, a, b, (i["ldr"],), epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
+        m, n, b1, b0, True, active,
+    )  # fmt: skip
+    return _by_operands(r, tile, given)
 
 
 _MATMUL_STRIDES = (

@@ -20,9 +20,9 @@
 // SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie at
 // multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS
 // (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last step of matrices),
-// MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
-// Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column, column_at,
-// columns_of; WIDTH 2).
+// MIXED (conv/grouped.cuh comes along), NORMED, MEASURED (common/folded_norm.cuh) and the epilogue
+// (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column,
+// column_at, columns_of; WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int PANEL = 64 * 128, PANELS = (BN + 63) / 64, A_BYTES = BM * 128,

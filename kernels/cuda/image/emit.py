@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracea_onnx.codegen import kernel_choice
 from tracea_onnx.codegen.kernel_request import (
     Argument,
     Float32,
@@ -17,12 +16,11 @@ from tracea_onnx.codegen.kernel_request import (
 )
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.ir.dims import DimLike
 
-from ..common.launch import about, blocks, known, overlapped, parameters, settled, static
+from ..common.launch import about, blocks, known, overlapped, parameters, static
 from ..common.prelude import C_TYPES, prelude
 from ..common.templates import template
-from ..gemm import select
 
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice,
 #: and the most slices.
@@ -87,13 +85,6 @@ _POOL = (
 )
 
 
-#: Results a multiprocessor should have before pooling marches down strips, threads it should then
-#: have, registers of one, the longest strip.
-_MARCH_FROM, _FILL, _REGISTERS, _LONGEST = 4096, 192, 150, 16
-_MARCH_BLOCK = 128
-#: Where several sizes are symbolic: strips stay as wide while they cost at most so many times the
-#: best ones.
-_ALIKE = 1.15
 #: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and
 #: of such a thread at least.
 _DIVIDE, _WINDOW_FROM, _LEAST_TAPS = 1024, 12, 2
@@ -120,29 +111,16 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
         *_pitch(request, "x"),
         *_pitch(request, "y"),
     )
-    costs = _costs(request)
-    much = (
-        settled(D.sub(1, D.less(D.mul(select.pixels(request), i["C"]), request.sms * _MARCH_FROM)))
-        if costs
-        else 0
-    )
-    kernels = (
-        [_pool_march(request, *strip, D.mul(much, use)) for strip, use in _strips(request, costs)]
-        if much != 0
-        else []
-    )
-    if much != 1:
-        kernels.append(
-            Kernel(
-                source,
-                "pool2d",
-                (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1),
-                256,
-                args,
-                pdl=overlapped(request),
-            )
+    return [
+        Kernel(
+            source,
+            "pool2d",
+            (_pixels(request, 16, lanes), 1, 1),
+            256,
+            args,
+            pdl=overlapped(request),
         )
-    return kernels
+    ]
 
 
 def _lanes(request: Request) -> int:
@@ -163,102 +141,6 @@ def _lanes(request: Request) -> int:
     ):
         lanes *= 2
     return lanes
-
-
-def _strips(
-    request: Request, costs: Mapping[tuple[int, int, int], float]
-) -> list[tuple[tuple[int, DimLike, int], DimLike]]:
-    """Output columns and rows of a strip and channels of a thread that read little more than once
-    and still fill the device: where several sizes are symbolic, by their pixels, and whether they
-    are for those of a run."""
-    i, pixels = parameters(request), select.pixels(request)
-    if len(D.symbols(pixels)) < 2:
-        return [(kernel_choice.cheapest(costs), 1)]
-
-    def price(_: int) -> dict[tuple[int, int], float]:
-        costs: dict[tuple[int, int], float] = {}
-        for (columns, _lines, v), cost in _costs(request).items():
-            costs[columns, v] = min(cost, costs.get((columns, v), cost))
-        return costs
-
-    out = list[tuple[tuple[int, DimLike, int], DimLike]]()
-    for (columns, v), use in select.choose(pixels, price, False, _ALIKE):
-        beside = D.product(
-            [i["N"], D.ceildiv(i["OW"], columns), -(-static(i["C"], "channel count") // v)]
-        )
-        bands = D.maximum(
-            D.ceildiv(i["OH"], _LONGEST), D.ceildiv(request.sms * _FILL, D.maximum(beside, 1))
-        )
-        out.append(((columns, D.maximum(D.floordiv(i["OH"], D.maximum(bands, 1)), 1), v), use))
-    return out
-
-
-def _costs(request: Request) -> dict[tuple[int, int, int], float]:
-    """How many times as much as once such strips read, more where they do not fill the device."""
-    i, size = parameters(request), request.dtype.size
-    if any(not isinstance(i[n], int) for n in _WINDOW):
-        return {}
-    kh, kw, sh, sw, dh, dw = (static(i[n], n) for n in _WINDOW)
-    aligned = min(multiple_of(i[f"{s}_{p}"]) * size for s in "xy" for p in ("cs", "rs", "ns"))
-    oh, ow, n = (about(i[k], usual) or usual for k, usual in (("OH", 56), ("OW", 56), ("N", 32)))
-    costs: dict[tuple[int, int, int], float] = {}
-    for v in (8 // size, 4 // size):
-        if costs or request.unaligned & {"x", "y"} or aligned < v * size:
-            continue
-        for columns in range(1, 9):
-            span, slots = (columns - 1) * sw + (kw - 1) * dw + 1, (kh - 1) * dh // sh + 1
-            sums = (
-                (v if static(i["mode"], "pooling mode") else v * size // 4) * columns * (slots + 1)
-            )
-            if sums + sh * span * v * size // 4 + 35 > _REGISTERS:
-                continue
-            for bands in range(-(-oh // _LONGEST), oh + 1):
-                lines, strips = -(-oh // bands), -(-ow // columns)
-                threads = n * bands * strips * -(-static(i["C"], "channel count") // v)
-                read = (
-                    strips
-                    * span
-                    / (ow * sw)
-                    * bands
-                    * ((lines - 1) * sh + (kh - 1) * dh + 1)
-                    / (oh * sh)
-                )
-                cost = read * max(1.0, request.sms * _FILL / threads)
-                costs[columns, lines, v] = min(cost, costs.get((columns, lines, v), cost))
-    return costs
-
-
-def _pool_march(request: Request, columns: int, lines: DimLike, v: int, use: DimLike) -> Kernel:
-    i = parameters(request)
-    names = ("N", "C", "IH", "IW", "OH", "OW", "PT", "PL", "PB", "PR")
-    # so that a thread's accesses differ by immediate offsets
-    fixed = [n for n in ("x_cs", "y_cs") if isinstance(i[n], int)]
-    longs = [n for n in _PITCHES if n not in fixed]
-    constants = {**{n: i[n] for n in _WINDOW}, "COLUMNS": columns, "V": v, "THREADS": _MARCH_BLOCK}
-    source = "\n".join([
-        prelude(request.dtype), f"#define MODE {i['mode']}", f"typedef {'bfloat_t' if request.dtype == DType.BF16 else 'half_t'} Narrow;",
-        f"constexpr int {', '.join(f'{n} = {value}' for n, value in constants.items())};", *(f"constexpr i64 {n} = {i[n]};" for n in fixed),
-        f"#define PARAMETERS const T* x, T* y, {', '.join(f'int {n}' for n in (*names, 'lines'))}, {', '.join(f'i64 {n}' for n in longs)}",
-        template("common/base", "common/half2_max", "common/sliding_window", "image/pool_strips"),
-    ])  # fmt: skip
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("y"),
-        *(Int32(i[n]) for n in names),
-        Int32(lines),
-        *(Int64(i[n]) for n in longs),
-    )
-    threads = D.product(
-        [i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), D.ceildiv(i["C"], v)]
-    )
-    return Kernel(
-        source,
-        "pool_march",
-        (D.mul(D.ceildiv(threads, _MARCH_BLOCK), use), 1, 1),
-        _MARCH_BLOCK,
-        args,
-        pdl=overlapped(request),
-    )
 
 
 def global_pool(request: Request) -> list[Kernel]:

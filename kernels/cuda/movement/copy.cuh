@@ -1,4 +1,5 @@
-// Strided copies, fills, and changes of layout. Follows runs.cuh and turned.cuh.
+// Strided copies, fills, and changes of layout. Follows common/vector_io.cuh and
+// movement/transpose.cuh.
 //
 // The generator defines LONG, from how many elements on a row is long, SMALL, up to how many a copy
 // is worth no 16-byte pieces, SINGLE, how many single elements a thread takes, and LANE_WORDS, how

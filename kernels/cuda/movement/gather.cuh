@@ -1,4 +1,4 @@
-// Gathers of rows and of elements. Follows runs.cuh.
+// Gathers of rows and of elements. Follows common/vector_io.cuh.
 //
 // The generator defines SMALL, up to how many elements 16-byte pieces of them are not worth it.
 // Kernels call `next_may_start` first and `wait_for_previous` last.

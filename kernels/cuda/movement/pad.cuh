@@ -1,4 +1,4 @@
-// Padding. Follows runs.cuh.
+// Padding. Follows common/vector_io.cuh.
 
 enum { kConstant, kReflect, kEdge, kWrap };
 

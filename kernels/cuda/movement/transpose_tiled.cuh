@@ -1,5 +1,5 @@
 // Copies whose target and whose source are runs along different dims, a tile at a time. Follows
-// turned.cuh.
+// movement/transpose.cuh.
 
 // Where a line of a tile begins that lies outside.
 constexpr i64 OUTSIDE = i64(1) << 62;

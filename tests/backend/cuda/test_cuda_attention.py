@@ -315,28 +315,6 @@ def test_tiles_fit_short_sequences(
     compile_kernels([k], 90)
 
 
-@pytest.mark.parametrize(
-    ("d", "b", "s", "causal", "tile"),
-    [
-        (128, 64, 128, 1, "2x128*2 whole"), (128, 66, 111, 1, "2x128+112*2 whole"), (96, 132, 50, 1, "1x64*4 whole"), (128, 67, 128, 1, "2x64 turns"),
-        (128, 64, 128, 0, "2x128 turns"), (128, 64, 129, 1, "1x64*2"), (64, 64, 128, 1, "2x64*2"),
-    ],
-)  # fmt: skip
-def test_few_causal_keys_are_there_at_once(d: int, b: int, s: int, causal: int, tile: str) -> None:
-    """Where the device has room for all blocks."""
-    r = attention(DType.F16, d, b=b, s=s, t=s, causal=causal)
-    emitter = discovery.module("kernels", "cuda.attention.emit")
-    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
-    assert str(chosen) == tile
-    k = _kernel(r)
-    compile_kernels([k], 90)
-    if "whole" in tile:
-        assert (k.block, k.grid[0]) == (
-            128 * chosen.groups,
-            4 * b * -(-s // (64 * chosen.groups)),
-        ) and chosen.blocks * (k.smem + 1024) <= 228 * 1024
-
-
 def test_copies_read_no_more_than_they_bring() -> None:
     """A row of 64 elements of one head lies beside another head's."""
     assert {

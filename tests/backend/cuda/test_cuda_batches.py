@@ -17,15 +17,6 @@ from tracea_onnx.support import discovery
 cuda = discovery.module("kernels", "cuda")
 
 
-def test_batches_are_copied_once_each() -> None:
-    r = batched(DType.F16, 1009, 1013, 1019, (1019, 1), (1013, 1))
-    copy, main = kernels_of(r)
-    assert (copy.symbol, main.symbol) == ("align", "product_split")
-    # b is the same for both along the first axis
-    assert copy.scratch == main.scratch == (6 * 1009 * 1024 * 2, 3 * 1019 * 1024 * 2)
-    compile_kernels([copy, main], 90)
-
-
 def test_batches_that_tensor_maps_reach() -> None:
     for a, b in (
         ((512, 1), (64, 1)),

@@ -234,12 +234,9 @@ def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
 
 def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
     for arch, more in ((80, "product_tile"), (90, "conv_patch")):
-        assert [
-            k.symbol for k in kernels_of(conv(DType.F16, 8, 3, 64, 64, 32, 7, 2, 3, arch=arch))
-        ] == ["conv_few"]
-        assert [
-            k.symbol for k in kernels_of(conv(DType.F16, 8, 9, 64, 64, 32, 7, 2, 3, arch=arch))
-        ] == [more]
+        for channels, symbol in ((3, "conv_stem"), (9, more)):
+            r = conv(DType.F16, 8, channels, 64, 64, 32, 7, 2, 3, arch=arch)
+            assert [k.symbol for k in kernels_of(r)] == [symbol]
     assert [k.symbol for k in kernels_of(conv(DType.F16, 64, 64, 56, 56, 64))] == ["conv_window"]
     for other in (
         conv(DType.F16, 64, 64, 56, 56, 64, 3, 2),
@@ -319,7 +316,7 @@ def test_only_constant_weights_are_read_before_the_kernel_before_is_done() -> No
         conv(DType.F16, 1, 512, 7, 7, 512),
     )
     assert {k.symbol for r in shapes for k in kernels_of(r)} == {
-        "conv_few",
+        "conv_stem",
         "conv_window",
         "product_wgmma",
         "product_split",
@@ -507,11 +504,3 @@ def test_steps_of_few_channels_have_fewer_products() -> None:
             f"PRODUCTS = {products};"
             in kernels_of(conv(DType.F16, 8, channels, 56, 56, 64))[0].source
         )
-
-
-@pytest.mark.parametrize(("rows", "runs"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (64, 1)])
-def test_tiles_of_few_rows_are_wide(rows: int, runs: int) -> None:
-    r = conv(DType.F16, 64 * 64 // rows, 6, rows, 500, 48)
-    assert discovery.module("kernels", "cuda.conv.small_c_mma").choose(r) == discovery.module(
-        "kernels", "cuda.conv.small_c_mma"
-    ).FewTile(8, 2, 64, runs)

@@ -240,19 +240,6 @@ def test_few_rows_share_k() -> None:
     assert split[0].scratch == split[1].scratch != ()
 
 
-def test_rows_that_begin_anywhere_are_copied_first() -> None:
-    for r in (
-        gemm(DType.F16, 8192, 4096, 4097),
-        gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)),
-        gemm(DType.F16, 8192, 4096, 4096, pad=1),
-    ):
-        copy, main = kernels_of(r)
-        assert copy.symbol == "align" and main.symbol in ("product_wgmma", "product_split")
-        assert copy.scratch == main.scratch == (8192 * -(-int(r.ints["K"]) // 16) * 16 * 2,)
-    one = gemm(DType.F16, 1, 4096, 4097)  # where a second row would be does not matter
-    assert "align" not in [k.symbol for k in kernels_of(one)]
-
-
 def test_copies_that_are_whole() -> None:
     """Rows at multiples of 4 or 8 bytes, of as many elements or not."""
     for m, n, k, pitch, whole in (
@@ -278,71 +265,6 @@ def test_copies_that_are_whole() -> None:
         assert (
             f"A_WHOLE = {int(k % 2 == 0)}, B_WHOLE = {int(n % 4 == 0)};" in kernel.source
         ) and whole == (k % 2 == 0 and n % 4 == 0)
-
-
-def test_small_products_are_read_into_registers() -> None:
-    direct = discovery.module("kernels", "cuda.gemm.register_mma")
-    for d in (DType.F16, DType.BF16):
-        for a, b in (
-            ((61, 1), (131, 1)),
-            ((61, 1), (1, 61)),
-            ((1, 127), (131, 1)),
-            ((1, 127), (1, 61)),
-        ):
-            r = batched(d, 127, 131, 61, a, b)
-            (kernel,) = kernels_of(r)
-            assert kernel.symbol == "product_direct"
-            compile_kernels([kernel], 90)
-    access = discovery.module("kernels", "cuda.gemm.select").Access
-    assert not direct.prices(
-        batched(DType.F32, 9, 9, 9, (9, 1), (9, 1)), 9, 9, 9, 6, access(4), access(4), True
-    )
-    assert not direct.prices(
-        batched(DType.F16, 9, 9, 9, (18, 2), (9, 1)),
-        9,
-        9,
-        9,
-        6,
-        access(2, gather=True),
-        access(2, trans=True),
-        True,
-    )
-
-
-@pytest.mark.slow
-def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, product = (
-        discovery.module("kernels", "cuda.gemm.unaligned_mma"),
-        discovery.module("kernels", "cuda.gemm.select"),
-    )
-    for d in TYPES:
-        for a, b in (((31, 1), (247, 1)), ((1, 219), (1, 31))):
-            r = batched(d, 219, 247, 31, a, b)
-            r = replace(r, ints={**r.ints, "B0": 9, "B1": 9})
-            monkeypatch.undo()
-            assert {k.symbol for k in kernels_of(r)} <= {
-                "product_flat",
-                "product_lanes" if d == DType.F32 else "",
-            }, (d, a)
-            for t in flat.TILES_F32 if d == DType.F32 else flat.TILES:
-                monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
-                (kernel,) = kernels_of(r)
-                assert kernel.symbol == "product_flat" and kernel.grid[1:] == (9, 9)
-                compile_kernels([kernel], 90)
-    access = product.Access
-    gathered = access(2, gather=True), access(2)
-    monkeypatch.undo()
-    for d, fits in ((DType.F16, False), (DType.F32, True)):
-        assert (
-            bool(
-                flat.prices(
-                    batched(d, 33, 33, 33, (66, 2), (33, 1)), 33, 33, 33, 6, *gathered, False
-                )
-            )
-            is fits
-        )
-    r = batched(DType.F16, 219, 247, 31, (31, 1), (247, 1))
-    compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
 
 
 def test_f32_blocks_lie_evenly() -> None:
@@ -416,87 +338,44 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_rows_stream_the_other_operand() -> None:
     for d in TYPES:
         for m, n in ((1021, 1), (1, 1021), (1, 1)):
-            for r in (
-                batched(d, m, n, 515, (515, 1), (1, 515)),
-                batched(d, m, n, 515, (515, 1), (n, 1)),
-                batched(d, m, n, 515, (1, m), (n, 1)),
-            ):
-                kernels = kernels_of(r)
-                assert len(kernels) == 1 and kernels[0].symbol in (
-                    "product_thin",
-                    "product_dots",
-                ), (d, m, n, r.ints)
-                compile_kernels(kernels, 90)
+            r = batched(d, m, n, 515, (515, 1), (1, 515))
+            kernels = kernels_of(r)
+            names = ("gemv_staged", "gemv_registers")
+            assert len(kernels) == 1 and kernels[0].symbol in names, (d, m, n, r.ints)
+            compile_kernels(kernels, 90)
     # one row for all warps
     assert "SHARE = 8," in kernels_of(gemm(DType.F32, 1, 1, 100003))[0].source
     for d, k in ((DType.F16, 65536), (DType.F32, 100003)):  # a few results of many terms
         (kernel,) = kernels_of(gemm(d, 1, 1, k))
-        assert (kernel.symbol, kernel.cluster) == ("product_thin", 16)
-    assert kernels_of(gemm(DType.F32, 1021, 1, 4093))[0].symbol == "product_thin"
+        assert (kernel.symbol, kernel.cluster) == ("gemv_staged", 16)
+    assert kernels_of(gemm(DType.F32, 1021, 1, 4093))[0].symbol == "gemv_staged"
     assert kernels_of(gemm(DType.F32, 7, 1021, 4099, 80))[0].cluster == 1
 
 
 @pytest.mark.slow
-def test_few_rows_of_few_terms_wait_for_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever operand has many rows, contiguous along k or along these; as many lanes and reads
-    as all of k needs.
-    """
-    dots, product = (
+def test_gemv_reads_the_operand_of_many_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever operand has many rows; as many lanes and reads as all of k needs."""
+    gemv, product = (
         discovery.module("kernels", "cuda.gemm.gemv.registers"),
         discovery.module("kernels", "cuda.gemm.select"),
     )
-    for m, n, k, a, b, turned in (
-        (160, 1, 43, (43, 1), (1, 1), False),
-        (598, 4, 112, (1, 598), (4, 1), True),
-        (1, 5, 21, (21, 1), (5, 1), True),
-    ):
+    for m, n, k, a, b in ((160, 1, 43, (43, 1), (1, 1)), (1, 5, 21, (21, 1), (1, 21))):
         for d in TYPES:
             r = batched(d, m, n, k, a, b)
             (kernel,) = kernels_of(r)
             if d != DType.F32:  # other tiles are better there for so few
-                assert (
-                    kernel.symbol == "product_dots" and ("DEEP" not in kernel.source) == turned
-                ), (d, m, n, k)
-            for t in dots.candidates(m > 1, min(m, n), k, not turned, size=d.size):
-                assert (
-                    16 // d.size * (t.lanes * t.reads - 1) + 1
-                    if t.deep
-                    else 256 // t.lanes * t.reads
-                ) >= k
+                assert kernel.symbol == "gemv_registers", (d, m, n, k)
+            for t in gemv.candidates(m > 1, min(m, n), k, size=d.size):
+                assert 16 // d.size * (t.lanes * t.reads - 1) + 1 >= k
                 monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
                 (kernel,) = kernels_of(r)
-                assert (
-                    kernel.grid == (-(-max(m, n) // t.rows(d.size)), 3, 2) and kernel.block == 256
-                )
+                assert kernel.grid == (-(-max(m, n) // t.rows), 3, 2) and kernel.block == 256
                 check_kernels([kernel], 90)
                 monkeypatch.undo()
         compile_kernels(kernels_of(replace(r, ints={**r.ints, "K": D.symbol("k")})), 90)
     # beside kernels that read through tensor maps
-    assert kernels_of(gemm(DType.F16, 404, 4, 88))[0].symbol == "product_dots"
-    assert kernels_of(gemm(DType.F16, 4, 768, 3072))[0].symbol != "product_dots"
-
-
-def test_narrow_rows_are_copied_to_where_tensor_maps_reach_them() -> None:
-    """Operands whose rows begin at multiples of 4 or 8 bytes, where much is multiplied with them."""
-    for d, ldx in ((DType.F16, 858), (DType.BF16, 860)):
-        kernels = kernels_of(batched(d, 872, 344, 858, (ldx, 1), (1, ldx)))
-        assert [k.symbol for k in kernels] == ["align", "product_split"]
-        compile_kernels(kernels, 90)
-    assert len(kernels_of(batched(DType.F32, 872, 344, 858, (858, 1), (1, 858)))) == 1
-
-
-@pytest.mark.slow
-def test_few_terms_are_summed_by_each_thread() -> None:
-    for d in TYPES:
-        for m, n, k in ((1021, 1031, 1), (1021, 1031, 3), (100003, 7, 11)):
-            for r in (gemm(d, m, n, k), batched(d, m, n, k, (1, m), (n, 1))):
-                kernels = kernels_of(r)
-                either = {
-                    "product_short",
-                    "product_lanes" if d == DType.F32 and k > 4 else "product_short",
-                }
-                assert len(kernels) == 1 and kernels[0].symbol in either, (d, m, n, k)
-                compile_kernels(kernels, 90)
+    assert kernels_of(gemm(DType.F16, 404, 4, 88))[0].symbol == "gemv_registers"
+    assert kernels_of(gemm(DType.F16, 4, 768, 3072))[0].symbol != "gemv_registers"
 
 
 def test_f32_reads_neighbouring_rows_together() -> None:
@@ -601,7 +480,7 @@ def test_linear_layers_have_the_tile_that_is_best_between_others() -> None:
 def test_few_rows_at_run_time() -> None:
     """A kernel for few rows serves no more of them than it was made for."""
     m = D.symbol("m")
-    few = [k for k in kernels_of(gemm(DType.F32, m, 1021, 4099)) if k.symbol == "product_thin"]
+    few = [k for k in kernels_of(gemm(DType.F32, m, 1021, 4099)) if k.symbol == "gemv_staged"]
     assert any(evaluate(k.grid[0], {"m": 8}) for k in few) and not any(
         evaluate(k.grid[0], {"m": 9}) for k in few
     )

@@ -212,23 +212,6 @@ def _pool(n: DimLike, dtype: DType, mode: int, window: int, side: int = 56, c: i
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
-@pytest.mark.parametrize("mode", [0, 1, 2])
-@pytest.mark.parametrize("window", [3, 13])
-def test_pooling_marches_where_there_is_much_to_do(dtype: DType, mode: int, window: int) -> None:
-    kernels = cuda.emit(_pool(symbol("N"), dtype, mode, window))
-    compile_kernels(kernels, 90)
-    for n, names in ((0, []), (1, ["pool2d"]), (32, ["pool_march"])):
-        assert [k.symbol for k in kernels if evaluate(k.grid[0], {"N": n}) > 0] == names
-
-
-def test_pooling_marches_only_over_whole_vectors() -> None:
-    assert [k.symbol for k in cuda.emit(_pool(64, DType.F16, 0, 3, c=63))] == ["pool2d"]
-    # such a window has too many open rows
-    assert [k.symbol for k in cuda.emit(_pool(64, DType.F16, 0, 101))] == ["pool2d"]
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,16 @@ import numpy as np
 import pytest
 
 from tests.backend.cuda import cuda_host
-from tests.backend.cuda.cuda_requests import check_kernels, compile_kernels, request, running
+from tests.backend.cuda.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
-narrow, large, patch, product, depthwise = (
+narrow, patch, product = (
     discovery.module("kernels", f"cuda.{n}")
-    for n in (
-        "conv.narrow_simt",
-        "conv.depthwise.large",
-        "conv.small_c_patch",
-        "gemm.select",
-        "conv.depthwise.emit",
-    )
+    for n in ("conv.narrow_simt", "conv.small_c_patch", "gemm.select")
 )
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 Pair = tuple[int, int]
@@ -179,40 +173,13 @@ def test_every_output_of_few_channels_once(tmp_path: Path, v: Shape, tile: tuple
     _check(v, narrow.convolution(_request(v), narrow.NarrowTile(*tile), v.transposed), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("v", "tile"),
-    [
-        (Shape(1, 12, 13, 11, 12, (31, 31), pad=(15, 15), groups=12), (8, 2, 2, 2)),
-        # the window is larger than the image
-        (Shape(2, 9, 5, 4, 9, (31, 31), (2, 2), pad=(15, 15), groups=9), (4, 1, 2, 4)),
-        # more columns than a thread holds
-        (Shape(1, 3, 20, 19, 3, (13, 37), (3, 1), pad=(2, 18), groups=3), (8, 1, 4, 1)),
-        (Shape(1, 20, 9, 33, 20, (9, 11), pad=(4, 5), groups=20), (8, 2, 2, 1)),
-    ],
-)  # fmt: skip
-def test_every_output_of_large_windows_once(
-    tmp_path: Path, v: Shape, tile: tuple[int, ...]
-) -> None:
-    _check(v, depthwise.large(_request(v), large.LargeTile(*tile)), tmp_path)
-
-
-def test_windows_are_cut_to_what_meets_the_image() -> None:
-    v = Shape(1, 8, 3, 4, 8, (31, 31), (2, 2), pad=(15, 15), groups=8)
-    assert large.met(_request(v)) == ((13, 5), (13, 6))
-    assert large.met(_request(v, IH=symbol("h"), OH=symbol("o")))[0] == (0, 31)
-    assert large.met(_request(Shape(1, 8, 40, 40, 8, (9, 9), pad=(4, 4), groups=8))) == (
-        (0, 9),
-        (0, 9),
-    )
-
-
 @pytest.mark.parametrize("arch", [80, 89, 90])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) -> None:
     for v, symbols in (
         (Shape(64, 5, 28, 28, 5, (4, 4), (4, 4), pad=(0, 0), transposed=True), {"conv_narrow"}),
         (Shape(8, 32, 27, 17, 32, (5, 5), pad=(2, 2), groups=16), {"conv_narrow"}),
-        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"depthwise_large"}), (Shape(1, 64, 56, 56, 64), set()),
+        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"depthwise"}), (Shape(1, 64, 56, 56, 64), set()),
     ):  # fmt: skip
         for n in (v.n, symbol("n")):
             kernels = cuda.emit(_request(v, dtype, arch, N=n))
@@ -221,7 +188,7 @@ def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) ->
             assert (
                 (symbols <= got)
                 if symbols and (dtype == F32 or v.family != "conv2d")
-                else "depthwise_large" not in got
+                else "depthwise" not in got
             )
 
 
@@ -316,61 +283,3 @@ def test_patches_need_hopper_and_aligned_pixels() -> None:
     assert not patch.applies(
         _request(Shape(1, 24, 9, 9, 24, stride=(2, 2), transposed=True), F16), transposed=True
     )
-
-
-@pytest.mark.parametrize(
-    ("v", "width"),
-    [
-        (Shape(2, 16, 5, 6, 1, (8, 8), (4, 4), pad=(2, 2), transposed=True), 2), (Shape(1, 24, 6, 5, 19, (5, 4), (2, 3), pad=(1, 0), transposed=True), 8),
-        (Shape(3, 9, 4, 3, 6, (2, 3), (3, 2), pad=(0, 0), transposed=True), 4), (Shape(1, 9, 7, 7, 11, (3, 3), pad=(1, 1), transposed=True), 2),
-    ],
-)  # fmt: skip
-def test_products_of_all_taps_are_folded(tmp_path: Path, v: Shape, width: int) -> None:
-    fold, r, rng = (
-        discovery.module("kernels", "cuda.conv.col2im"),
-        _request(v),
-        np.random.default_rng(0),
-    )
-    tile = discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(F32)[-1]
-    *first, last = fold.convolution(r, fold.Folded(tile, width), 1)
-    check_kernels([*first, last], 90)
-    assert [k.symbol for k in first] == ["product_tile"] and first[0].scratch == last.scratch
-    x, w = (
-        rng.standard_normal((v.n, v.c, v.h, v.w)).astype(np.float32),
-        rng.standard_normal((1, v.oc, v.c, *v.kernel)).astype(np.float32),
-    )
-    each = np.einsum("nchw,ocij->nhwoij", x, w[0]).reshape(v.n * v.h * v.w, -1)
-    products = np.full((len(each), last.scratch[0] // 4 // len(each)), np.nan, np.float32)
-    products[:, : each.shape[1]] = each
-    bias = np.pad(rng.standard_normal(v.oc).astype(np.float32), (0, -v.oc % 32))
-    y = cuda_host.aligned(np.full((v.n, *v.out, -(-v.oc // 8) * 8 + 8), np.nan, np.float32))
-    cuda_host.run(
-        last,
-        {"scratch0": cuda_host.aligned(products), "bias": cuda_host.aligned(bias), "y": y},
-        tmp_path,
-    )
-    np.testing.assert_allclose(
-        y[..., : v.oc].transpose(0, 3, 1, 2), _want(v, x, w) + bias[: v.oc, None, None], atol=1e-3
-    )
-    assert np.isnan(y[..., v.oc :]).all()
-
-
-def test_large_transposed_convolutions_of_few_outputs_are_folded() -> None:
-    v = Shape(7, 351, 16, 56, 1, (8, 8), (4, 4), pad=(2, 2), transposed=True)
-    assert [k.symbol for k in cuda.emit(_request(v))] == ["product_tile", "fold"]
-    assert [k.symbol for k in running(cuda.emit(_request(v, N=symbol("n"))), n=7)] == [
-        "product_tile",
-        "fold",
-    ]
-    for more in ({"arch": 80}, {"IH": symbol("n")}, {"DH": 2}):
-        assert "fold" not in {k.symbol for k in cuda.emit(_request(v, **more))}
-    assert "fold" not in {k.symbol for k in cuda.emit(_request(v, F16))}
-    fold, r = discovery.module("kernels", "cuda.conv.col2im"), _request(v, res_mode=2)
-    tile = discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(F32)[-1]
-    for width in (2, 4, 8):
-        compile_kernels(
-            fold.convolution(
-                replace(r, operands=r.operands | {"res"}), fold.Folded(tile, width), 1
-            ),
-            90,
-        )

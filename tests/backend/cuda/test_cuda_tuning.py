@@ -46,7 +46,6 @@ REQUESTS = {
     "convolution": _conv(4, 64, 28, 64, 3),
     "convolution in f32": _conv(2, 17, 19, 23, 3, dtype=DType.F32),
     "depthwise": _conv(64, 96, 56, 96, 3, 96),
-    "depthwise of many taps": _conv(1, 64, 40, 64, 13, 64),
     "decoding": attention(DType.F16, 64, b=8, s=1, t=1024, heads=12, kv=12),
     "attention": attention(DType.F16, 64, b=8, s=197, t=197, heads=12, kv=12),
     "attention in f32": attention(DType.F32, 64, b=2, s=200, t=300),

@@ -96,8 +96,8 @@ def patches(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def large(rng: np.random.Generator) -> Iterator[Case]:
-    """`conv/depthwise/large.cuh`: windows beyond the image, wider than what a thread holds,
-    strides, ragged channels.
+    """Depthwise: windows beyond the image, wider than what a thread holds, strides, ragged
+    channels.
     """
     yield conv(rng, Conv(1, 12, 13, 11, 12, (31, 31), pads=(15,) * 4, groups=12), F32)
     yield conv(

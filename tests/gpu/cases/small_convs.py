@@ -31,14 +31,9 @@ from tracea_onnx.plan.kernel_families import bundled_groups
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_wgmma, _split, _costs, _fold = (
+_wgmma, _split, _costs = (
     discovery.module("kernels", f"cuda.{n}")
-    for n in (
-        "gemm.persistent_sm90",
-        "gemm.cluster_splitk_sm90",
-        "gemm.multistage_sm80.tiles",
-        "conv.col2im",
-    )
+    for n in ("gemm.persistent_sm90", "gemm.cluster_splitk_sm90", "gemm.multistage_sm80.tiles")
 )
 
 
@@ -390,28 +385,13 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         F16,
     )
     yield conv(rng, Conv(1, 16, 6, 6, 16, groups=4, transposed=True, stride=(3, 3)), F32)
-    if device()[0] >= 90:
-        for width, channels in ((2, 1), (4, 3), (8, 19)):
-            v = Conv(
-                2,
-                33,
-                5,
-                6,
-                channels,
-                (5, 4),
-                (2, 3),
-                (1, 1),
-                (1, 0, 2, 1),
-                transposed=True,
-                extra=(1, 2),
-                act="silu",
-                kinds=(0, 1, 3),
-            )
-            yield with_tile(conv(rng, v, F32), _fold.Folded(_costs.tiles(F32)[-1], width))
-            yield with_tile(
-                conv(rng, replace(v, kernel=(2, 2), kinds=None, res_mode=1, extra=(0, 0)), F32),
-                _fold.Folded(_costs.tiles(F32)[-1], width),
-            )
+    for channels in (1, 3, 19):
+        v = Conv(
+            2, 33, 5, 6, channels, (5, 4), (2, 3), (1, 1), (1, 0, 2, 1), transposed=True,
+            extra=(1, 2), act="silu", kinds=(0, 1, 3),
+        )  # fmt: skip
+        yield conv(rng, v, F32)
+        yield conv(rng, replace(v, kernel=(2, 2), kinds=None, res_mode=1, extra=(0, 0)), F32)
     turned = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
     for tile in (
         split(64, 64, False),

@@ -22,11 +22,11 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_costs, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
+_costs, _wgmma, _split, _staged, _lanes, _registers = (
     discovery.module("kernels", f"cuda.gemm.{name}")
     for name in (
-        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv.staged", "repitch",
-        "register_mma", "unaligned_mma", "simt", "gemv.registers",
+        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv.staged", "simt",
+        "gemv.registers",
     )
 )  # fmt: skip
 Rng = np.random.Generator
@@ -343,8 +343,8 @@ def products(rng: Rng) -> Iterator[Case]:
 
 
 def odd_products(rng: Rng) -> Iterator[Case]:
-    """Kernels for few rows, few terms and rows that begin anywhere."""
-    thin, short, aligned, tile = _thin.ThinTile, _thin.ShortTile, _align.Aligned, _costs.Tile
+    """GEMV, SGEMM, and every tile of the general kernel over rows that begin anywhere."""
+    thin, tile = _staged.StagedTile, _costs.Tile
     for dtype in (F16, F32):
         for deep, split, share in (
             (1, 1, 1),
@@ -361,14 +361,6 @@ def odd_products(rng: Rng) -> Iterator[Case]:
                 gemm(rng, dtype, 5, 35, 1031, "silu", res_mode=1),
                 thin(False, 5, deep, split, share),
             )
-        yield with_tile(matmul(rng, dtype, 1, 2, 3, 517, 67), thin(False, 3, 0, 1, 1))
-        yield with_tile(
-            matmul(rng, dtype, 1, 2, 259, 1, 131, a_turned=True), thin(True, 1, 0, 2, 1)
-        )
-        yield with_tile(matmul(rng, dtype, 1, 3, 2, 3, 67), thin(False, 2, 0, 1, 1))
-        yield with_tile(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
-        yield with_tile(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
-        yield with_tile(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
         # every way to read operands, also between several products
         for t in _costs.tiles(dtype, tf32=True, arch=device()[0]):
             yield with_tile(gemm(rng, dtype, 67, 131, 519, "relu"), t)
@@ -402,18 +394,7 @@ def odd_products(rng: Rng) -> Iterator[Case]:
             )
     yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[0], split=2))
     yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[-1], split=4))
-    yield with_tile(
-        gemm(rng, F16, 67, 131, 201, "silu", res_mode=1),
-        aligned(_split.SplitTile(64, 64, True, 2, 1, 1)),
-    )
-    yield with_tile(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
-    yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))
-    yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(_split.SplitTile(64, 64, False)))
-    yield with_tile(
-        matmul(rng, F16, 2, 2, 67, 46, 134, b_turned=True),
-        aligned(_split.SplitTile(64, 64, True), 8),
-    )
-    dots = _dots.DotTile
+    dots = _registers.RegisterTile
     for dtype in (F16, BF16, F32):
         # also with k beyond what lanes read at once
         for lanes, reads, deep in ((4, 4, 1), (8, 2, 2), (16, 1, 2), (32, 1, 1)):
@@ -433,72 +414,8 @@ def odd_products(rng: Rng) -> Iterator[Case]:
                     gemm(rng, dtype, 2, 67, 104, "relu"),
                     dots(False, 2, lanes, reads, deep, True, near),
                 )
-        for lanes, reads in ((4, 1), (8, 3), (16, 2), (32, 8)):
-            if dtype == F32 and lanes == 4:
-                continue  # these lanes do not divide so few sums
-            yield with_tile(
-                matmul(rng, dtype, 2, 2, 67, 5, 77, a_turned=True), dots(True, 5, lanes, reads, 0)
-            )
-            yield with_tile(matmul(rng, dtype, 1, 3, 1, 67, 77), dots(False, 1, lanes, reads, 0))
-        yield with_tile(
-            matmul(rng, dtype, 1, 3, 67, 8, 1331, a_turned=True), dots(True, 8, 4, 20, 0)
-        )
-        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=True), dots(True, 2, 4, 1, 0))
         yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, b_turned=True), dots(False, 3, 4, 1, 1))
     yield with_tile(gemm(rng, F16, 5, 35, 1031, "silu", res_mode=1), dots(False, 5, 32, 4, 1))
-    direct = _direct.DirectTile
-    for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):
-        for t in (direct(2), direct(1, 1, 1, 4), direct(2, 2, 2, 1, 2), direct(2, 1, 1, 2, 2)):
-            yield with_tile(
-                matmul(rng, dtype, 2, 2, 37, 41, 77, a_turned=a_turned, b_turned=b_turned), t
-            )
-        # aligned rows
-        yield with_tile(
-            matmul(rng, dtype, 1, 2, 40, 72, 136, a_turned=a_turned, b_turned=b_turned),
-            direct(2, 1, 1, 4),
-        )
-        # rows that are read once, also with k beyond what is read ahead
-        for t in (direct(2, 4, ahead=5), direct(1, 4, ahead=2)):
-            yield with_tile(
-                matmul(rng, dtype, 1, 2, 200, 24, 136, a_turned=a_turned, b_turned=b_turned), t
-            )
-        yield with_tile(
-            matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), direct(1)
-        )
-    yield with_tile(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), direct(2, 1, 1, 2))
-    yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), direct(1, 1, 1, 2))
-    flat = _flat.FlatTile
-    for dtype, a_turned, b_turned in itertools.product(
-        (F16, BF16, F32), (False, True), (False, True)
-    ):
-        for t in (flat(1, 4), flat(2, 2), flat(4, 1)):  # whole rows of y, and parts of them
-            yield with_tile(
-                matmul(rng, dtype, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t
-            )
-        # aligned rows
-        yield with_tile(
-            matmul(rng, dtype, 1, 2, 40, 136, 72, a_turned=a_turned, b_turned=b_turned), flat(1, 8)
-        )
-        # rows of whole words
-        yield with_tile(
-            matmul(rng, dtype, 1, 2, 36, 70, 38, a_turned=a_turned, b_turned=b_turned), flat(2, 4)
-        )
-        yield with_tile(
-            matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), flat(2, 2)
-        )
-    yield with_tile(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), flat(2, 2))
-    yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), flat(1, 6))
-    # all of k in shared memory
-    for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):
-        yield with_tile(
-            matmul(rng, dtype, 2, 2, 67, 71, 45, a_turned=a_turned, b_turned=b_turned),
-            flat(1, 5, 1024),
-        )
-        # several steps read ahead
-        for t in (flat(4, 2, 512, 2), flat(3, 3, 384, 3), flat(4, 1, 256, 4)):
-            yield with_tile(
-                matmul(rng, dtype, 2, 2, 131, 71, 237, a_turned=a_turned, b_turned=b_turned), t
-            )
     lane = _lanes.LaneTile
     for a_turned, b_turned in itertools.product((False, True), (False, True)):
         for t in (

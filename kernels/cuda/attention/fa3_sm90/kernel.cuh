@@ -3,7 +3,7 @@
 // the output after the other), one that brings what a mask of keys adds and one that takes the
 // results away. Keys come in tiles of BN, from the last to the first, so that tiles with hidden
 // keys come first; of the last tile only the first LAST keys are computed with. PLAN
-// (attention_tiles.cuh): what runs beside what.
+// (attention/fa3_sm90/pipeline.cuh): what runs beside what.
 //
 // RAW: scores stay unscaled up to their exponentials.
 // The generator defines start_scores and add_scores (s[64 x BN or LAST] (+)= q k^T) and

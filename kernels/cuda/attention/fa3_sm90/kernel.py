@@ -76,7 +76,7 @@ class HopperTile:
             f"constexpr int PARTS = {self.parts}, THREADS = 128, GROUPS = {self.groups}, BN = {self.keys}, LAST = {self.last};\n"
             f"constexpr bool SPREAD = {str(self.spread).lower()};\nconstexpr int STAGES = {self.stages}, SLOTS = {self.slots};\n"
             f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\n"
-            f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT, WHOLE }};\nconstexpr Plan PLAN = {self.plan};\n"
+            f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT }};\nconstexpr Plan PLAN = {self.plan};\n"
         )
 
 
@@ -132,17 +132,6 @@ def hopper_tile(
     two.
     """
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
-    if plan == "WHOLE":
-        smem = (
-            2048
-            + _rows(groups, plan) * 128 * max(panels, panels_v)
-            + keys * 128 * (panels + panels_v)
-        )
-        return (
-            HopperTile(groups, keys, last or keys, blocks, plan, 1, 1, smem)
-            if (smem + 1024) * blocks <= HOPPER_SHARED + 1024
-            else None
-        )
     slot, stage = (
         _rows(groups, plan) * 128 * max(panels, panels_v),
         keys * 128 * (panels + panels_v) + _mask_bytes(p, _rows(groups, plan), keys),
@@ -204,7 +193,6 @@ _LONG = (
     Form(2, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)), Form(1, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)),
     Form(2, 1, "TURNS", 128, 128, 128, (640, 220, 145), (3600, 130, 176)), Form(1, 2, "FREE", 64, 64, 64, (900, 180, 145), (3700, 100, 176)),
     Form(1, 1, "ALONE", 128, 128, 128, None, (3800, 64, 130)), *(Form(1, 1, "ALONE", 128, 128, 128, None, (7500, 64, 130), n) for n in _PARTS),
-    Form(1, 4, "WHOLE", 64, 64, 64, None, (3900, 64, 130)), Form(2, 2, "WHOLE", 128, 128, 128, None, (3900, 64, 130)),
 )  # fmt: skip
 _WIDE = (
     Form(2, 1, "OVERLAP", 64, 96, 64, (3400, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
@@ -270,8 +258,6 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
         D.mul(problem.blocks(request, rows), form.parts), clustered(request.sms, form.parts)
     )
     delay = _delay(form, keys, tile)
-    if form.plan == "WHOLE":
-        count = D.select(D.less(tile.keys, keys), form.blocks + 1, count)
     if form.work is None:
         pairs = p.causal and p.widest <= 64 and form.plan in ("ALONE", "SPLIT") and form.parts == 1
         twice = (
@@ -314,16 +300,6 @@ def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
     """The tile of a form with the keys that cost least."""
     i = parameters(request)
     t, widest = known(i["T"]), form.masked if p.rows_masked else form.widest
-    # causal: other forms leave none of the products out whose keys no row sees
-    if form.plan == "WHOLE":
-        keys = 64 * -(-(t or widest) // 64)
-        return (
-            hopper_tile(
-                p, form.groups, keys, form.blocks, form.plan, last=-(-t // 16) * 16 if t else keys
-            )
-            if p.causal and 0 < keys <= widest
-            else None
-        )
     widths = (
         range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
     )
@@ -438,8 +414,7 @@ def _kernel(
     request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]
 ) -> Kernel:
     i = parameters(request)
-    whole = tile.plan == "WHOLE"
-    block = 128 * (tile.groups + (not whole))
+    block = 128 * (tile.groups + 1)
     flags = {
         "RAW": _raw(request, p),
         "MASK_ROWS": p.rows_masked,
@@ -447,17 +422,14 @@ def _kernel(
     }
     # at once: a warp's rows or the block's
     stored = (
-        16
-        if tile.plan in ("ALONE", "SPLIT", "WHOLE") or (tile.groups > 2 and not p.causal)
-        else tile.rows
+        16 if tile.plan in ("ALONE", "SPLIT") or (tile.groups > 2 and not p.causal) else tile.rows
     )
     # the same of queries: the block's or a warpgroup's
     asked = tile.rows if tile.plan == "OVERLAP" else 64
-    keys = 64 if whole else tile.keys
     operands = [
         ("q", i["S"], i["H"], asked),
-        ("k", i["T"], i["KVH"], keys),
-        ("v", i["T"], i["KVH"], keys),
+        ("k", i["T"], i["KVH"], tile.keys),
+        ("v", i["T"], i["KVH"], tile.keys),
     ]
     if flags["COPIED_OUT"]:
         operands.append(("y", i["S"], i["H"], stored))
@@ -475,17 +447,17 @@ def _kernel(
         "attention/splitkv_cluster",
         "attention/fa3_sm90/store",
     )
-    products = _products(request.dtype, tile.keys, {keys, tile.last}, -(-p.head_v // 16) * 16)
+    products = _products(request.dtype, tile.keys, {tile.keys, tile.last}, -(-p.head_v // 16) * 16)
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
         f"constexpr int ROWS = {_held(request, tile)}, MASK_STEP = {p.mask_step};\n",
-        template("common/base", "common/hopper"), products, template(*templates, "attention/fa3_sm90/single_tile" if whole else "attention/fa3_sm90/kernel"),
+        template("common/base", "common/hopper"), products, template(*templates, "attention/fa3_sm90/kernel"),
         problem.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip
     count = problem.blocks(request, tile.rows)
     columns = (
         count
-        if whole or tile.parts > 1
+        if tile.parts > 1
         else blocks_of(request, tile)
         if tile.spread
         else D.minimum(count, request.sms * tile.blocks)

@@ -3,7 +3,7 @@
 // Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies
 // outside the image reads as zero, and all of a thread's loads are in flight together.
 //
-// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS,
+// Follows conv/depthwise/channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS,
 // LINES, LARGE, THREADS, EARLY and the epilogue (struct Epilogue, finish), on WIDTH channels.
 // EARLY: all weights are read, into registers, while the kernel before this one still runs.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from tracea_onnx.codegen import kernel_choice
 from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
@@ -20,7 +19,6 @@ from ...common.launch import about, declared, known, settled
 from ...common.prelude import prelude
 from ...common.templates import template
 from ...gemm import select
-from . import large as depthwise_large
 
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
@@ -34,8 +32,6 @@ _FILL, _STRIPS_FROM = 192, 65536
 _EARLY = 400
 #: Taps of a window from which on a thread goes through it row by row.
 _LARGE = 121
-#: Taps of a window from which on what a block reads lies in shared memory.
-_MANY = 81
 #: Where the batch is symbolic: strips are as long as suits the first of these batches that is not
 #: smaller.
 _BATCHES = (4, 8, 16, 32)
@@ -47,8 +43,6 @@ _ALIKE = 1.05
 def convolution(r: Request) -> list[Kernel]:
     i = r.ints
     kh, kw = _window(r)[:2]
-    if kh * kw >= _MANY and depthwise_large.applies(r) and (found := depthwise_large.chosen(r)):
-        return [large(r, wide, use) for wide, use in found]
     if len(D.symbols(select.pixels(r))) > 1 and not (
         isinstance(i["OH"], int) and isinstance(i["OW"], int)
     ):
@@ -364,33 +358,6 @@ def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
         defines,
         extra,
         fixed,
-    )
-
-
-def large(r: Request, tile: Any, use: DimLike = 1) -> Kernel:
-    """A window of many taps. use: 0 empties the grid."""
-    i = r.ints
-    early = f"constexpr bool EARLY = {int('w' in r.constant)};"
-    extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(i["OC"]))]
-    across, bands = D.ceildiv(i["OW"], tile.columns * tile.groups), D.ceildiv(i["OH"], tile.rows)
-    grid = D.product(
-        [i["N"], bands, across, -(-select.static(r, "OC") // depthwise_large.CHANNELS), use]
-    )
-    templates, defines = (
-        ("conv/depthwise/channels", "conv/depthwise/large"),
-        [depthwise_large.constants(r, tile), early],
-    )
-    return _kernel(
-        r,
-        templates,
-        "depthwise_large",
-        4,
-        grid,
-        defines,
-        extra,
-        (),
-        tile.threads,
-        depthwise_large.smem(r, tile),
     )
 
 

@@ -4,10 +4,10 @@
 // that it belongs to, of which SLOTS are open at a time. Loads are AHEAD steps (of SH input rows)
 // before the sums.
 //
-// Follows strip.cuh. The generator also defines: T, C, MULTIPLE, AHEAD, THREADS, BLOCKS, EARLY,
-// X_VECTOR, Y_VECTOR, RAGGED, BIAS(k) and the epilogue (struct Epilogue, finish, on 2 channels).
-// MULTIPLE: output channels of an input channel. EARLY: weights are read while the kernel before
-// this one still runs. RAGGED: the last strip is narrower.
+// Follows common/sliding_window.cuh. The generator also defines: T, C, MULTIPLE, AHEAD, THREADS,
+// BLOCKS, EARLY, X_VECTOR, Y_VECTOR, RAGGED, BIAS(k) and the epilogue (struct Epilogue, finish, on
+// 2 channels). MULTIPLE: output channels of an input channel. EARLY: weights are read while the
+// kernel before this one still runs. RAGGED: the last strip is narrower.
 
 constexpr int SLOTS = (DEPTH - 1) / SH + 1, CHUNKS = (C + 1) / 2;
 constexpr bool ROTATE = AHEAD == SLOTS;

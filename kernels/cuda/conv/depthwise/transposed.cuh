@@ -1,7 +1,7 @@
 // Depthwise transposed convolution, channels last: one thread computes one output pixel for WIDTH
 // channels from the taps that meet it, every SH-th row and SW-th column of the window.
 //
-// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, THREADS and the
+// Follows conv/depthwise/channels.cuh. The generator also defines: KH, KW, SH, SW, THREADS and the
 // epilogue (struct Epilogue, finish), on WIDTH channels.
 
 extern "C" __global__ void __launch_bounds__(THREADS) depthwise_turned(PARAMETERS) {

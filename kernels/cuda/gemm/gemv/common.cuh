@@ -1,5 +1,4 @@
-// What the kernels for products of few rows or few terms share (thin.cuh, thin_turned.cuh,
-// short.cuh, dots.cuh, dots_turned.cuh).
+// What the GEMV kernels share.
 constexpr int CHUNK = 16 / sizeof(T);  // elements of 16 bytes
 DEV void unpack(uint4 w, float (&v)[CHUNK]) {
 #if IS_F32

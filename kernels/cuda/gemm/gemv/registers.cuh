@@ -38,7 +38,7 @@ static_assert(VALUES <= LANES, "a lane finishes one value at most");
 
 DEV int place_of(int k) { return k % CHUNK * PLANE + k / CHUNK; }
 
-extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(256) gemv_registers(PARAMETERS) {
   __shared__ float few[NEAR ? 1 : FEW * FEW_ROW];
   next_may_start();
   TO_BATCH;

@@ -30,7 +30,7 @@ static_assert(VALUES <= 32 && PIECE % (32 * CHUNK) == 0, "a lane finishes one va
 
 DEV int place_of(int k) { return k % CHUNK * PLANE + k / CHUNK; }
 
-extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(256) gemv_staged(PARAMETERS) {
   __shared__ float few[FEW * FEW_ROW];
   __shared__ float sums[8 * SLOTS];
   next_may_start();

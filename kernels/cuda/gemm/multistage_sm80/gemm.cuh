@@ -7,8 +7,8 @@
 // STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER,
 // B_GATHER, A_WHOLE, B_WHOLE (each copy has all of its elements or none), Y_VECTOR, Y_EACH
 // (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of
-// f32), GROUPED, LATE (`tile_wgmma.cuh`), AHEAD (of f32 without tensor cores), Y_FLAT (of
-// convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+// f32), GROUPED, LATE (`gemm/multistage_sm80/wgmma_tf32.cuh`), AHEAD (of f32 without tensor cores),
+// Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
 DEV u32 cluster_rank() {

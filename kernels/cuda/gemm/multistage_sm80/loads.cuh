@@ -1,5 +1,5 @@
-// How tiles of `tile.cuh` are read: asynchronous copies, rows of a matrix in any strides, pixels of
-// a convolution as rows.
+// How tiles of `gemm/multistage_sm80/gemm.cuh` are read: asynchronous copies, rows of a matrix in
+// any strides, pixels of a convolution as rows.
 //
 // Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes;
 // chunk c of row r lies at c ^ (r & 7), so that ldmatrix and the copies are free of bank conflicts.

@@ -1,8 +1,9 @@
-// Operands of f32 in shared memory, for FFMA (`tile_simt.cuh`) and tensor cores (`tile_tf32.cuh`).
+// Operands of f32 in shared memory, for FFMA (`gemm/multistage_sm80/mainloop_simt.cuh`) and tensor
+// cores (`gemm/multistage_sm80/mainloop_tf32.cuh`).
 //
-// An operand whose k is contiguous lies as `tile_access.cuh` says, in rows of 128 bytes; one with
-// neighbouring rows (TRANS) lies line by line of k, for tensor cores with the elements of line k at
-// r ^ (k % 4 * 8), so that 4 lines of 8 elements lie in different banks.
+// An operand whose k is contiguous lies as `gemm/multistage_sm80/loads.cuh` says, in rows of 128
+// bytes; one with neighbouring rows (TRANS) lies line by line of k, for tensor cores with the
+// elements of line k at r ^ (k % 4 * 8), so that 4 lines of 8 elements lie in different banks.
 
 // A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
 template <int ROWS, int BYTES, bool TRANS, bool GATHER>

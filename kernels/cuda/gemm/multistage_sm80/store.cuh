@@ -1,5 +1,5 @@
-// Where the results of `tile.cuh` go: rows of matrices, pixels of images or of one phase of a
-// transposed convolution, stored as wide as they lie.
+// Where the results of `gemm/multistage_sm80/gemm.cuh` go: rows of matrices, pixels of images or of
+// one phase of a transposed convolution, stored as wide as they lie.
 
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (Y_VECTOR && count >= 8) {

@@ -1,5 +1,5 @@
-// Products of `tile_tf32.cuh` by warpgroups (wgmma): each has 64 rows and all columns. They take a
-// from registers and b from shared memory, k along lines of 128 bytes.
+// Products of `gemm/multistage_sm80/mainloop_tf32.cuh` by warpgroups (wgmma): each has 64 rows and
+// all columns. They take a from registers and b from shared memory, k along lines of 128 bytes.
 //
 // An element is the sum of one of 11 bits, the nearest, and a remainder. What of b lies along k is
 // read as it is: tensor cores see its first 11 bits, and only remainders are written beside the
