@@ -1,5 +1,6 @@
-"""The CPU backend: writes the translation units of the kernel library, one per instruction set and
-template.
+"""The CPU backend: its kernels are compiled into the native library, which picks those of the
+machine's instruction set. This module also writes their translation units, one per instruction set
+and template.
 
 A template is a header `kernels/cpu/<name>.h` (not starting with `_`, not `simd.h`). It is compiled
 once per instruction set with `TRACEA_W` (floats per vector) and `TRACEA_NS` (namespace) defined,
@@ -15,16 +16,59 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracea_onnx.codegen.backend import Backend, Probe, Properties
+from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE_ARITY, OPCODES
+from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE_ARITY, OPCODES, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import extents, limits
 from tracea_onnx.plan.kernel_families import FAMILIES, Family
+from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.support.check import Check, attempt
 
 TEMPLATES = Path(__file__).resolve().parent / "cpu"
+#: One AVX-512 core: 118 GFLOP/s fp32 peak and 22 GB/s of DRAM measured; between nodes values mostly
+#: live in L2, hence the higher rate.
+_RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31")
+_TARGET = Target(
+    _RATES, frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False
+)
+_WITHOUT = frozenset({
+    "conv_pool", "copies", "cumsum", "deconv2d_dw", "fold_norm", "gather_along", "gather_tuples", "gemm_norm", "grid_sample", "lrn", "one_hot", "pad",
+    "resize_cubic", "scatter_along", "scatter_tuples", "squeeze_excite", "topk", "triangle",
+})  # fmt: skip
+
+
+class Cpu(Backend):
+    name = "cpu"
+    host = True
+
+    @property
+    def families(self) -> frozenset[str]:
+        return frozenset(FAMILIES) - _WITHOUT
+
+    def probe(self) -> Probe:
+        return Probe((platform.machine(),))
+
+    def caps(self, properties: Properties | None) -> DeviceCaps | None:
+        return None
+
+    def target(self, caps: DeviceCaps | None) -> Target:
+        return _TARGET
+
+    def checks(self) -> Iterable[Check]:
+        from tracea_onnx.runtime.native_library import best_isa
+
+        fix = "reinstall tracea-onnx for this kind of machine"
+        return [attempt("instruction set", best_isa, fix)]
+
+
+BACKEND = Cpu()
 
 
 @dataclass(frozen=True)

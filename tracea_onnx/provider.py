@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.runtime import native_library
 
@@ -22,6 +23,10 @@ MINIMUM_ORT = (1, 24)
 #: The first ONNX Runtime whose `providers=[...]` accepts a registered plugin; before it use
 #: `select`.
 PROVIDERS_LIST_ORT = (1, 25, 1)
+
+#: Metadata of the provider's devices: what ONNX Runtime compares with the option device_id (-1: the
+#: host), and whose they are.
+_DEVICE_ID, _BACKEND = "cuda_device_id", "tracea_backend"
 
 #: Session config that makes ONNX Runtime remember which provider got which node.
 _RECORD = "session.record_ep_graph_assignment_info"
@@ -107,19 +112,24 @@ def _devices(ort: Any) -> list[Any]:
 
 
 def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str, str]]:
-    """The provider's device that the options mean (the CPU, or with backend=cuda or device_id a
-    GPU), and the options as ONNX Runtime wants them.
+    """The provider's device that the options mean (the host, or by backend or device_id another),
+    and the options as ONNX Runtime wants them.
 
     Raises TraceaError when there is no such device."""
     given = {k: str(v) for k, v in (options or {}).items()}
-    wanted = "-1"
-    if given.get("backend", "cuda" if "device_id" in given else "cpu") == "cuda":
-        wanted = given.setdefault("device_id", "0")  # by it ONNX Runtime finds the device
+    name = given.get("backend", "")
+    known = name in backends.names()
+    host = backends.get(name).host if known else "device_id" not in given
+    # by it ONNX Runtime finds the device
+    wanted = "-1" if host else given.setdefault("device_id", "0")
     for d in _devices(ort):
-        if d.ep_metadata.get("cuda_device_id", "-1") == wanted:
+        if d.ep_metadata.get(_DEVICE_ID, "-1") == wanted and (
+            host or not known or d.ep_metadata[_BACKEND] == name
+        ):
             return d, given
+    others = [n for n in backends.names() if n == name or not (name or backends.get(n).host)]
     raise TraceaError(
-        f"{PROVIDER_NAME} has no CUDA device {wanted} on this machine",
+        f"{PROVIDER_NAME} has no {' or '.join(others).upper()} device {wanted} on this machine",
         "see `tracea-onnx doctor`, or leave out backend to run on the CPU",
     )
 

@@ -6,21 +6,37 @@ fills it in (README.md lists them)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
+from typing import Any
 
-from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.backend import Backend, Probe, Properties
 from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
 from tracea_onnx.codegen.size_ranges import aligned, either, ranged
+from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.pricing import device_caps
+from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support.check import Check
 from tracea_onnx.support.scoped_value import meanwhile
 
 from .common.templates import template as template
 from .compiler import compile as compile
 from .compiler import target as target
 from .compiler import trapping as trapping
+from .launches import Launch
+from .rates import rates
 
+#: Threads that compile at a time (133 kernels, 16 cores: one thread 36 s, 16 threads 4.4 s; NVRTC
+#: keeps a cache of its own, beside which nothing gains).
+_COMPILERS = 16
 Emit = Callable[[Request], list[Kernel]]
 
 
@@ -91,3 +107,66 @@ def families() -> dict[str, Emit]:
     for module in modules:
         found |= module.FAMILIES
     return found
+
+
+class Cuda(Backend):
+    name = "cuda"
+
+    @property
+    def families(self) -> frozenset[str]:
+        return frozenset(families())
+
+    def probe(self) -> Probe:
+        found = self.harness.listed()
+        why = "" if found else "NVIDIA's driver offers no GPU, or there is no driver"
+        return Probe(tuple(f"CUDA device {k}" for k in range(found)), why)
+
+    def caps(self, properties: Properties | None) -> DeviceCaps | None:
+        return device_caps.usual(90) if properties is None else device_caps.of_request(properties)
+
+    def target(self, caps: DeviceCaps | None) -> Target:
+        assert caps is not None
+        hopper = caps.arch == 90
+        return Target(
+            rates(caps), frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4,
+            folds_norms=hopper, any_depthwise=True, cubic=True, copies=True, pads=True, stages=True, scatters=True, samples=True, bundles=hopper, orders=True,
+        )  # fmt: skip
+
+    def emit(self, request: Request) -> Sequence[Launch]:
+        return [Launch(kernel) for kernel in emit(request)]
+
+    def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
+        """Several at a time: NVRTC compiles without Python's lock. With the property `traps`, to
+        look for a fault, kernels that wait for a copy which never ends give an error instead."""
+        caps, traps = device_caps.of_request(properties), properties.get("traps") == "1"
+        with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1, _COMPILERS)) as pool:
+            return list(
+                pool.map(lambda s: compile(trapping(s) if traps else s, caps.arch), sources)
+            )
+
+    def toolchain(self) -> str:
+        return nvrtc.present()
+
+    def fingerprint(self, properties: Properties) -> str:
+        """NVRTC is not loaded for this: a model whose pack is cached needs none."""
+        chosen = tuning_records.choices(device_caps.of_request(properties))
+        library, found = "", nvrtc.chosen()
+        if found is not None:
+            with contextlib.suppress(OSError):
+                info = Path(found.path).stat()
+                library = repr((found.path, info.st_size, info.st_mtime_ns))
+        return library + repr((sorted(chosen.records.items()), chosen.sizes))
+
+    def checks(self) -> Iterable[Check]:
+        from . import diagnosis
+
+        return diagnosis.checks()
+
+    @property
+    def harness(self) -> Any:
+        from tracea_onnx.runtime import cuda_harness
+
+        return cuda_harness
+
+
+BACKEND = Cuda()

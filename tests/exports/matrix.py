@@ -17,6 +17,7 @@ from onnx import ModelProto, helper
 from tests.exports.chains import CHAINS, Chain
 from tests.host.rules import rules_oracle, rules_oracle_attention
 from tracea_onnx.canonicalize import canonical_form
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.graph import Graph
@@ -114,13 +115,14 @@ def evaluate(path: Path) -> Cell:
     cell, original = Cell(name, exporter), onnx.load(path)
     given, work = accepted(original), onnx.load(path)
     typed = onnx_inference.user_types(work)
+    rates = backends.usual_target("cpu").rates
     for _ in range(_ROUNDS):
         canonical_form.canonicalise(work, typed=typed)
         graph = Graph(work)
         found, cell.refused = find.find(graph)
         rules = {r.name: r for r in rule_set.rules()}
         chosen, left = discovery.module("scheduler", "priority").schedule(
-            graph, [(m, cost_model.price(graph, m, "cpu"), rules[m.rule].priority) for m in found]
+            graph, [(m, cost_model.price(graph, m, rates), rules[m.rule].priority) for m in found]
         )
         cell.refused += left
         if not chosen:

@@ -34,8 +34,9 @@ from tests.fuzz.workers import Verdict
 from tests.support import difference, sessions
 from tools.fuzz import operator_fuzz
 from tracea_onnx.cli import main
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
-from tracea_onnx.compiler import partition_compiler, plan_cache
+from tracea_onnx.compiler import partition_compiler, plan_cache, plan_writer
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.edit import graphs
 from tracea_onnx.ir.graph import Graph
@@ -820,10 +821,10 @@ def _tuning(c: Case) -> Verdict:
 
 
 def _compile_cuda(model: ModelProto, choices: kernel_choice.Choices) -> None:
-    backend = partition_compiler.cuda_backend(device_caps.usual(90), tf32=False, choices=choices)
+    backend = plan_writer.writer(backends.get("cuda"), None, choices)
     partition_compiler.compile_graph(
         Graph(model),
-        partition_compiler.Backend(backend.target, lambda name, probe: backend.plan(name, True)),
+        plan_writer.Writer(backend.target, lambda name, probe: backend.plan(name, True)),
         everything=True,
     )
 

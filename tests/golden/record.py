@@ -25,8 +25,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from tests.exports import matrix
 from tests.session.test_models import SMALL
 from tracea_onnx.codegen.kernel_request import Kernel, Request
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.shapes import contrib_functions, onnx_inference
 from tracea_onnx.support import discovery
@@ -170,15 +170,15 @@ def _line(line: str) -> tuple[str, bool]:
 def sources_for_cubins() -> Iterator[None]:
     """CUDA Plans hold their kernels' sources where a session has cubins: nothing is compiled."""
 
-    def keep_source(self: CudaPlanBuilder) -> None:
-        for source, at in self._cubins.items():
+    def keep_source(self: BackendPlan) -> None:
+        for source, at in self._code.items():
             self.blobs[at] = code(source).encode()
 
-    with mock.patch.object(CudaPlanBuilder, "_compile", keep_source):
+    with mock.patch.object(BackendPlan, "_compile", keep_source):
         yield
 
 
-def plans_of(model: ModelProto, backend: partition_compiler.Backend) -> dict[str, str]:
+def plans_of(model: ModelProto, backend: plan_writer.Writer) -> dict[str, str]:
     """The Plans of every partition that a session over `model` would have, and the names of refused
     nodes. Their sentences do not count."""
     shown = copy.deepcopy(model)
@@ -242,8 +242,8 @@ def exports() -> list[str]:
     return [files[k % len(files)] for k, files in enumerate(by_chain.values())]
 
 
-def gpu(arch: int, sms: int) -> partition_compiler.Backend:
-    return partition_compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": str(sms)})
+def gpu(arch: int, sms: int) -> plan_writer.Writer:
+    return plan_writer.writer_of({"backend": "cuda", "arch": str(arch), "sms": str(sms)})
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
     for family in FAMILIES:
         out[f"requests {family}"] = lambda family=family: requested(family)  # type: ignore[misc]
     for name in sorted(SMALL):
-        out[f"cpu {name}"] = lambda name=name: plans_of(small(name), partition_compiler.CPU_BACKEND)  # type: ignore[misc]
+        out[f"cpu {name}"] = lambda name=name: plans_of(small(name), plan_writer.writer_of({}))  # type: ignore[misc]
     for file in exports():
         out[f"cpu {file}"] = lambda file=file: _export(file)  # type: ignore[misc]
     for name in sorted(WIDE):
@@ -296,4 +296,4 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
 
 
 def _export(file: str) -> dict[str, str]:
-    return plans_of(onnx.load(str(matrix.FOLDER / file)), partition_compiler.CPU_BACKEND)
+    return plans_of(onnx.load(str(matrix.FOLDER / file)), plan_writer.writer_of({}))

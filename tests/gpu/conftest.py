@@ -14,8 +14,8 @@ import pytest
 
 from tests.gpu.gpu import Gpu, device_lock
 from tests.support.cuda import driver, older
-from tracea_onnx.doctor import diagnosis
 from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import discovery
 
 _KEY = pytest.StashKey[Gpu]()
 
@@ -26,14 +26,17 @@ def _missing(config: pytest.Config) -> str:
         return "no NVRTC"
     if config.getoption("--only-compile"):
         return ""
-    if not diagnosis.cuda_devices():
+    if not discovery.module("kernels", "cuda.diagnosis").cuda_devices():
         return "no CUDA device"
     return "" if importlib.util.find_spec("torch") else "no PyTorch"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_KEY] = Gpu(config.getoption("--only-compile"), config.getoption("--cases"))
-    if config.getoption("--only-compile") or not diagnosis.cuda_devices():
+    if (
+        config.getoption("--only-compile")
+        or not discovery.module("kernels", "cuda.diagnosis").cuda_devices()
+    ):
         driver.assume(90, 132)
     if config.getoption("--arch"):
         older.pretend_here(config.getoption("--arch"))

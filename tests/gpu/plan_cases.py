@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Kernel, Pointer, TensorMap
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler.plan_writer import BackendPlan, Emitter
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.pricing import device_caps
 from tracea_onnx.runtime import cuda_harness
+from tracea_onnx.support import discovery
 
 F32 = DType.F32
 ELEMENTWISE = r"""
@@ -96,7 +99,10 @@ class Skip(Exception):
     """What a case needs is not on this machine."""
 
 
-class HandPlan(CudaPlanBuilder):
+_LAUNCHES = discovery.module("kernels", "cuda.launches")
+
+
+class HandPlan(BackendPlan):
     """A Plan whose launches are given directly.
 
     An argument is a Ref, None for an absent operand, or an argument of
@@ -104,7 +110,10 @@ class HandPlan(CudaPlanBuilder):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, cuda_harness.device())
+        properties = cuda_harness.properties()
+        super().__init__(
+            name, Emitter(backends.get("cuda")), properties, device_caps.of_request(properties)
+        )
         self.named: dict[str, Ref | None] = {}  # operands that tensor maps name
 
     def kernel(
@@ -127,7 +136,10 @@ class HandPlan(CudaPlanBuilder):
             else:
                 converted.append(a)
         (self._init if init else self._run).append(
-            self._record(Kernel(source, symbol, grid, block, tuple(converted), **kw), places)
+            self._record(
+                _LAUNCHES.Launch(Kernel(source, symbol, grid, block, tuple(converted), **kw)),
+                places,
+            )
         )
 
     def elementwise(

@@ -9,6 +9,7 @@ import pytest
 from tracea_onnx.doctor import diagnosis
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import discovery
 
 
 def test_every_check_has_a_line_and_a_fix() -> None:
@@ -94,7 +95,8 @@ def test_a_compiler_newer_than_the_driver_is_an_ailment(monkeypatch: pytest.Monk
     monkeypatch.setattr(nvrtc, "load", lambda: (nvrtc.Compiler("/x/libnvrtc.so.13", 13), None))
     monkeypatch.setattr(nvrtc, "version", lambda _: (13, 0))
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 12040)
-    found = diagnosis._compiler()
+    cuda = discovery.module("kernels", "cuda.diagnosis")
+    found = cuda._compiler()
     assert (
         not found.ok
         and "13.0" in found.detail
@@ -103,12 +105,12 @@ def test_a_compiler_newer_than_the_driver_is_an_ailment(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 13010)
     monkeypatch.setattr(nvrtc, "architectures", lambda _: [80, 89, 90])
-    monkeypatch.setattr(diagnosis, "_architectures", lambda: [90, 120])
-    older = diagnosis._compiler()
+    monkeypatch.setattr(cuda, "_architectures", lambda: [90, 120])
+    older = cuda._compiler()
     assert (
         not older.ok
         and "older than the GPU (sm_120)" in older.detail
         and "pip install" in older.fix
     )
-    monkeypatch.setattr(diagnosis, "_architectures", lambda: [90])
-    assert diagnosis._compiler().ok and "CUDA 13.1" in diagnosis._compiler().detail
+    monkeypatch.setattr(cuda, "_architectures", lambda: [90])
+    assert cuda._compiler().ok and "CUDA 13.1" in cuda._compiler().detail

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.decoders import greedy_search
 from tests.host.pipeline_models import RULES, Array, normal, parse, small_cnn
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import UsageError
 from tracea_onnx.explain import explanation, html_page
 from tracea_onnx.ir.contracts import DOMAIN
@@ -280,20 +280,20 @@ def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None
 def test_the_gpu_backend_is_the_one_that_sessions_compile_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[partition_compiler.Backend] = []
+    asked: list[plan_writer.Writer] = []
     honest = partition_compiler.compile_graph
 
     def compile_graph(
-        graph: Graph, backend: partition_compiler.Backend, **more: bool
+        graph: Graph, backend: plan_writer.Writer, **more: bool
     ) -> partition_compiler.Compiled:
         asked.append(backend)
         return honest(graph, backend, **more)
 
     monkeypatch.setattr(partition_compiler, "compile_graph", compile_graph)
     explanation.explain(leaving(), backend="cuda", provider=True)
-    session = partition_compiler.backend_of({"backend": "cuda", "arch": "90"})
+    session = plan_writer.writer_of({"backend": "cuda", "arch": "90"})
     assert session.target.folds_norms and session.target.bundles
-    assert [(b.target, b.rates) for b in asked] == [(session.target, session.rates)]
+    assert [b.target for b in asked] == [session.target]
 
 
 def test_running_sums_of_positions_stay_on_the_gpu() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from tests.host.pipeline_models import RULES, parse, small_cnn
-from tracea_onnx.codegen import kernel_choice
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.graph import Graph
@@ -19,6 +19,7 @@ from tracea_onnx.ir.refusals import Refusal, Why, reason
 from tracea_onnx.ir.saving import Saving
 from tracea_onnx.match import find
 from tracea_onnx.pricing import cost_model, device_caps
+from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.support import discovery
 
 Priced = list[tuple[Match, Saving, int]]
@@ -156,10 +157,13 @@ def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(
 
 
 # --- prices --------------------------------------------------------------------------------------------------------------
-def priced_by(model: ModelProto, backend: str = "cpu") -> dict[str, Saving]:
+GPU, HOST = discovery.module("kernels", "cuda.rates"), backends.usual_target("cpu").rates
+
+
+def priced_by(model: ModelProto, rates: Rates = HOST) -> dict[str, Saving]:
     graph = Graph(model)
     return {
-        m.anchor.outputs[0]: cost_model.price(graph, m, backend)
+        m.anchor.outputs[0]: cost_model.price(graph, m, rates)
         for m in find.find(graph, rules=RULES)[0]
     }
 
@@ -169,11 +173,10 @@ def test_a_price_is_the_rooflines_difference() -> None:
         "g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { a = Add (x, y) z = Relu (a) }"
     )
     n = 64 * 1000 * 4
-    dev = cost_model.device("cpu")
     saving = priced_by(_typed(m))["a"]
     # Add moves 3 tensors and Relu 2; fused, 3 tensors cross the border.
     assert saving.bytes_removed == 2 * n and saving.launches_removed == 1
-    assert saving.us == pytest.approx(dev.launch + 2 * n / (dev.gbytes * 1e3), rel=1e-3)
+    assert saving.us == pytest.approx(HOST.launch + 2 * n / (HOST.gbytes * 1e3), rel=1e-3)
 
 
 def _typed(m: ModelProto) -> ModelProto:
@@ -186,36 +189,36 @@ def test_a_larger_tensor_saves_more_and_every_backend_has_rates() -> None:
     text = "g (float[{n}] x, float[{n}] y) => (float[{n}] z) {{ a = Add (x, y) z = Relu (a) }}"
     small, large = (priced_by(_typed(parse(text.format(n=n))))["a"] for n in (10, 100000))
     assert 0 < small.us < large.us
-    assert all(s.us > 0 for s in priced_by(_typed(small_cnn()), "cuda").values())
-    with pytest.raises(UsageError, match="no cost model for backend 'abacus'"):
-        cost_model.device("abacus")
+    for name in backends.names():
+        rates = backends.usual_target(name).rates
+        assert all(s.us > 0 for s in priced_by(_typed(small_cnn()), rates).values())
+    with pytest.raises(UsageError, match="no backend 'abacus'"):
+        backends.get("abacus")
 
 
 def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's fusions are priced by its own GPU's memory and arithmetic, not by an H200's."""
-    h200, l4 = cost_model.gpu(device_caps.usual(90)), cost_model.gpu(device_caps.usual(89))
-    assert (h200.gflops, h200.gbytes) == (
-        cost_model.device("cuda").gflops,
-        cost_model.device("cuda").gbytes,
-    )
+    h200, l4 = GPU.rates(device_caps.usual(90)), GPU.rates(device_caps.usual(89))
+    assert h200 == backends.usual_target("cuda").rates
+    assert (h200.gflops, h200.gbytes) == (GPU.H200.gflops, GPU.H200.gbytes)
     assert (
         l4.gbytes == pytest.approx(h200.gbytes * 300 / 4800)
         and h200.gflops / 20 < l4.gflops < h200.gflops / 8
     )
-    half = cost_model.gpu(replace(device_caps.usual(90), sms=66))
+    half = GPU.rates(replace(device_caps.usual(90), sms=66))
     assert half.gflops == h200.gflops / 2 and half.gbytes == h200.gbytes
     seen, priced = set(), cost_model.price
 
-    def recorded(graph: Graph, match: Match, by: str | cost_model.Device) -> Saving:
+    def recorded(graph: Graph, match: Match, by: Rates) -> Saving:
         seen.add(by)
         return priced(graph, match, by)
 
     monkeypatch.setattr(partition_compiler, "price", recorded)
     graph = Graph(_typed(small_cnn()))
-    backend = partition_compiler.cuda_backend(
-        device_caps.usual(89), tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False
+    monkeypatch.setattr(plan_writer.BackendPlan, "_compile", lambda self: None)
+    partition_compiler.compile_graph(
+        graph, plan_writer.writer_of({"backend": "cuda", "arch": "89"})
     )
-    partition_compiler.compile_graph(graph, backend)
     assert seen == {l4}
 
 
@@ -235,14 +238,14 @@ def test_peaks_of_gpus_are_those_that_nvidia_documents(
         device_caps.usual(90),
         replace(device_caps.usual(arch), name=f"NVIDIA {name}", sms=sms, clock=mhz * 1000),
     )
-    ratio = cost_model.gpu(made).gflops / cost_model.gpu(h200).gflops
+    ratio = GPU.rates(made).gflops / GPU.rates(h200).gflops
     assert ratio * h200.sms * h200.clock * 4096 * 1e3 == pytest.approx(tflops * 1e12, rel=0.02)
 
 
 def test_a_node_alone_saves_nothing() -> None:
     g = Graph(parse("g (float[3] x) => (float[3] y) { y = Relu (x) }"))
     lone = Match("r", g.nodes[0], (g.nodes[0],), ("x",), ("y",), Spec("pointwise", ("x0",)))
-    saving = cost_model.price(g, lone, "cpu")
+    saving = cost_model.price(g, lone, HOST)
     assert saving.us <= 0 and saving.reason == reason(Why.SINGLE_NODE, op="Relu")
 
 
@@ -255,4 +258,4 @@ def test_a_view_does_not_make_unknown_sizes_cost_more() -> None:
     chain_of = Match(
         "r", g.nodes[1], tuple(g.nodes), ("x",), ("y",), Spec("pointwise", ("x0",), {})
     )
-    assert cost_model.price(g, chain_of, "cpu").us > cost_model.device("cpu").launch / 2
+    assert cost_model.price(g, chain_of, HOST).us > HOST.launch / 2

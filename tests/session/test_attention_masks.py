@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 
 from tests.host.rules.attention_graphs import B, D, F, H, Net, T
 from tests.session.test_few_launches import run
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import plan_writer
 
 LOWEST = np.finfo(F).min
 
@@ -67,7 +67,7 @@ def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     # averages
     if kind == "operator":
         want = np.where(data["keep"].any(-1, keepdims=True), want, F(0))
-    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, plan_writer.writer_of({}), monkeypatch, tmp_path)
     assert "attention" in launches
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
@@ -102,6 +102,6 @@ def test_scores_that_are_not_numbers(
     (want,) = ort.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     ).run(None, data)
-    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, plan_writer.writer_of({}), monkeypatch, tmp_path)
     assert "attention" in launches and np.isnan(want).any() == (cleaned == "masked")
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -15,26 +15,26 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.model_io.builder import Net
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.plan.builder import PlanBuilder, read_pack
 
-FEW = partition_compiler.Backend(
-    replace(partition_compiler.CPU_BACKEND.target, few_launches=True),
-    lambda name, probe: PlanBuilder(name),
+FEW = plan_writer.Writer(
+    replace(plan_writer.writer_of({}).target, few_launches=True),
+    lambda name, probe: PlanBuilder(name, "cpu"),
 )
 
 
 def run(
     model: Any,
     x: dict[str, Any],
-    backend: partition_compiler.Backend,
+    backend: plan_writer.Writer,
     monkeypatch: pytest.MonkeyPatch,
     cache: Path,
 ) -> tuple[list[Any], list[str]]:
     """Outputs on the provider with this backend, and the families its partitions launch."""
-    monkeypatch.setattr(partition_compiler, "backend_of", lambda props: backend)
+    monkeypatch.setattr(partition_compiler, "writer_of", lambda props: backend)
     with partition_compiler.recording() as packs:
         session = provider.create_session(
             model.SerializeToString(),
@@ -57,7 +57,7 @@ def test_zoo(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
         None, x
     )
-    usual, launches = run(model, x, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    usual, launches = run(model, x, plan_writer.writer_of({}), monkeypatch, tmp_path)
     got, fewer = run(model, x, FEW, monkeypatch, tmp_path)
     for a, b, w in zip(got, usual, want, strict=True):
         scale = np.abs(w).max()
@@ -146,7 +146,7 @@ def test_a_row_that_no_table_has_is_an_error(
     tokens: int, word: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     data = {"ids": np.full((1, tokens), word), "kinds": np.zeros((1, tokens), np.int64)}
-    for backend in (FEW, partition_compiler.CPU_BACKEND):
+    for backend in (FEW, plan_writer.writer_of({})):
         with pytest.raises(Exception, match=r"out of range|is 9, less than"):
             run(embeddings(9), data, backend, monkeypatch, tmp_path)
 
@@ -224,7 +224,7 @@ def test_a_mask_looked_up_by_positions_is_a_view(
         "like": rng.standard_normal((3, tokens), dtype=np.float32),
         "mask": rng.standard_normal((3, 9), dtype=np.float32),
     }
-    for backend in (FEW, partition_compiler.CPU_BACKEND):
+    for backend in (FEW, plan_writer.writer_of({})):
         if tokens > 9:
             with pytest.raises(Exception, match="is 9, less than"):
                 run(model, data, backend, monkeypatch, tmp_path)
@@ -250,7 +250,7 @@ def test_rows_looked_up_by_tuples_of_one(
         "table": rng.standard_normal((9, 4), dtype=np.float32),
         "ids": rng.integers(-9, 9, 5),
     }
-    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, plan_writer.writer_of({}), monkeypatch, tmp_path)
     np.testing.assert_array_equal(
         got, np.maximum(data["table"][np.arange(5) if counted else data["ids"]], 0)
     )
@@ -285,7 +285,7 @@ def test_elements_looked_up_by_positions_are_a_view(
         ]
     )
     data = {"x": np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)}
-    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, plan_writer.writer_of({}), monkeypatch, tmp_path)
     np.testing.assert_array_equal(got, np.maximum(data["x"][:, ::2], 0))
     assert launches == ["pointwise"]
 
@@ -331,7 +331,7 @@ def test_rotary_embedding_as_one_operator(
         ).run(None, data)
     except Exception as e:
         pytest.skip(f"this ONNX Runtime does not run it: {str(e)[:80]}")
-    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, plan_writer.writer_of({}), monkeypatch, tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert launches.count("rope") == 1
 
@@ -374,9 +374,9 @@ def test_tokens_and_lines_of_channels_are_the_same(
     assert "nhwc_to_nchw" not in launches
 
 
-@pytest.mark.parametrize("backend", [partition_compiler.CPU_BACKEND, FEW])
+@pytest.mark.parametrize("backend", [plan_writer.writer_of({}), FEW])
 def test_batch_norm_of_columns_goes_into_the_weights(
-    backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    backend: plan_writer.Writer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two such layers of one input, each with its own norm; the model as it came and optimized."""
     rng = np.random.default_rng(0)

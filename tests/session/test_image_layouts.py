@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from tests.session.test_few_launches import FEW, run
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import plan_writer
 from tracea_onnx.pipeline import optimizer
 
 _RNG = np.random.default_rng(7)
@@ -173,10 +173,10 @@ def test_images_stay_where_they_are(
     assert {k: launches.count(k) for k in _MOVES if k in launches} == most
 
 
-@pytest.mark.parametrize("backend", [partition_compiler.CPU_BACKEND, FEW])
+@pytest.mark.parametrize("backend", [plan_writer.writer_of({}), FEW])
 @pytest.mark.parametrize("steps", ["Mul", "Add", "Mul Add", "Add Mul", "Mul Mul"])
 def test_factors_and_sums_per_channel_go_into_the_weights(
-    steps: str, backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    steps: str, backend: plan_writer.Writer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What a TensorFlow model has where its BatchNormalization was folded, with a residual and an
     activation behind it.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tracea_onnx.cli import options
 from tracea_onnx.cli.progress import Bar
+from tracea_onnx.codegen import backend
 from tracea_onnx.errors import UsageError
 from tracea_onnx.explain import explanation
 from tracea_onnx.model_io import model_file
@@ -23,7 +24,7 @@ def add(subparsers: options.Subparsers) -> None:
     )
     p.add_argument(
         "--backend",
-        choices=("auto", "cpu", "cuda"),
+        choices=("auto", *backend.names()),
         help="price for this backend, and name every node that would leave its provider (default: no provider)",
     )
     options.add_rules(p)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracea_onnx.codegen import backend
 from tracea_onnx.verify import input_values
 from tracea_onnx.verify.verification import TIME_LIMIT
 
@@ -35,7 +36,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
 def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
-        choices=("auto", "cpu", "cuda"),
+        choices=("auto", *backend.names()),
         default="auto",
         help="what the fusions are priced for (default: auto)",
     )

@@ -1,9 +1,6 @@
-"""The contract between lowering and the CUDA backend: a family launch becomes one or more kernels
-made from source text.
-
-`kernels/cuda` turns a `Request` into `Kernel`s (grid and sizes stay symbolic), NVRTC turns their
-sources into cubins, and the provider's launcher (driver API only) binds arguments and launches.
-Nothing here needs a GPU."""
+"""What lowering asks of a backend for one launch of a family (`Request`), and what the CUDA backend
+makes of it: kernels with source text (`Kernel`), whose grids and sizes stay symbolic. NVRTC turns
+the sources into cubins; the provider's launcher (driver API only) binds arguments and launches."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ class Request:
     dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands:
     which of the family's operands are present. program: a pointwise/epilogue program in the Plan's
     form. Integer parameters may be symbolic; those that a kernel must know at compile time
-    (channels, head size) are plain ints in practice: raise `Unfit` when they are not. caps: the
-    GPU. unaligned: operands whose address is not known to be a multiple of 16 bytes (a channel
+    (channels, head size) are plain ints in practice: raise `Unfit` when they are not. caps: what
+    `Backend.caps` says. unaligned: operands whose address is not known to be a multiple of 16 bytes (a channel
     slice of a concatenation, say); every other operand starts at one. constant: operands that no
     launch of a run writes, so that a kernel may read them before it waits for the one before it.
     tf32: whether products of f32 may round their elements to TF32."""

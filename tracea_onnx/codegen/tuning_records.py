@@ -2,7 +2,8 @@
 
 A record takes minutes of GPU time, so it lies among the user's data, not in the cache: neither a
 full cache nor `cache clear` removes it. There is one file for each device (its full name, memory,
-clocks and driver), version of NVRTC and version of this package. It holds JSON:
+clocks and driver), version of the kernels' compiler (`nvrtc`) and version of this package. It holds
+JSON:
 
     {"device": "NVIDIA H200, ...", "nvrtc": "12.9", "version": "0.1.0", "launches":
      {<tuning.identity>: {"kernel": "HopperTile(...)", "us": 3.5, "usual_us": 4.0, "sizes":
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tracea_onnx._version import __version__
+from tracea_onnx.codegen import backend
 from tracea_onnx.codegen.kernel_choice import BY_PRICE, Choices
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.pricing.device_caps import DeviceCaps
-from tracea_onnx.runtime import nvrtc
 from tracea_onnx.support import files
 
 _SUFFIX = ".json"
@@ -195,7 +196,8 @@ def _device(device: DeviceCaps) -> str:
 
 
 def _head(device: DeviceCaps) -> dict[str, str]:
-    return {"device": _device(device), "nvrtc": nvrtc.present(), "version": __version__}
+    compiler = backend.get(device.backend).toolchain()
+    return {"device": _device(device), "nvrtc": compiler, "version": __version__}
 
 
 def _name(device: DeviceCaps) -> str:

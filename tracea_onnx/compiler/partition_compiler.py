@@ -7,19 +7,18 @@ The same rules that rewrite a file run here, so a model that was never optimised
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import onnx
 from onnx import numpy_helper
 
 from tracea_onnx._version import __version__
-from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.backend import Properties
 from tracea_onnx.compiler import partitioning, plan_cache, profitability
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.compiler.lower import COMPUTE, lower
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op, of_match, of_node
@@ -34,8 +33,8 @@ from tracea_onnx.compiler.lower.passes import (
     summed_rows,
 )
 from tracea_onnx.compiler.lower.passes.focus_stem import reads_blocks
-from tracea_onnx.compiler.lower.target import CPU, CUDA, Target
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.plan_writer import Writer, writer_of
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir import edit
@@ -44,8 +43,8 @@ from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node, request_array
 from tracea_onnx.match import find, rule_set
 from tracea_onnx.plan.builder import MOST_RANK, PlanBuilder, write_pack
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.pricing.cost_model import Device, gpu, price
+from tracea_onnx.pricing.cost_model import price
+from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.support import discovery
 from tracea_onnx.support.scoped_value import meanwhile
 
@@ -114,7 +113,7 @@ def _compiled(model: onnx.ModelProto) -> bytes:
     reply = slot.get()
     if reply is None:
         graph = Graph(model, in_process=True)
-        result = compile_for(graph, props, backend_of(props))
+        result = compile_for(graph, props, writer_of(props))
         reply = write_pack(
             [
                 ([n.proto.doc_string for n in nodes], plan, blobs)
@@ -144,108 +143,40 @@ def properties(request: onnx.ModelProto) -> dict[str, str]:
     }
 
 
-def compile_for(graph: Graph, props: Mapping[str, str], backend: Backend) -> Compiled:
+def compile_for(graph: Graph, props: Properties, writer: Writer) -> Compiled:
     """`compile_graph` of a request's graph, as the request wants it."""
     return compile_graph(
         graph,
-        backend,
+        writer,
         everything=props.get("claim") == "all",
         body=props.get("body") == "1",
         trust=props.get("specs") == "trust",
     )
 
 
-@dataclass(frozen=True)
-class Backend:
-    """Where Plans will run.
-
-    `plan(name, probe)` makes an empty Plan; a probe's Plan is thrown away. `device`: rates of one
-    device, where it is known.
-    """
-
-    target: Target
-    plan: Callable[[str, bool], PlanBuilder]
-    device: Device | None = None
-
-    @property
-    def rates(self) -> str | Device:
-        """What fusions are priced by."""
-        return self.device or self.target.name
-
-
-CPU_BACKEND = Backend(CPU, lambda name, probe: PlanBuilder(name))
-
-
-def backend_of(props: Mapping[str, str]) -> Backend:
-    """The backend a compile request asks for in its metadata."""
-    name = props.get("backend", "cpu")
-    if name == "cpu":
-        return CPU_BACKEND
-    if name != "cuda":
-        raise TraceaError(
-            f"a compile request asks for the backend '{name}', which this version does not have",
-            "install the provider and the Python package again",
-        )
-    device = device_caps.of_request(props)
-    return cuda_backend(
-        device,
-        tf32=props.get("tf32") == "1",
-        choices=tuning_records.choices(device),
-        traps=props.get("traps") == "1",
-    )
-
-
-def cuda_backend(
-    device: device_caps.DeviceCaps,
-    *,
-    tf32: bool,
-    choices: kernel_choice.Choices,
-    compile_kernels: bool = True,
-    traps: bool = False,
-) -> Backend:
-    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what
-    would run, and cannot. `traps`: to look for a fault, kernels that wait for a copy which never
-    ends give an error instead (docs/cuda.md)."""
-    target, emit = (
-        replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90),
-        Emitter(choices),
-    )
-
-    def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(
-            name,
-            device,
-            compile_kernels=compile_kernels and not probe,
-            tf32=tf32,
-            emit=emit,
-            traps=traps,
-        )
-
-    return Backend(target, plan, gpu(device))
-
-
 def compile_graph(
     graph: Graph,
-    backend: Backend = CPU_BACKEND,
+    writer: Writer | None = None,
     *,
     everything: bool = False,
     body: bool = False,
     trust: bool = False,
 ) -> Compiled:
-    """Choose fusions, find what can be lowered, group it, and lower each group. `everything` takes
-    partitions that do not pay, too.
+    """Choose fusions, find what can be lowered, group it, and lower each group. Without a writer the
+    Plans are for the default backend. `everything` takes partitions that do not pay, too.
 
     `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the
     provider claims: they are left to it. `trust`: run fused ops as their specs say. ONNX Runtime
     shows no bodies of functions, so a spec cannot be compared with what it stands for: without
     `trust` fused ops are left to ORT, which inlines their bodies, and the rules match those
     (docs/security.md)."""
-    chosen = choose(graph, backend.rates)
+    writer = writer or writer_of({})
+    chosen = choose(graph, writer.target.rates)
     result = Compiled()
     torn: set[int] = set()
     while True:
         ops = _ops(graph, chosen, trust)
-        reasons, values = _probe(graph, ops, backend)
+        reasons, values = _probe(graph, ops, writer)
         if body:
             reasons |= {
                 k: "ONNX Runtime inlines fused functions in the bodies of control flow"
@@ -275,7 +206,7 @@ def compile_graph(
             if members not in parts:
                 try:
                     parts[members] = _part(
-                        graph, [ops[k] for k in members], values, backend, everything, torn
+                        graph, [ops[k] for k in members], values, writer, everything, torn
                     )
                 except _Failed as e:
                     bad.append(e)
@@ -315,7 +246,7 @@ def _part(
     graph: Graph,
     ops: Sequence[Op],
     known: dict[str, Value],
-    backend: Backend,
+    writer: Writer,
     everything: bool,
     torn: set[int],
 ) -> _Part:
@@ -324,10 +255,10 @@ def _part(
     Raises _Failed where one of them cannot be lowered in this company.
     """
     try:
-        builder = _lower_group(graph, ops, known, backend)
+        builder = _lower_group(graph, ops, known, writer)
         plan = builder.to_json() if builder is not None else {}
         why = (
-            profitability.refusal(graph, ops, plan, backend.rates, torn)
+            profitability.refusal(graph, ops, plan, writer.target.rates, torn)
             if builder is not None and not everything
             else None
         )
@@ -359,12 +290,12 @@ def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[
     return out
 
 
-def choose(graph: Graph, backend: str | Device = "cpu") -> list[Match]:
+def choose(graph: Graph, rates: Rates) -> list[Match]:
     """The fusions the scheduler would make in this graph."""
     rules = {r.name: r.priority for r in rule_set.rules()}
     matches, _ = find.find(graph, failed=lambda e: _fault(e.what))
     chosen, _ = discovery.module("scheduler", "priority").schedule(
-        graph, [(m, price(graph, m, backend), rules[m.rule]) for m in matches]
+        graph, [(m, price(graph, m, rates), rules[m.rule]) for m in matches]
     )
     return [m for m, _ in chosen]
 
@@ -389,12 +320,12 @@ def _plain(node: Node, graph: Graph, trust: bool) -> Op:
 
 
 def _probe(
-    graph: Graph, ops: Sequence[Op], backend: Backend
+    graph: Graph, ops: Sequence[Op], writer: Writer
 ) -> tuple[dict[int, str], dict[str, Value]]:
     """Lower every op once into a Plan that is thrown away: which cannot be, and why; and the dims
     of every value.
     """
-    ctx = Lowering(graph, backend.plan("probe", True), backend.target)
+    ctx = Lowering(graph, writer.plan("probe", True), writer.target)
     for name in graph.inputs:
         _foreign(ctx, name)
     reasons: dict[int, str] = {}
@@ -516,7 +447,7 @@ class _Failed(Exception):
 
 
 def _lower_group(
-    graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend
+    graph: Graph, ops: Sequence[Op], known: dict[str, Value], writer: Writer
 ) -> PlanBuilder | None:
     """One partition as a Plan; None when nothing would run."""
     made = [o for op in ops for n in op.nodes for o in n.outputs if o]
@@ -534,8 +465,8 @@ def _lower_group(
             i for op in ops for i in op.inputs if i and i not in inside and not graph.is_const(i)
         )
     )
-    plan = backend.plan("partition", False)
-    ctx = Lowering(graph, plan, backend.target)
+    plan = writer.plan("partition", False)
+    ctx = Lowering(graph, plan, writer.target)
     ctx.concat_channels = {}
     _define_inputs(ctx, [known[i] for i in read])
     ctx.add_outputs(outputs)

@@ -20,11 +20,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx.codegen import tuning_records
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.graph import Graph, request_array
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.runtime import native_library, nvrtc
+from tracea_onnx.runtime import native_library
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.support.discovery import folder
 
@@ -70,10 +69,9 @@ class Slot:
 
 def _key(request: ModelProto, props: Mapping[str, str]) -> str:
     h = hashlib.sha256(_code().encode())
-    if props.get("backend", "cpu") == "cuda":
-        h.update(_cuda_compiler().encode())
-        chosen = tuning_records.choices(device_caps.of_request(props))
-        h.update(repr((sorted(chosen.records.items()), chosen.sizes)).encode())
+    name = props.get("backend", "")
+    if name in backends.names():
+        h.update(backends.get(name).fingerprint(props).encode())
     for part in (
         sorted((k, v) for k, v in props.items() if k != "cache_dir"),
         sorted((o.domain, o.version) for o in request.opset_import),
@@ -122,13 +120,3 @@ def _code() -> str:
         data = p.read_bytes()
         h.update(repr((p.name, len(data))).encode() + data)
     return h.hexdigest()
-
-
-def _cuda_compiler() -> str:
-    """Which NVRTC there is. It is not loaded for this: a model whose pack is cached needs none."""
-    found = nvrtc.chosen()
-    if found is not None:
-        with contextlib.suppress(OSError):
-            info = Path(found.path).stat()
-            return repr((found.path, info.st_size, info.st_mtime_ns))
-    return ""

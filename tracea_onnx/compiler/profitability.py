@@ -13,7 +13,8 @@ from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops import attention, conv, einsum, gemm
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.pricing.cost_model import Device, device, node_time
+from tracea_onnx.pricing.cost_model import node_time
+from tracea_onnx.pricing.rates import Rates
 
 #: Kinds that decide by themselves.
 _NORMS = {
@@ -34,7 +35,7 @@ def refusal(
     graph: Graph,
     ops: Sequence[Op],
     plan: Mapping[str, Any],
-    backend: str | Device = "cpu",
+    rates: Rates,
     torn: Collection[int] = (),
 ) -> str | None:
     """Why ORT would run these ops faster, or None when the provider should take them.
@@ -45,19 +46,19 @@ def refusal(
         return None
     if torn and all(id(n) in torn for op in ops for n in op.nodes):
         return "they belong to a chain that the provider cannot run whole, and ONNX Runtime fuses such chains itself"
-    launch = device(backend).launch
-    ort = sum(launch + node_time(graph, [n], backend) for op in ops for n in op.nodes)
+    launch = rates.launch
+    ort = sum(launch + node_time(graph, [n], rates) for op in ops for n in op.nodes)
     layouts = sum(r["k"] in ("nchw_to_nhwc", "nhwc_to_nchw") for r in plan["run"])
     images = sum(r["k"].endswith(("pool2d", "resize2d")) for r in plan["run"])
     ours = (
         _ENTRY_US
         + _LAUNCH_US * len(plan["run"])
-        + sum(node_time(graph, op.nodes, backend) for op in ops)
+        + sum(node_time(graph, op.nodes, rates) for op in ops)
     )
     if layouts and images:
         # changing the layout reads and writes the tensor once more on each side of the images
         ours += (
-            sum(node_time(graph, [n], backend) for op in ops for n in op.nodes)
+            sum(node_time(graph, [n], rates) for op in ops for n in op.nodes)
             * layouts
             / max(images, 1)
             / 2

@@ -9,14 +9,11 @@ from typing import Any
 from onnx import ModelProto, helper
 
 from tracea_onnx.canonicalize import canonical_form
-from tracea_onnx.codegen import kernel_choice
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph, subgraphs
-from tracea_onnx.pricing.device_caps import usual
 from tracea_onnx.shapes.symbolic import shapes
 
-#: What a CUDA Plan is made for where no device is asked: an H200.
-_GPU = usual(90)
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -56,11 +53,8 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
 
     No kernel is compiled, and no device is needed.
     """
-    target = partition_compiler.CPU_BACKEND
-    if backend == "cuda":
-        target = partition_compiler.cuda_backend(
-            _GPU, tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False
-        )
+    asked = backends.get(backend)
+    writer = plan_writer.writer(asked)
     total, partitions, leaving = 0, 0, []
     for incomplete in canonical_form.views(model, folder):
         _complete_types(incomplete)
@@ -75,14 +69,14 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
             ),
             None,
         )
-        if backend == "cuda" and search is not None:
+        if not asked.host and search is not None:
             leaving += [
                 Leaving(n.name, n.op, f"{search} reads the results of its body on the host")
                 for n in graph.nodes
             ]
             continue
         # a fused op is what its body is
-        found = partition_compiler.compile_graph(graph, target, trust=True)
+        found = partition_compiler.compile_graph(graph, writer, trust=True)
         taken = {id(n) for nodes, _, _ in found.entries for n in nodes}
         said = {id(n): reason for n, reason in found.refused}
         partitions += len(found.entries)

@@ -116,8 +116,7 @@ def explain(
     With `provider`, the account also names every node that would leave the provider on this
     backend, and why. Raises ModelError (unreadable model) and UsageError (options; a file of
     `beside`, which the caller is to write, is one of the model's)."""
-    # asking what CUDA would do needs no CUDA
-    backend = optimizer.choose_backend(backend) if backend != "cuda" else backend
+    backend = optimizer.choose_backend(backend)
     known = rule_set.rules() if rules is None else tuple(rules)
     find.select(known, only, skip)
     # `only` as rules to skip: asking why a rule fused nothing must not fail because it fused

@@ -11,6 +11,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from tracea_onnx.canonicalize import canonical_form, constant_folding
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.ir import edit, narrow_floats
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.refusals import Refusal, Why, reason
@@ -127,6 +128,7 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
     """
     known = {r.name: r for r in (rule_set.rules() if how.rules is None else how.rules)}
     policy = discovery.module("scheduler", how.scheduler).schedule
+    rates = backends.usual_target(how.backend).rates
     parts: list[tuple[list[Fused], list[Refusal]]] = []
     total, done = count_nodes(model), 0
 
@@ -154,7 +156,7 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
             if (m.rule, m.outputs) in how.avoid
         ]
         priced: list[tuple[Match, Saving, int]] = [
-            (m, cost_model.price(graph, m, how.backend), known[m.rule].priority) for m in matches
+            (m, cost_model.price(graph, m, rates), known[m.rule].priority) for m in matches
         ]
         chosen, left = policy(graph, priced)
         fused = [

@@ -12,6 +12,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from tracea_onnx.canonicalize import constant_folding
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import (
     MissingFusionError,
     ModelError,
@@ -28,11 +29,9 @@ from tracea_onnx.pipeline.pack import build_pack
 from tracea_onnx.pipeline.report import Report
 from tracea_onnx.rewrite import fused_calls
 from tracea_onnx.shapes import onnx_inference
-from tracea_onnx.support import discovery
 from tracea_onnx.verify import delta_debugging
 from tracea_onnx.verify import verification as verification
 
-BACKENDS = ("auto", "cpu", "cuda")
 PRECISIONS = ("keep", "bf16", "fp16")
 _OBJECTION = "ONNX Runtime takes this model, but ONNX's checker does not"
 #: How often fusions at fault are searched for: those that come up in place of others may be wrong,
@@ -195,21 +194,12 @@ def open_model(model: ModelProto | str | os.PathLike[str]) -> tuple[model_file.S
 
 
 def choose_backend(name: str) -> str:
-    """`auto` is cuda where this installation has the backend and the machine a device, else cpu.
-
-    Raises UsageError.
-    """
-    if name not in BACKENDS:
-        raise UsageError(f"backend '{name}' is unknown", f"choose from {', '.join(BACKENDS)}")
-    present = discovery.names("kernels")
+    """`auto` is the fastest that has a device on this machine. Raises UsageError."""
     if name == "auto":
-        from tracea_onnx.runtime.cuda_harness import listed
-
-        return "cuda" if "cuda" in present and listed() > 0 else "cpu"
-    if name not in present:
-        raise UsageError(
-            f"this installation has no backend '{name}'", f"it has {', '.join(present)}"
-        )
+        return backends.fastest()
+    if name not in backends.names():
+        known = ", ".join(("auto", *backends.names()))
+        raise UsageError(f"backend '{name}' is unknown", f"choose from {known}")
     return name
 
 

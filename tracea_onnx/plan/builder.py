@@ -46,7 +46,7 @@ class Ref:
 class PlanBuilder:
     """Collects buffers, expressions and launches of one partition; `to_json` is deterministic."""
 
-    def __init__(self, name: str, backend: str = "cpu") -> None:
+    def __init__(self, name: str, backend: str) -> None:
         self.name, self.backend = name, backend
         self.inputs: list[dict[str, Any]] = []
         self.outputs: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What a fusion saves, in microseconds, by a roofline model of the backend.
+"""What a fusion saves, in microseconds, by a roofline model of the device.
 
     time(node) = launch + max(bytes / bandwidth, flops / rate)
     saving     = sum of time(node) over the chain
@@ -11,79 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import helper
 
-from tracea_onnx.errors import UsageError
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Why, reason
 from tracea_onnx.ir.saving import Saving
-from tracea_onnx.pricing.device_caps import DeviceCaps, usual
+from tracea_onnx.pricing.rates import Rates
 
 #: What an unknown dimension counts as: the first axis (batch) and any other.
 NOMINAL_BATCH, NOMINAL = 1, 64
 #: Elements that count, of a value whose dims a file has made up.
 _MOST = 1 << 100
-
-
-@dataclass(frozen=True)
-class Device:
-    """Rates of one backend. gflops and gbytes are sustained, for one session; launch is the cost of
-    a node in microseconds.
-    """
-
-    gflops: float
-    gbytes: float
-    launch: float
-    source: str
-
-
-DEVICES = {
-    # One AVX-512 core: 118 GFLOP/s fp32 peak and 22 GB/s of DRAM measured; between nodes values
-    # mostly live in L2, hence the higher rate.
-    "cpu": Device(
-        90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31"
-    ),
-    # H200: 989 TFLOP/s fp16 and 4.8 TB/s by its data sheet, of which kernels sustain about 2/3 and
-    # 3/4; 3 us a launch without a graph. For files, which any GPU may run; a session's compiler
-    # asks `gpu`.
-    "cuda": Device(600_000.0, 3_600.0, 3.0, "NVIDIA H200 data sheet; launches measured"),
-}
-#: Flops of fp16 products with sums in fp32, per clock of a multiprocessor, by the newest compute
-#: capability x 10 that is no newer than the GPU's. What NVIDIA documents as peak TFLOPS of dense
-#: fp16 over multiprocessors x boost clock: data sheets of T4 (65), A100 (312), A40 (149.7), L4
-#: (121) and H100 SXM (989), the white paper of GA102 (512 FMAs), 170 sparse int8 TOPS of the
-#: technical brief of Jetson AGX Orin (a quarter of them), and 503.8 of RTX PRO 6000 Blackwell. The
-#: 2,250 of B200 need tcgen05, which no kernel uses; for mma.sync there nothing is documented, and
-#: A100's rate stands for it.
-_PER_CLOCK = {75: 1024, 80: 2048, 86: 1024, 87: 2048, 89: 1024, 90: 4096, 100: 2048, 120: 1024}
-#: Names of GPUs that sum in fp32 at half of that: white papers of GA102, AD102 (RTX 4090: 165.2 of
-#: 330.3) and GB202 (RTX 5090: 209.5 of 419), data sheet of A10G.
-_HALVED = ("GeForce", "A10G")
-
-
-def gpu(caps: DeviceCaps) -> Device:
-    """Rates of a GPU: the share of its own peaks that kernels sustain on an H200."""
-    known, usual_one = DEVICES["cuda"], usual(90)
-    return Device(
-        known.gflops * _peak(caps) / _peak(usual_one),
-        known.gbytes * caps.bandwidth / usual_one.bandwidth,
-        known.launch,
-        f"peaks of {caps.name}",
-    )
-
-
-def _peak(caps: DeviceCaps) -> float:
-    arch = max((a for a in _PER_CLOCK if a <= caps.arch), default=min(_PER_CLOCK))
-    return (
-        caps.sms
-        * caps.clock
-        * _PER_CLOCK[arch]
-        / (2 if any(name in caps.name for name in _HALVED) else 1)
-    )
 
 
 #: Nodes that move no data: a new shape for the same bytes.
@@ -98,22 +39,8 @@ _PER_ELEMENT = {
 }  # fmt: skip
 
 
-def device(backend: str | Device) -> Device:
-    """The rates of a backend by its name. Raises UsageError where it has none."""
-    if isinstance(backend, Device):
-        return backend
-    if backend not in DEVICES:
-        raise UsageError(
-            f"there is no cost model for backend '{backend}'", f"choose from {', '.join(DEVICES)}"
-        )
-    return DEVICES[backend]
-
-
-def price(graph: Graph, match: Match, backend: str | Device) -> Saving:
-    """Estimated microseconds `match` saves on `backend` (`cpu`, `cuda`, or rates); zero or less
-    when fusing it gains nothing.
-    """
-    dev = device(backend)
+def price(graph: Graph, match: Match, dev: Rates) -> Saving:
+    """Estimated microseconds `match` saves; zero or less when fusing it gains nothing."""
     working = [
         n
         for n in match.nodes
@@ -138,18 +65,16 @@ def price(graph: Graph, match: Match, backend: str | Device) -> Saving:
     )
 
 
-def node_time(graph: Graph, nodes: Collection[Node], backend: str | Device) -> float:
+def node_time(graph: Graph, nodes: Collection[Node], dev: Rates) -> float:
     """Microseconds the nodes take as one kernel, by the roofline and without its launch."""
     inside = {o for n in nodes for o in n.outputs}
     border = _traffic(
         graph, {i for n in nodes for i in n.inputs} - inside, graph.escapes(list(nodes))
     )
-    return _time(
-        device(backend), border, sum(_flops(graph, n) for n in nodes if n.op not in _VIEWS)
-    )
+    return _time(dev, border, sum(_flops(graph, n) for n in nodes if n.op not in _VIEWS))
 
 
-def _time(dev: Device, count: float, flops: float) -> float:
+def _time(dev: Rates, count: float, flops: float) -> float:
     """Microseconds by the roofline: bytes and flops overlap."""
     return max(count / (dev.gbytes * 1e3), flops / (dev.gflops * 1e3))
 

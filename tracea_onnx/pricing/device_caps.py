@@ -24,7 +24,8 @@ class DeviceCaps:
     a multiprocessor. registers: of a multiprocessor. clusters: (blocks of a cluster, how many such
     clusters run at once where each block has a multiprocessor of its own), of the sizes that the
     device can launch; empty where it has no clusters. clock: kHz. driver: CUDA version x 1000, 0
-    without one. identity: everything that tells one kind of device from another, in words."""
+    without one. identity: everything that tells one kind of device from another, in words. backend:
+    the one whose device it is."""
 
     arch: int
     sms: int
@@ -39,6 +40,7 @@ class DeviceCaps:
     clock: int
     driver: int = 0
     identity: str = ""
+    backend: str = "cuda"
 
     @property
     def cluster(self) -> int:

@@ -15,26 +15,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.backend import Backend
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.codegen.tuning_records import Measured
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
-from tracea_onnx.pricing import device_caps
 from tracea_onnx.pricing.device_caps import DeviceCaps
-from tracea_onnx.runtime import cuda_harness
-from tracea_onnx.support import discovery
 from tracea_onnx.tuning.bayesian import Search
 from tracea_onnx.verify import input_values
 
@@ -99,6 +99,15 @@ class Part:
     requests: Mapping[str, Request]
 
 
+@cache
+def _backend() -> Backend:
+    """The one whose kernels can be timed."""
+    found = next((b for b in map(backends.get, backends.names()) if b.harness is not None), None)
+    if found is None:
+        raise UsageError("no backend of this installation has kernels to choose from")
+    return found
+
+
 def tune(
     model: str | Path,
     shapes: Mapping[str, Sequence[int]],
@@ -114,11 +123,11 @@ def tune(
     time: what was found until then is measured once more, and kept. Raises UsageError (a size that
     is not known), TraceaError (no GPU, nothing that the provider runs)."""
     try:
-        result = Tuned(cuda_harness.device(device))
+        result = Tuned(_backend().harness.device(device))
     except TraceaError as e:
         raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
     tuning_records.require()
-    requests = requests_of(model, {"backend": "cuda", "device_id": str(device)})
+    requests = requests_of(model, {"backend": _backend().name, "device_id": str(device)})
     end = time.monotonic() + seconds
     for k, request in enumerate(requests):
         now = time.monotonic()
@@ -127,7 +136,7 @@ def tune(
     if not result.before:
         raise TraceaError(
             "the provider runs no part of this model with sizes that follow from the inputs'",
-            "see `tracea-onnx explain MODEL --backend cuda`",
+            f"see `tracea-onnx explain MODEL --backend {_backend().name}`",
         )
     return result
 
@@ -194,12 +203,10 @@ def parts(
     inputs' sizes do not follow from them.
     """
     graph, props = Graph(request), partition_compiler.properties(request)
-    backend = partition_compiler.cuda_backend(
-        device_caps.of_request(props), tf32=props.get("tf32") == "1", choices=choices
-    )
-    compiled = partition_compiler.compile_for(graph, props, backend)
+    writer = plan_writer.writer(_backend(), props, choices)
+    compiled = partition_compiler.compile_for(graph, props, writer)
     for (_, plan, blobs), made in zip(compiled.entries, compiled.builders, strict=True):
-        assert isinstance(made, CudaPlanBuilder)
+        assert isinstance(made, BackendPlan)
         dims = [
             [_dim(graph, i["name"], axis, d) for axis, d in enumerate(graph.shape(i["name"]) or ())]
             for i in plan["inputs"]
@@ -230,14 +237,11 @@ def parts(
 
 def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
     """Random numbers; ones of other types, which are indices, lengths or masks."""
+    kind = _backend().harness.NUMPY[dtype]
     if dtype not in (DType.F32, DType.F16, DType.BF16):
-        return np.ones(shape, cuda_harness.NUMPY[dtype])
+        return np.ones(shape, kind)
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    return (
-        (x.view(np.uint32) >> 16).astype(np.uint16)
-        if dtype == DType.BF16
-        else x.astype(cuda_harness.NUMPY[dtype])
-    )
+    return (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == DType.BF16 else x.astype(kind)
 
 
 @dataclass
@@ -257,16 +261,14 @@ class _Compared:
 
 def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: int) -> _Compared:
     """Both sides in turn, Plan by Plan."""
-    found, totals = _Compared(), [(0.0, 0.0)] * turns
+    found, totals, load = _Compared(), [(0.0, 0.0)] * turns, _backend().harness.LoadedPlan
     for a, b in zip(usual, other, strict=True):
         with ExitStack() as stack:
             plans = [
-                stack.enter_context(
-                    cuda_harness.LoadedPlan(p.plan, p.blobs, p.constants, device=device)
-                )
+                stack.enter_context(load(p.plan, p.blobs, p.constants, device=device))
                 for p in (a, b)
             ]
-            times: list[list[cuda_harness.Times]] = [[], []]
+            times: list[list[Any]] = [[], []]
             for turn in range(turns):
                 for side in (0, 1) if turn % 2 else (1, 0):
                     times[side].append(plans[side].time(a.inputs, _REPLAYS, within=True))
@@ -342,10 +344,10 @@ class _Subject:
         """Whether the results are those of the usual kernels but for the order in which terms are
         added.
         """
+        run = _backend().harness.run_plan
         for a, b in zip(self.usual, self._parts(records), strict=True):
             results = [
-                cuda_harness.run_plan(p.plan, p.blobs, a.inputs, p.constants, device=self.device)
-                for p in (a, b)
+                run(p.plan, p.blobs, a.inputs, p.constants, device=self.device) for p in (a, b)
             ]
             if not all(
                 _same(DType(spec["dtype"]), x, y)
@@ -436,13 +438,13 @@ def _offers(key: str, request: Request, sizes: Sizes) -> dict[str, float]:
     """The kernels that the request could have with these sizes, and their prices."""
     offers: kernel_choice.Offers = {}
     with kernel_choice.choosing(kernel_choice.Choices(offers=offers)):
-        discovery.module("kernels", "cuda").emit(kernel_choice.numbered(request, sizes))
+        _backend().emit(kernel_choice.numbered(request, sizes))
     return offers.get(key, {})
 
 
 def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | None:
     """What to measure next of what makes a difference to the request's kernels."""
-    emit, plain = discovery.module("kernels", "cuda").emit, None
+    emit, plain = _backend().emit, None
     while (name := search.next()) is not None:
         plain = plain or emit(request)
         with kernel_choice.choosing(kernel_choice.Choices({key: name}, sizes=[sizes])):

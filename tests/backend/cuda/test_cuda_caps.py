@@ -18,7 +18,7 @@ from tests.backend.cuda.cuda_requests import (
 )
 from tests.golden import record
 from tracea_onnx.codegen.kernel_request import Request, Unfit
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -140,9 +140,7 @@ def test_models_run_whole_on_other_devices(name: str, device: str) -> None:
         "clusters": ",".join(f"{s}:{n}" for s, n in found.clusters),
     }
     with record.sources_for_cubins():
-        compiled = partition_compiler.compile_graph(
-            Graph(model), partition_compiler.backend_of(props)
-        )
+        compiled = partition_compiler.compile_graph(Graph(model), plan_writer.writer_of(props))
     assert compiled.entries and not [
         why for _, why in compiled.refused if "device" in why or "squeeze" in why
     ]

@@ -9,7 +9,7 @@ import pytest
 from tests.backend.cuda.cuda_requests import attention
 from tests.backend.cuda.test_cuda_caps import _excite
 from tests.backend.cuda.test_cuda_gemm import gemm
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import plan_writer
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.runtime import nvrtc
@@ -90,11 +90,11 @@ def test_plans_of_sessions_that_wait_for_each_launch_have_them(
 
     monkeypatch.setattr(cuda, "compile", compile_nothing)
     for traps in ("0", "1"):
-        plan = partition_compiler.backend_of(
-            {"backend": "cuda", "arch": "90", "traps": traps}
-        ).plan("p", False)
+        plan = plan_writer.writer_of({"backend": "cuda", "arch": "90", "traps": traps}).plan(
+            "p", False
+        )
         source = 'while (!done)\n    asm volatile("");'
-        plan._cubins, plan.blobs = {f"  {source}": 0}, [b""]  # type: ignore[attr-defined]
+        plan._code, plan.blobs = {f"  {source}": 0}, [b""]  # type: ignore[attr-defined]
         plan.to_json()
     assert (
         compiled[0] == f"  {source}" and compiled[1] == cuda.trapping(f"  {source}") != compiled[0]

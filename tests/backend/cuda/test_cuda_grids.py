@@ -13,10 +13,11 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.backend.cuda.cuda_requests import request
+from tracea_onnx.codegen.backend import Launch
 from tracea_onnx.codegen.kernel_request import Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.codegen.size_ranges import ranged
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
@@ -207,15 +208,15 @@ def test_grids_of_large_batches(
     name: str, arch: str, dtype: int, batch: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Kernel] = []
-    record = CudaPlanBuilder._record
+    record = BackendPlan._record
 
-    def kept(self: CudaPlanBuilder, kernel: Kernel, places: Any) -> dict[str, Any]:
+    def kept(self: BackendPlan, launch: Launch, places: Any) -> dict[str, Any]:
         if self.name != "probe":
-            found.append(kernel)
-        return record(self, kernel, places)
+            found.append(launch.kernel)  # type: ignore[attr-defined]
+        return record(self, launch, places)
 
-    monkeypatch.setattr(CudaPlanBuilder, "_record", kept)
-    monkeypatch.setattr(CudaPlanBuilder, "_compile", lambda self: None)
+    monkeypatch.setattr(BackendPlan, "_record", kept)
+    monkeypatch.setattr(BackendPlan, "_compile", lambda self: None)
     case = cases(batch)[name]
     given = [
         helper.make_tensor_value_info(n, I64 if n == "i" else dtype, s)
@@ -237,7 +238,7 @@ def test_grids_of_large_batches(
     onnx_inference.infer(model, {})
     result = partition_compiler.compile_graph(
         Graph(model),
-        partition_compiler.backend_of({"backend": "cuda", "arch": arch, "sms": "132"}),
+        plan_writer.writer_of({"backend": "cuda", "arch": arch, "sms": "132"}),
         everything=True,
     )
     assert not result.refused and found

@@ -22,7 +22,7 @@ from onnx import (
 
 from tests.host.pipeline_models import parse
 from tracea_onnx.canonicalize import constant_ifs
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.explain import contents, explanation
 from tracea_onnx.ir import edit
@@ -55,7 +55,7 @@ def reason(model: ModelProto) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
         [(_, why)] = partition_compiler.compile_graph(
-            Graph(model), partition_compiler.CPU_BACKEND, everything=True
+            Graph(model), plan_writer.writer_of({}), everything=True
         ).refused
     return why
 
@@ -248,7 +248,7 @@ def test_a_dim_that_is_gathered_where_there_is_none() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
         refused = partition_compiler.compile_graph(
-            Graph(m), partition_compiler.CPU_BACKEND, everything=True
+            Graph(m), plan_writer.writer_of({}), everything=True
         ).refused
     assert any("Gather reads 5 of 2 elements" in why for _, why in refused)
 
@@ -272,7 +272,7 @@ def test_shapes_of_axes_that_are_not_there_are_not_known(node: NodeProto) -> Non
 def test_nodes_in_a_circle_are_one_line() -> None:
     m = parse("g (float[2] x) => (float[2] y) { a = Add (x, b) b = Relu (a) y = Sin (b) }")
     with pytest.raises(ModelError, match="in a circle"):
-        partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True)
+        partition_compiler.compile_graph(Graph(m), plan_writer.writer_of({}), everything=True)
 
 
 def test_a_negative_dim_of_a_request_is_of_unknown_size() -> None:
@@ -403,7 +403,7 @@ def test_a_float_constant_among_integers_is_refused_with_a_reason() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
         [(_, why)] = partition_compiler.compile_graph(
-            Graph(m), partition_compiler.CPU_BACKEND, everything=True
+            Graph(m), plan_writer.writer_of({}), everything=True
         ).refused
     assert "no program computes" in why
 

@@ -93,7 +93,7 @@ def test_what_shares_its_parts_stays_small() -> None:
     for k in range(2, 60):
         n = D.floordiv(D.mul(n, D.add(n, k)), k)
     assert len(repr(n)) < 500 and D.symbols(n) == ("n",)
-    plan = PlanBuilder("p")
+    plan = PlanBuilder("p", "cpu")
     plan.define_symbol("n", 0, 0)
     assert plan.expr(n) == plan.expr(n) < 300
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tracea_onnx.codegen.kernel_request import Kernel, Request
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.ir.dims import symbol
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.shapes import onnx_inference
@@ -38,16 +38,10 @@ def launches(
     `pointwise` with the number of its stages, if there are any.
     """
     found: list[str] = []
-    append = CudaPlanBuilder._append
+    append = BackendPlan._append
 
     def record(
-        self: CudaPlanBuilder,
-        family: str,
-        refs: Any,
-        ints: Any,
-        floats: Any,
-        program: Any,
-        *rest: Any,
+        self: BackendPlan, family: str, refs: Any, ints: Any, floats: Any, program: Any, *rest: Any
     ) -> None:
         append(self, family, refs, ints, floats, program, *rest)
         if self.name != "probe" and rest[-1] is self._run:
@@ -55,8 +49,8 @@ def launches(
                 f"{family} {len(program['stages'])}" if program and "stages" in program else family
             )
 
-    monkeypatch.setattr(CudaPlanBuilder, "_append", record)
-    monkeypatch.setattr(CudaPlanBuilder, "_compile", lambda self: None)
+    monkeypatch.setattr(BackendPlan, "_append", record)
+    monkeypatch.setattr(BackendPlan, "_compile", lambda self: None)
     given = [helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()]
     results = [helper.make_tensor_value_info(n, t, None) for n, t in outputs.items()]
     stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
@@ -68,7 +62,7 @@ def launches(
     onnx_inference.infer(model, {})
     result = partition_compiler.compile_graph(
         Graph(model),
-        partition_compiler.backend_of({"backend": "cuda", "arch": "90", "sms": "132"}),
+        plan_writer.writer_of({"backend": "cuda", "arch": "90", "sms": "132"}),
         everything=True,
     )
     assert len(result.entries) == 1 and not result.refused, result.refused

@@ -11,9 +11,8 @@ import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tests.host.lowering.test_pooled import Launch, Recorded
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.lower.target import CUDA
+from tests.host.lowering.test_pooled import CUDA, Launch, Recorded
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.dims import evaluate
 from tracea_onnx.ir.graph import Graph
 
@@ -55,7 +54,7 @@ def launches(
     seen: list[Launch] = []
     partition_compiler.compile_graph(
         Graph(model),
-        partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
+        plan_writer.Writer(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
         everything=True,
     )
     return [launch for launch in seen if launch[0] != "nhwc_to_nchw"]

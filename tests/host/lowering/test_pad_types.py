@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.host.lowering.test_pooled import Launch, Recorded
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.lower.target import CUDA
+from tests.host.lowering.test_pooled import CUDA, Launch, Recorded
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph
 
 
@@ -27,7 +26,7 @@ def test_the_value_has_the_type_of_the_elements(dtype: type, value: float) -> No
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=8)
     partition_compiler.compile_graph(
         Graph(model),
-        partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
+        plan_writer.Writer(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
         everything=True,
     )
     ints = next(ints for family, ints in seen if family == "pad")

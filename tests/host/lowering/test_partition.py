@@ -15,9 +15,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.host.rules.rules_oracle import node
-from tracea_onnx.compiler import partition_compiler, partitioning
+from tracea_onnx.compiler import partition_compiler, partitioning, plan_writer
 from tracea_onnx.compiler.lower.op import of_node
-from tracea_onnx.compiler.lower.target import CPU
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import PlanBuilder
@@ -105,10 +104,10 @@ def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
     def plan(name: str, probe: bool) -> PlanBuilder:
         if not probe:
             made.append(name)
-        return PlanBuilder(name) if probe else _Fails(name)
+        return PlanBuilder(name, "cpu") if probe else _Fails(name, "cpu")
 
     found = partition_compiler.compile_graph(
-        Graph(model), partition_compiler.Backend(CPU, plan), everything=True
+        Graph(model), plan_writer.Writer(plan_writer.writer_of({}).target, plan), everything=True
     )
     assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
     assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5

@@ -91,7 +91,7 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> D.DimLike:
 
 
 def build(wanted: list[D.DimLike]) -> tuple[dict[str, Any], list[int]]:
-    b = PlanBuilder("expressions")
+    b = PlanBuilder("expressions", "cpu")
     b.add_input("x", 1, 3)
     for k, s in enumerate(SYMBOLS):
         b.define_symbol(s, 0, k)
@@ -123,7 +123,7 @@ def test_overflow_is_an_error() -> None:
 
 
 def test_large_integers_and_special_floats_survive_the_header() -> None:
-    b = PlanBuilder('numbers \u00e9\U0001f600 "quoted"\n')
+    b = PlanBuilder('numbers \u00e9\U0001f600 "quoted"\n', "cpu")
     x = b.add_input("x", 1, 1)
     b.define_symbol("n", 0, 0)
     big = b.expr(2**63 - 1), b.expr(-(2**63))
@@ -145,7 +145,7 @@ def test_constants_whose_sizes_would_wrap_are_refused(sizes: list[int]) -> None:
 
 def test_a_program_may_have_as_many_registers_as_the_compiler_gives_it() -> None:
     for regs in (MAX_REGISTERS, MAX_REGISTERS + 1):
-        b = PlanBuilder("registers")
+        b = PlanBuilder("registers", "cpu")
         x = b.add_input("x", 1, 1)
         program = {"type": 0, "n_in": 1, "regs": regs, "out": 0, "code": []}
         b.launch("pointwise", {"x0": x}, {"y": b.arena(64)}, {}, program=program)

@@ -9,24 +9,27 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
-from tracea_onnx.compiler.lower.target import CUDA
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler.plan_writer import BackendPlan, Emitter
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.pricing.device_caps import usual
 
+_BACKEND = backends.get("cuda")
+#: Of a GPU without the kernels that only Hopper has.
+CUDA = _BACKEND.target(usual(80))
 Launch = tuple[str, dict[str, DimLike]]
 _POOL = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
 
 
-class Recorded(CudaPlanBuilder):
+class Recorded(BackendPlan):
     """A plan that keeps the families and integer parameters of its launches."""
 
     def __init__(self, name: str, seen: list[Launch]) -> None:
-        super().__init__(name, usual(90, 132), compile_kernels=False)
+        super().__init__(name, Emitter(_BACKEND), {}, usual(90, 132), compile_code=False)
         self.seen = seen
 
     def _append(
@@ -77,7 +80,7 @@ def lowered(
     seen: list[Launch] = []
     partition_compiler.compile_graph(
         Graph(model),
-        partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
+        plan_writer.Writer(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
         everything=True,
     )
     return seen

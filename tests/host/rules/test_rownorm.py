@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.compiler.lower.value import Folded, Value
+from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io.builder import Net
@@ -28,17 +28,17 @@ def launches(
 ) -> list[str]:
     """Families of a run, with the statistics that products read (x, r) and leave (y)."""
     found: list[str] = []
-    append = CudaPlanBuilder._append
+    append = BackendPlan._append
 
-    def record(self: CudaPlanBuilder, family: str, refs: Any, *rest: Any) -> None:
+    def record(self: BackendPlan, family: str, refs: Any, *rest: Any) -> None:
         append(self, family, refs, *rest)
         if self.name != "probe" and rest[-1] is self._run:
             found.append(
                 family + "".join(side for side in "xry" if refs.get(f"{side}_stats") is not None)
             )
 
-    monkeypatch.setattr(CudaPlanBuilder, "_append", record)
-    monkeypatch.setattr(CudaPlanBuilder, "_compile", lambda self: None)
+    monkeypatch.setattr(BackendPlan, "_append", record)
+    monkeypatch.setattr(BackendPlan, "_compile", lambda self: None)
     converted = convert_float_to_float16(model, keep_io_types=False) if half else model
     # as ONNX Runtime hands graphs over
     for node in [n for n in converted.graph.node if n.op_type == "Constant"]:
@@ -47,7 +47,7 @@ def launches(
         converted.graph.node.remove(node)
     result = partition_compiler.compile_graph(
         Graph(converted),
-        partition_compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": "132"}),
+        plan_writer.writer_of({"backend": "cuda", "arch": str(arch), "sms": "132"}),
     )
     assert len(result.entries) == 1 and not result.refused
     return found

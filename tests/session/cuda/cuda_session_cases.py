@@ -457,7 +457,7 @@ def case_packs_hold_plans_of_several_backends() -> None:
     """
 
     def cpu_plan(graph: Graph) -> Entries:
-        b = PlanBuilder("cube on the cpu")
+        b = PlanBuilder("cube on the cpu", "cpu")
         x = b.add_input("x", F32, 1)
         b.define_symbol("n", 0, 0)
         n = D.symbol("n")

@@ -66,7 +66,7 @@ def chain_plan(name: str = "chain", columns: int = 5) -> dict[str, Any]:
     """t = x * x (an arena buffer), u = relu(t + x) and y = u * u: u is an output that is also read
     inside.
     """
-    b = PlanBuilder(name)
+    b = PlanBuilder(name, "cpu")
     x = b.add_input("x", F32, 2)
     b.define_symbol("n", 0, 0)
     b.check(0, 1, columns)

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tracea_onnx.compiler.partition_compiler
 from tests.host.pipeline_models import normal, parse, run
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.explain import explanation
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match import rule_set
@@ -244,6 +244,6 @@ def test_a_slice_of_bounds_that_are_not_equally_many_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
         found = partition_compiler.compile_graph(
-            Graph(model), partition_compiler.CPU_BACKEND, everything=True
+            Graph(model), plan_writer.writer_of({}), everything=True
         )
     assert not found.entries

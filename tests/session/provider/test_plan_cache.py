@@ -15,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.compiler import partition_compiler, plan_cache
 from tracea_onnx.provider import assigned_nodes, create_session
 from tracea_onnx.runtime import nvrtc
@@ -178,7 +179,7 @@ def test_another_cuda_compiler_is_another_key(
     for content in (b"12.8", b"12.9 is longer"):
         library.write_bytes(content)
         nvrtc.chosen.cache_clear()
-        found.append(plan_cache._cuda_compiler())
+        found.append(backends.get("cuda").fingerprint({"arch": "90"}))
     nvrtc.chosen.cache_clear()
     assert found[0] != found[1] and str(library) in found[0]
 
@@ -187,7 +188,7 @@ def test_a_plan_is_kept_under_all_that_made_it(monkeypatch: pytest.MonkeyPatch) 
     request = onnx.load_from_string(attention(np.zeros((S, S)), 1.0))
     cpu, cuda = {"backend": "cpu"}, {"backend": "cuda", "arch": "90", "sms": "132"}
     before = [plan_cache._key(request, p) for p in (cpu, cuda)]
-    monkeypatch.setattr(plan_cache, "_cuda_compiler", lambda: "another NVRTC")
+    monkeypatch.setattr(nvrtc, "chosen", lambda: nvrtc.Compiler(__file__, 13))
     after = [plan_cache._key(request, p) for p in (cpu, cuda)]
     assert after[0] == before[0] and after[1] != before[1]
     monkeypatch.setattr(plan_cache, "_code", lambda: "another version")

@@ -135,7 +135,7 @@ def test_constants_initializers_and_blobs(answer: Install) -> None:
         stored = graph.const("w")
         # the compiler reads constants in place
         assert stored is not None and np.array_equal(stored, w)
-        b = PlanBuilder("constants")
+        b = PlanBuilder("constants", "cpu")
         x = b.add_input("x", F32, 2)
         b.define_symbol("n", 0, 0)
         y = b.add_output("y")
@@ -218,7 +218,7 @@ def test_bodies_of_if(answer: Install) -> None:
             seen.extend(g.nodes[0].inputs)
             assert not g.nodes[0].attrs
             return []
-        b = PlanBuilder(g.nodes[0].op)
+        b = PlanBuilder(g.nodes[0].op, "cpu")
         x = b.add_input("x", F32, 2)
         b.define_symbol("n", 0, 0)
         name = g.outputs[0]
@@ -338,7 +338,7 @@ def test_model_local_functions_arrive_whole_or_are_inlined(answer: Install, clai
             assert not claimed
             return []
         specs.append(g.nodes[0].attrs["spec"])
-        b = PlanBuilder("fused")
+        b = PlanBuilder("fused", "cpu")
         x = b.add_input("x", F32, 2)
         b.define_symbol("n", 0, 0)
         code = [[MUL, 1, 0, 0, 0, 0.0], [ADD, 2, 1, 0, 0, 0.0]]
@@ -377,7 +377,7 @@ def test_external_data_and_scalars(answer: Install, tmp_path: Path) -> None:
             and stored is not None
             and np.array_equal(stored, w)
         )
-        b = PlanBuilder("external")
+        b = PlanBuilder("external", "cpu")
         x = b.add_input("x", F32, 2)
         b.define_symbol("n", 0, 0)
         ints: dict[str, D.DimLike] = {

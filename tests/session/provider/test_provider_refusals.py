@@ -223,7 +223,7 @@ def test_of_plans_that_make_a_cycle_together_the_first_is_claimed(
     def entry(
         graph: Graph, reads: str, makes: str
     ) -> tuple[list[str], dict[str, Any], list[bytes]]:
-        b = PlanBuilder(makes)
+        b = PlanBuilder(makes, "cpu")
         refs = {name: b.add_input(name, F32, 2) for name in reads}
         b.define_symbol("n", 0, 0)
         dims: list[D.DimLike] = [D.symbol("n"), 5]
@@ -272,7 +272,7 @@ def test_index_out_of_range_fails_the_run_and_only_it(answer: Install) -> None:
     ).SerializeToString()
 
     def entries(g: Graph) -> Entries:
-        b = PlanBuilder("gather")
+        b = PlanBuilder("gather", "cpu")
         idx = b.add_input("i", 7, 1)
         b.define_symbol("n", 0, 0)
         y = b.add_output("y")

@@ -11,10 +11,9 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.host.lowering.test_pooled import Launch, Recorded
+from tests.host.lowering.test_pooled import CUDA, Launch, Recorded
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.lower.target import CUDA
+from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph
 
 Nodes = list[tuple[str, str, str, dict[str, Any]]]
@@ -46,7 +45,7 @@ def cuda(m: ModelProto) -> tuple[list[Launch], list[str]]:
     seen: list[Launch] = []
     found = partition_compiler.compile_graph(
         Graph(m),
-        partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
+        plan_writer.Writer(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
         everything=True,
     )
     return seen, [reason for _, reason in found.refused]
@@ -255,9 +254,7 @@ def test_dilated_windows_that_mostly_see_padding_are_left(
         {"x": (F, shape)},
         weight,
     )
-    found = partition_compiler.compile_graph(
-        Graph(m), partition_compiler.CPU_BACKEND, everything=True
-    )
+    found = partition_compiler.compile_graph(Graph(m), plan_writer.writer_of({}), everything=True)
     assert [("would mostly multiply padding" in reason) for _, reason in found.refused] == (
         [True] if left else []
     )

@@ -9,13 +9,11 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tests.support.cuda import driver as driver
 from tests.support.cuda import runner as R
-from tracea_onnx.compiler import partition_compiler
-from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
-from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.plan.builder import PlanBuilder
 from tracea_onnx.runtime import nvrtc
 from tracea_onnx.support import discovery
 
@@ -64,9 +62,9 @@ def pretend(arch: int) -> None:
     # Plans are cached by the device that asks for them
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     _compiling(arch)
-    asked = partition_compiler.backend_of
+    asked = plan_writer.writer_of
 
-    def backend_of(props: Mapping[str, str]) -> partition_compiler.Backend:
+    def writer_of(props: Mapping[str, str]) -> plan_writer.Writer:
         made = asked(
             {
                 "backend": props.get("backend", "cpu"),
@@ -78,17 +76,15 @@ def pretend(arch: int) -> None:
         if props.get("backend", "cpu") == "cpu":
             return made
 
-        class Disguised(CudaPlanBuilder):
-            def to_json(self) -> dict[str, Any]:
-                return {**super().to_json(), "arch": int(props["arch"])}
+        def plan(name: str, probe: bool) -> PlanBuilder:
+            empty = made.plan(name, probe)
+            whole = empty.to_json
+            vars(empty)["to_json"] = lambda: {**whole(), "arch": int(props["arch"])}
+            return empty
 
-        device, tf32 = usual(arch, int(props["sms"])), props.get("tf32") == "1"
-        return partition_compiler.Backend(
-            made.target,
-            lambda name, probe: Disguised(name, device, compile_kernels=not probe, tf32=tf32),
-        )
+        return plan_writer.Writer(made.target, plan)
 
-    partition_compiler.backend_of = backend_of
+    vars(partition_compiler)["writer_of"] = writer_of
 
 
 def pretend_here(arch: int) -> None:

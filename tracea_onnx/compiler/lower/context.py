@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tracea_onnx.codegen.target import Target
 from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.target import CPU, Target
 from tracea_onnx.compiler.lower.value import (
     Blocks,
     Deferred,
@@ -43,7 +43,7 @@ class Lowering:
     Ops are lowered in topological order; `values` holds what is known so far.
     """
 
-    def __init__(self, graph: Graph, plan: PlanBuilder, target: Target = CPU) -> None:
+    def __init__(self, graph: Graph, plan: PlanBuilder, target: Target) -> None:
         self.graph, self.plan, self.target = graph, plan, target
         self.values: dict[str, Value] = {}
         self.borders: dict[str, Border] = {}  # zero border the readers of a value need
@@ -151,7 +151,7 @@ class Lowering:
         """Refuse a tensor whose element type the backend's compute kernels do not take."""
         if v.dtype not in self.target.types:
             raise Unsupported(
-                f"{what} '{v.name}' has type {v.dtype.name}; the {self.target.name} kernels take"
+                f"{what} '{v.name}' has type {v.dtype.name}; the {self.plan.backend} kernels take"
                 f" {', '.join(sorted(t.name for t in self.target.types))}"
             )
 

@@ -95,7 +95,7 @@ def resize(ctx: Lowering, op: Op) -> None:
         mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))
     ):
         raise Unsupported(
-            f"no {ctx.target.name} kernel computes Resize in mode '{mode}' with these attributes"
+            f"no {ctx.plan.backend} kernel computes Resize in mode '{mode}' with these attributes"
         )
     old = op.kind == "Upsample" or op.opset < 11
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
@@ -185,7 +185,7 @@ def lrn(ctx: Lowering, op: Op) -> None:
     """Local response normalisation, of channels."""
     x = ctx.value(op.input(0))
     if not ctx.target.samples:
-        raise Unsupported(f"no {ctx.target.name} kernel computes LRN; ONNX Runtime's own runs it")
+        raise Unsupported(f"no {ctx.plan.backend} kernel computes LRN; ONNX Runtime's own runs it")
     if x.rank != 4:
         raise Unsupported(f"LRN has an operand of rank {x.rank}; the kernel takes 4")
     n, c, h, w = x.image()
@@ -214,7 +214,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
     if not ctx.target.samples:
         raise Unsupported(
-            f"no {ctx.target.name} kernel computes GridSample; ONNX Runtime's own runs it"
+            f"no {ctx.plan.backend} kernel computes GridSample; ONNX Runtime's own runs it"
         )
     if (
         x.rank != 4

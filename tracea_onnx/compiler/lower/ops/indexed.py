@@ -25,7 +25,7 @@ def _axis(op: Op, x: Value) -> int:
 def _available(ctx: Lowering, op: Op) -> None:
     if not ctx.target.scatters:
         raise Unsupported(
-            f"no {ctx.target.name} kernel computes {op.kind}; ONNX Runtime's own runs it"
+            f"no {ctx.plan.backend} kernel computes {op.kind}; ONNX Runtime's own runs it"
         )
 
 

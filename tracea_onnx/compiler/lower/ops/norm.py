@@ -327,7 +327,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
 
 def argmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    whole = {DType.I64, DType.I32} if ctx.target.name == "cuda" else {DType.I64}
+    whole = {DType.I64, DType.I32} if ctx.target.orders else {DType.I64}
     if x.dtype not in whole | ctx.target.types:
         raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
     axis = axis_of(int(op.attr("axis", 0)), x.rank)
@@ -353,9 +353,9 @@ def argmax(ctx: Lowering, op: Op) -> None:
 
 def cumsum(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if ctx.target.name != "cuda":
+    if not ctx.target.orders:
         raise Unsupported(
-            f"no {ctx.target.name} kernel computes CumSum; ONNX Runtime's own runs it"
+            f"no {ctx.plan.backend} kernel computes CumSum; ONNX Runtime's own runs it"
         )
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes CumSum of type {x.dtype.name}")

@@ -28,7 +28,7 @@ def pad(ctx: Lowering, op: Op) -> None:
     mode = op.attr("mode", "constant")
     mode = mode.decode() if isinstance(mode, bytes) else mode
     if mode not in MODES or (mode == "wrap" and not ctx.target.pads):
-        raise Unsupported(f"no {ctx.target.name} kernel computes Pad in mode '{mode}'")
+        raise Unsupported(f"no {ctx.plan.backend} kernel computes Pad in mode '{mode}'")
     if op.attr("pads") is not None:
         pads: list[DimLike] = [int(p) for p in op.attr("pads")]
         fill = np.asarray(

@@ -128,7 +128,7 @@ def lower_expression(
     narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
     if narrow and expr.code:
         raise Unsupported(
-            f"the {ctx.target.name} kernels convert {', '.join(sorted(k.name for k in narrow))},"
+            f"the {ctx.plan.backend} kernels convert {', '.join(sorted(k.name for k in narrow))},"
             " and do not compute on it"
         )
     if kinds_in <= _INTEGER and kind_out in _INTEGER:

@@ -13,8 +13,8 @@ from tracea_onnx.ir.dims import DimLike
 
 def topk(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if ctx.target.name != "cuda":
-        raise Unsupported(f"no {ctx.target.name} kernel computes TopK; ONNX Runtime's own runs it")
+    if not ctx.target.orders:
+        raise Unsupported(f"no {ctx.plan.backend} kernel computes TopK; ONNX Runtime's own runs it")
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes TopK of type {x.dtype.name}")
     k = ctx.one_int(op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))

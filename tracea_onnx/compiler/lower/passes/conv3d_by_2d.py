@@ -25,7 +25,7 @@ def slices(ctx: Lowering, x: Value, depth: Extent) -> tuple[Nhwc, DimLike, int]:
     """
     c = x.shape[1]
     if not ctx.target.few_launches:
-        raise Unsupported(f"no {ctx.target.name} kernel runs over 3 spatial dims")
+        raise Unsupported(f"no {ctx.plan.backend} kernel runs over 3 spatial dims")
     if not isinstance(c, int):
         raise Unsupported(
             f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"

@@ -1,4 +1,6 @@
-"""What lowering must know of a backend: which types its kernels take and how it stores images."""
+"""What lowering must know of a backend: what its device sustains, which types its kernels take and
+how it stores images.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ from dataclasses import dataclass
 
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import channel_pitch
+from tracea_onnx.pricing.rates import Rates
 
 
 @dataclass(frozen=True)
 class Target:
-    """types: float types the compute kernels take. border: whether a convolution reads its padding
+    """rates: what fusions are priced by. types: float types the compute kernels take. border: whether a convolution reads its padding
     from a zero border around the image (else the kernel checks bounds itself). winograd: whether
     3x3 convolutions have a Winograd kernel. pitch_multiple: channel pitches are rounded up to it
     (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether a launch costs more
@@ -24,9 +27,10 @@ class Target:
     expressions, each of what the ones before it made. scatters: whether there are kernels for
     elements found by indices in any tensor (scattered ones, too) and triangles. samples: for images
     sampled at a grid's places and responses of channels. bundles: whether filters in 16-bit types
-    are also packed for several groups at once."""
+    are also packed for several groups at once. orders: whether there are kernels for TopK, CumSum
+    and ArgMax of int32."""
 
-    name: str
+    rates: Rates
     types: frozenset[DType]
     border: bool
     winograd: bool
@@ -42,6 +46,7 @@ class Target:
     scatters: bool = False
     samples: bool = False
     bundles: bool = False
+    orders: bool = False
 
     @property
     def vector(self) -> int:
@@ -53,12 +58,3 @@ class Target:
         if self.pitch_multiple:
             return -(-channels // self.pitch_multiple) * self.pitch_multiple
         return channel_pitch(channels)
-
-
-CPU = Target(
-    "cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False
-)
-CUDA = Target(
-    "cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, any_depthwise=True,
-    cubic=True, copies=True, pads=True, stages=True, scatters=True, samples=True,
-)  # fmt: skip

@@ -1,0 +1,149 @@
+"""What `tracea-onnx doctor` says of CUDA: driver, GPUs, compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Iterator
+
+from tracea_onnx.codegen import tuning_records
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.runtime import cuda_harness, nvrtc
+from tracea_onnx.support.check import Check
+
+from .compiler import target
+
+
+def checks() -> Iterator[Check]:
+    yield _driver()
+    yield from _gpus()
+    yield _compiler()
+    cupy = importlib.util.find_spec("cupy") is not None
+    yield Check(
+        "cupy",
+        cupy,
+        "installed" if cupy else "not installed",
+        'for the CUDA backend: python -m pip install "tracea-onnx[gpu]"',
+        required=False,
+    )
+
+
+def cuda_devices() -> int:
+    """Devices NVIDIA's driver offers; 0 without a driver."""
+    driver, count = nvrtc.driver_library(), ctypes.c_int(0)
+    return (
+        count.value
+        if driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        else 0
+    )
+
+
+def _driver() -> Check:
+    found, version = cuda_devices(), nvrtc.driver_version()
+    detail = (
+        f"CUDA {_dotted(version)}, {found} device{'' if found == 1 else 's'}"
+        if version
+        else "no CUDA device"
+    )
+    return Check(
+        "CUDA driver",
+        found > 0,
+        detail,
+        "for the CUDA backend: install NVIDIA's driver",
+        required=False,
+    )
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its
+#: two halves.
+_OLDEST_GPU, _FACTS = (8, 0), (75, 76)
+
+
+def _gpus() -> Iterator[Check]:
+    driver = nvrtc.driver_library()
+    for k in range(cuda_devices()):
+        assert driver is not None
+        device, name, facts = ctypes.c_int(), ctypes.create_string_buffer(256), list[int]()
+        driver.cuDeviceGet(ctypes.byref(device), k)
+        driver.cuDeviceGetName(name, len(name), device)
+        for attribute in _FACTS:
+            value = ctypes.c_int()
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            facts.append(value.value)
+        major, minor = facts
+        ok = (major, minor) >= _OLDEST_GPU
+        picked = (
+            f"kernels for {target(major * 10 + minor)}" if ok else "older than the kernels need"
+        )
+        tuned = _tuned(k) if ok else 0
+        record = f"; {tuned} launches tuned" if tuned else ""
+        detail = f"{name.value.decode(errors='replace')}, compute capability {major}.{minor}: {picked}{record}"
+        yield Check(
+            f"GPU {k}",
+            ok,
+            detail,
+            "the CUDA backend needs compute capability 8.0 or newer",
+            required=False,
+        )
+
+
+def _tuned(k: int) -> int:
+    """Launches in the record of a GPU; 0 where the native library cannot tell."""
+    try:
+        return len(tuning_records.load(cuda_harness.device(k)))
+    except TraceaError:
+        return 0
+
+
+def _architectures() -> list[int]:
+    """Compute capabilities x 10 of the GPUs that the kernels run on."""
+    driver, found = nvrtc.driver_library(), list[int]()
+    for k in range(cuda_devices()):
+        assert driver is not None
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(device), k)
+        for value, attribute in ((major, _FACTS[0]), (minor, _FACTS[1])):
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        if (major.value, minor.value) >= _OLDEST_GPU:
+            found.append(major.value * 10 + minor.value)
+    return found
+
+
+def _compiler() -> Check:
+    found, driver = nvrtc.load(), nvrtc.driver_version()
+    fix = 'for the CUDA backend: python -m pip install "tracea-onnx[gpu]" (for CUDA 13: "tracea-onnx[gpu13]")'
+    if found is None:
+        return Check("NVRTC", False, "not found", fix, required=False)
+    compiler, library = found
+    number = ".".join(map(str, nvrtc.version(library)))
+    if driver and compiler.major > driver // 1000:
+        detail = f"{number} ({compiler.path}) is newer than the driver's CUDA {_dotted(driver)}, which does not load its kernels"
+        return Check(
+            "NVRTC",
+            False,
+            detail,
+            'python -m pip install "tracea-onnx[gpu]", or update the driver',
+            required=False,
+        )
+    unknown = [
+        a for a in _architectures() if (known := nvrtc.architectures(library)) and a not in known
+    ]
+    if unknown:
+        detail = f"{number} ({compiler.path}) is older than the GPU (sm_{unknown[0]}): the driver translates its kernels when they are loaded"
+        return Check(
+            "NVRTC",
+            False,
+            detail,
+            'for faster loading: python -m pip install -U "tracea-onnx[gpu13]"',
+            required=False,
+        )
+    why = (
+        f"the newest installed that a driver of CUDA {_dotted(driver)} takes"
+        if driver
+        else "the newest installed; there is no driver to ask"
+    )
+    return Check("NVRTC", True, f"{number}, {why} ({compiler.path})", fix, required=False)

@@ -1,0 +1,142 @@
+"""What a backend is: everything that the rest of the package asks of the modules of `kernels`.
+
+A module `kernels/<name>.py` (or a package of that name) defines `BACKEND`, an instance of a class
+that implements `Backend`. Its native side is a runtime of the same name (`ep/plan/runtime.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.target import Target
+from tracea_onnx.errors import UsageError
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.support import discovery
+from tracea_onnx.support.check import Check
+
+if TYPE_CHECKING:  # it needs numpy, which is not there while the wheel is built
+    from tracea_onnx.plan.builder import Ref
+
+#: What a compile request says of itself (docs/plan-format.md, "Compiler callback").
+Properties = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """devices: those that can be used here, in words. why: where there is none, the reason."""
+
+    devices: tuple[str, ...]
+    why: str = ""
+
+
+class Plan(Protocol):
+    """What a launch needs of the Plan that it is written into."""
+
+    def expr(self, e: DimLike) -> int:
+        """Index of an expression."""
+
+    def code(self, source: str) -> int:
+        """Index of the blob that `Backend.compile` makes of the source."""
+
+
+class Launch(Protocol):
+    """One launch that computes a request, or a part of it."""
+
+    @property
+    def scratch(self) -> Sequence[DimLike]:
+        """Bytes of buffers that the launches of a request share; they begin undefined."""
+
+    def record(self, plan: Plan, places: Mapping[str, Ref | None]) -> dict[str, Any]:
+        """The launch as the runtime reads it. places: of operands by their name in the family
+        (None where absent), and of `scratch<k>`. Only `cubin` may hold the index of a blob."""
+
+
+class Backend(Protocol):
+    """Devices of one kind. host: whether tensors lie in the host's memory, so that every machine
+    has one. families: those that it has kernels for."""
+
+    name: str
+    host: bool = False
+
+    @property
+    def families(self) -> frozenset[str]:
+        return frozenset(FAMILIES)
+
+    def probe(self) -> Probe:
+        """What this machine has. Initialises no device: the process may fork and use one then."""
+
+    def caps(self, properties: Properties | None) -> DeviceCaps | None:
+        """The device that a compile request is for; of None the one that files are made for, which
+        any device may run. None where kernels do not depend on it. Raises UsageError."""
+
+    def target(self, caps: DeviceCaps | None) -> Target:
+        """What lowering must know of the device."""
+
+    def emit(self, request: Request) -> Sequence[Launch] | None:
+        """The launches of one launch of a family; None where the runtime has a kernel for the
+        family itself. Raises Unfit with a sentence where there is none."""
+        if request.family not in self.families:
+            raise Unfit(f"the backend '{self.name}' has no kernel for {request.family}")
+        return None
+
+    def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
+        """The blobs of the sources that launches have named (`Plan.code`). No device is needed.
+        Raises TraceaError."""
+        assert not sources, "launches name code that nothing compiles"
+        return []
+
+    # --- what has a default -------------------------------------------------------------------------
+    def toolchain(self) -> str:
+        """Version of what `compile` calls; "" without one."""
+        return ""
+
+    def fingerprint(self, properties: Properties) -> str:
+        """What Plans for this request depend on beside the request and this package: a cached Plan
+        with another one is not used."""
+        return ""
+
+    def checks(self) -> Iterable[Check]:
+        """Lines of `tracea-onnx doctor`. None raises."""
+        return ()
+
+    @property
+    def harness(self) -> Any:
+        """A module that runs and times Plans without ONNX Runtime, as `runtime/cuda_harness.py`
+        does; None without one. `tracea-onnx tune` needs it."""
+        return None
+
+
+def names() -> tuple[str, ...]:
+    """Of all backends of this installation, sorted."""
+    return discovery.names("kernels")
+
+
+def get(name: str) -> Backend:
+    """Raises UsageError where this installation has no such backend."""
+    if name not in names():
+        raise UsageError(
+            f"this installation has no backend '{name}'", f"it has {', '.join(names())}"
+        )
+    backend: Backend = discovery.module("kernels", name).BACKEND
+    return backend
+
+
+def usual_target(name: str) -> Target:
+    """Of the device that files are made for."""
+    backend = get(name)
+    return backend.target(backend.caps(None))
+
+
+def default() -> Backend:
+    """The one whose device every machine has."""
+    return next(b for b in map(get, names()) if b.host)
+
+
+def fastest() -> str:
+    """Of those that have a device here, the one with the highest rate of arithmetic."""
+    usable = [name for name in names() if get(name).host or get(name).probe().devices]
+    return max(usable, key=lambda name: usual_target(name).rates.gflops)

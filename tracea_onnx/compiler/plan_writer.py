@@ -1,0 +1,189 @@
+"""Plans whose launches a backend emits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.backend import Backend, Launch, Properties
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.target import Target
+from tracea_onnx.compiler.lower.value import Unsupported
+from tracea_onnx.errors import TraceaError, UsageError
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.plan.builder import PlanBuilder, Ref
+from tracea_onnx.plan.extents import extents
+from tracea_onnx.pricing.device_caps import DeviceCaps
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes Plans for one device. `plan(name, probe)` makes an empty one; a probe's Plan is thrown
+    away.
+    """
+
+    target: Target
+    plan: Callable[[str, bool], PlanBuilder]
+
+
+def writer_of(properties: Properties) -> Writer:
+    """For the backend and the device that a compile request asks for. Raises TraceaError."""
+    name = properties.get("backend", backends.default().name)
+    try:
+        backend = backends.get(name)
+    except UsageError:
+        raise TraceaError(
+            f"a compile request asks for the backend '{name}', which this version does not have",
+            "install the provider and the Python package again",
+        ) from None
+    caps = backend.caps(properties)
+    choices = kernel_choice.BY_PRICE if caps is None else tuning_records.choices(caps)
+    return writer(backend, properties, choices)
+
+
+def writer(
+    backend: Backend,
+    properties: Properties | None = None,
+    choices: kernel_choice.Choices = kernel_choice.BY_PRICE,
+) -> Writer:
+    """For one graph: its Plans share what was emitted. Without properties they say what would run
+    on the device that files are made for, and cannot."""
+    caps = backend.caps(properties)
+    emitter = Emitter(backend, choices)
+
+    def plan(name: str, probe: bool) -> BackendPlan:
+        return BackendPlan(
+            name, emitter, properties or {}, caps, compile_code=not probe and properties is not None
+        )
+
+    return Writer(backend.target(caps), plan)
+
+
+class Emitter:
+    """The launches for requests, with kernels chosen in one way.
+
+    Networks ask for the same again and again, first to learn what can run: it is emitted once.
+    """
+
+    def __init__(
+        self, backend: Backend, choices: kernel_choice.Choices = kernel_choice.BY_PRICE
+    ) -> None:
+        self.backend, self._choices = backend, choices
+        self._made: dict[tuple[object, ...], Sequence[Launch] | None] = {}
+
+    def __call__(self, r: Request) -> Sequence[Launch] | None:
+        """Raises Unfit with a sentence when the backend has none."""
+        named = (
+            tuple(sorted(r.ints.items())),
+            tuple(sorted(r.floats.items())),
+            json.dumps(r.program, sort_keys=True),
+        )
+        key = (r.family, r.dtype, *named, r.operands, r.caps, r.unaligned, r.constant, r.tf32)
+        if key not in self._made:
+            with kernel_choice.choosing(self._choices):
+                self._made[key] = self.backend.emit(r)
+        return self._made[key]
+
+
+class BackendPlan(PlanBuilder):
+    """emit: Plans of one graph share it. caps: the device.
+
+    `compile_code=False` leaves code out (the probe of which nodes can run needs only to know that a
+    kernel exists). `asked` has what each launch of a run was made for."""
+
+    def __init__(
+        self,
+        name: str,
+        emit: Emitter,
+        properties: Properties,
+        caps: DeviceCaps | None,
+        *,
+        compile_code: bool = True,
+    ) -> None:
+        super().__init__(name, emit.backend.name)
+        self._emit, self._properties, self.caps = emit, properties, caps
+        self.compile_code = compile_code
+        self.asked: list[Request] = []
+        self._code: dict[str, int] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        self._compile()
+        device = {} if self.caps is None else {"arch": self.caps.arch, "sms": self.caps.sms}
+        return {**super().to_json(), **device}
+
+    def _compile(self) -> None:
+        """Fill in the code that is still missing."""
+        missing = [(source, at) for source, at in self._code.items() if not self.blobs[at]]
+        if missing and self.compile_code:
+            made = self._emit.backend.compile([source for source, _ in missing], self._properties)
+            for (_, at), blob in zip(missing, made, strict=True):
+                self.blobs[at] = blob
+
+    def code(self, source: str) -> int:
+        if source not in self._code:
+            self.blobs.append(b"")  # `to_json` compiles it
+            self._code[source] = len(self.blobs) - 1
+        return self._code[source]
+
+    def _append(
+        self,
+        family: str,
+        refs: Mapping[str, Ref | None],
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float],
+        program: Mapping[str, Any] | None,
+        dtype: DType,
+        to: list[dict[str, Any]],
+    ) -> None:
+        given = {n: r for n, r in refs.items() if r is not None}
+        request = Request(
+            family,
+            dtype,
+            dict(ints),
+            dict(floats),
+            program,
+            frozenset(given),
+            cast(DeviceCaps, self.caps),  # None for backends that do not ask for it
+            frozenset(n for n, r in given.items() if multiple_of(r.offset) % 16),
+            frozenset(n for n, r in given.items() if self.is_constant(r) and to is self._run),
+            self._properties.get("tf32") == "1",
+        )
+        try:
+            launches = self._emit(request)
+        except Unfit as e:
+            raise Unsupported(str(e)) from None
+        if launches is None:
+            super()._append(family, refs, ints, floats, program, dtype, to)
+        else:
+            if to is self._run:
+                self._bound(family, refs, ints, dtype)
+            sizes = next((k.scratch for k in launches if k.scratch), ())
+            places = {**refs, **{f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}}
+            to.extend(self._record(k, places) for k in launches)
+        if to is self._run:
+            self.asked += [request] * (1 if launches is None else len(launches))
+
+    def _record(self, launch: Launch, places: Mapping[str, Ref | None]) -> dict[str, Any]:
+        return launch.record(self, places)
+
+    def _bound(
+        self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike], dtype: DType
+    ) -> None:
+        """Note what the launch may touch of each buffer: a run compares it with the buffers' sizes.
+        A runtime that knows the family knows this itself."""
+        present = {o: int(ref is not None) for o, ref in refs.items()}
+        for operand, (low, high) in extents(
+            family, ints, present, dtype.size, border=False
+        ).items():
+            ref = refs.get(operand)
+            if ref is not None and not (low == 0 and high == 0):
+                first, end = (
+                    self.expr(D.select(D.less(low, high), ref.offset + e, 0)) for e in (low, high)
+                )
+                self._extents[ref.buffer, first, end, f"{family} {operand}"] = None
