@@ -47,10 +47,7 @@ _WITHOUT = frozenset({
 class Cpu(Backend):
     name = "cpu"
     host = True
-
-    @property
-    def families(self) -> frozenset[str]:
-        return frozenset(FAMILIES) - _WITHOUT
+    families = frozenset(FAMILIES) - _WITHOUT
 
     def probe(self) -> Probe:
         return Probe((platform.machine(),))

@@ -119,6 +119,8 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
     given = {k: str(v) for k, v in (options or {}).items()}
     name = given.get("backend", "")
     known = name in backends.names()
+    if known:
+        backends.get(name).attach(_keep[0])
     host = backends.get(name).host if known else "device_id" not in given
     # by it ONNX Runtime finds the device
     wanted = "-1" if host else given.setdefault("device_id", "0")

@@ -112,10 +112,6 @@ def families() -> dict[str, Emit]:
 class Cuda(Backend):
     name = "cuda"
 
-    @property
-    def families(self) -> frozenset[str]:
-        return frozenset(families())
-
     def probe(self) -> Probe:
         found = self.harness.listed()
         why = "" if found else "NVIDIA's driver offers no GPU, or there is no driver"

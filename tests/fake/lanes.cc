@@ -19,6 +19,8 @@ OrtStatus* failed(Code, const char*) noexcept { return nullptr; }
 }  // namespace tracea
 
 namespace tracea::cuda {
+OrtSyncStreamImpl* make_user_stream(const OrtMemoryDevice*) { return nullptr; }
+
 namespace {
 
 int faults = 0;

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tracea_onnx.support import discovery
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Packages and modules of `tracea_onnx`, the lowest first. Each may import itself and what stands
 #: before it.
@@ -80,3 +82,23 @@ def test_no_module_imports_itself_through_others() -> None:
         m: {n for n in _imported(p) if n != m} for m, p in INSIDE.items() if m != "tracea_onnx"
     }
     list(TopologicalSorter(graph).static_order())  # raises CycleError with the modules
+
+
+#: The option --provider means ONNX Runtime's CPU provider; the caps are of CUDA devices.
+KNOWING = {("cli.options", "cpu"), ("pricing.device_caps", "cuda")}
+
+
+def test_no_backend_is_known_by_name() -> None:
+    """But in its own folders: in `kernels`, beside the native library, and in `ep`."""
+    backends = discovery.names("kernels")
+    known = {
+        (module.removeprefix("tracea_onnx."), node.value)
+        for module, path in INSIDE.items()
+        if not module.startswith(("tracea_onnx.ep", "tracea_onnx.runtime"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and node.value in backends
+    }
+    assert known == KNOWING
+    native = [p for kind in ("ort", "plan") for p in (ROOT / "tracea_onnx/ep" / kind).iterdir()]
+    spelled = [f(name) for name in backends for f in ('"{}"'.format, '"{}/'.format, "{}::".format)]
+    assert not [(p.name, s) for p in native for s in spelled if s in p.read_text("utf-8")]

@@ -1,10 +1,11 @@
 """What a backend is: everything that the rest of the package asks of the modules of `kernels`.
 
 A module `kernels/<name>.py` (or a package of that name) defines `BACKEND`, an instance of a class
-that implements `Backend`. Its native side is a runtime of the same name (`ep/plan/runtime.h`)."""
+derived from `Backend`. Its native side is a runtime of the same name (`ep/plan/runtime.h`)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +14,6 @@ from tracea_onnx.codegen.kernel_request import Request, Unfit
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.pricing.device_caps import DeviceCaps
 from tracea_onnx.support import discovery
 from tracea_onnx.support.check import Check
@@ -55,33 +55,35 @@ class Launch(Protocol):
         (None where absent), and of `scratch<k>`. Only `cubin` may hold the index of a blob."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Devices of one kind. host: whether tensors lie in the host's memory, so that every machine
-    has one. families: those that it has kernels for."""
+    has one."""
 
     name: str
     host: bool = False
 
     @property
     def families(self) -> frozenset[str]:
-        return frozenset(FAMILIES)
+        """Those that the runtime has kernels for: their launches are written as they are."""
+        return frozenset()
 
+    @abstractmethod
     def probe(self) -> Probe:
         """What this machine has. Initialises no device: the process may fork and use one then."""
 
+    @abstractmethod
     def caps(self, properties: Properties | None) -> DeviceCaps | None:
         """The device that a compile request is for; of None the one that files are made for, which
         any device may run. None where kernels do not depend on it. Raises UsageError."""
 
+    @abstractmethod
     def target(self, caps: DeviceCaps | None) -> Target:
         """What lowering must know of the device."""
 
-    def emit(self, request: Request) -> Sequence[Launch] | None:
-        """The launches of one launch of a family; None where the runtime has a kernel for the
-        family itself. Raises Unfit with a sentence where there is none."""
-        if request.family not in self.families:
-            raise Unfit(f"the backend '{self.name}' has no kernel for {request.family}")
-        return None
+    def emit(self, request: Request) -> Sequence[Launch]:
+        """The launches that compute one launch of another family. Raises Unfit with a sentence
+        where there is none."""
+        raise Unfit(f"the backend '{self.name}' has no kernel for {request.family}")
 
     def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
         """The blobs of the sources that launches have named (`Plan.code`). No device is needed.
@@ -90,6 +92,10 @@ class Backend(Protocol):
         return []
 
     # --- what has a default -------------------------------------------------------------------------
+    def attach(self, library: Any) -> None:  # noqa: B027
+        """Called before a session that names the backend, with the native library: one whose
+        runtime is not in the library adds it (`tests/backends/reference.py`)."""
+
     def toolchain(self) -> str:
         """Version of what `compile` calls; "" without one."""
         return ""

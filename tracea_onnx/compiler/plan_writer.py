@@ -74,10 +74,10 @@ class Emitter:
     def __init__(
         self, backend: Backend, choices: kernel_choice.Choices = kernel_choice.BY_PRICE
     ) -> None:
-        self.backend, self._choices = backend, choices
-        self._made: dict[tuple[object, ...], Sequence[Launch] | None] = {}
+        self.backend, self.families, self._choices = backend, backend.families, choices
+        self._made: dict[tuple[object, ...], Sequence[Launch]] = {}
 
-    def __call__(self, r: Request) -> Sequence[Launch] | None:
+    def __call__(self, r: Request) -> Sequence[Launch]:
         """Raises Unfit with a sentence when the backend has none."""
         named = (
             tuple(sorted(r.ints.items())),
@@ -95,7 +95,8 @@ class BackendPlan(PlanBuilder):
     """emit: Plans of one graph share it. caps: the device.
 
     `compile_code=False` leaves code out (the probe of which nodes can run needs only to know that a
-    kernel exists). `asked` has what each launch of a run was made for."""
+    kernel exists). `asked` has what each emitted launch of
+    a run was made for."""
 
     def __init__(
         self,
@@ -141,6 +142,9 @@ class BackendPlan(PlanBuilder):
         dtype: DType,
         to: list[dict[str, Any]],
     ) -> None:
+        if family in self._emit.families:
+            super()._append(family, refs, ints, floats, program, dtype, to)
+            return
         given = {n: r for n, r in refs.items() if r is not None}
         request = Request(
             family,
@@ -149,7 +153,7 @@ class BackendPlan(PlanBuilder):
             dict(floats),
             program,
             frozenset(given),
-            cast(DeviceCaps, self.caps),  # None for backends that do not ask for it
+            cast(DeviceCaps, self.caps),  # None for backends that do not ask
             frozenset(n for n, r in given.items() if multiple_of(r.offset) % 16),
             frozenset(n for n, r in given.items() if self.is_constant(r) and to is self._run),
             self._properties.get("tf32") == "1",
@@ -158,16 +162,12 @@ class BackendPlan(PlanBuilder):
             launches = self._emit(request)
         except Unfit as e:
             raise Unsupported(str(e)) from None
-        if launches is None:
-            super()._append(family, refs, ints, floats, program, dtype, to)
-        else:
-            if to is self._run:
-                self._bound(family, refs, ints, dtype)
-            sizes = next((k.scratch for k in launches if k.scratch), ())
-            places = {**refs, **{f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}}
-            to.extend(self._record(k, places) for k in launches)
         if to is self._run:
-            self.asked += [request] * (1 if launches is None else len(launches))
+            self._bound(family, refs, ints, dtype)
+            self.asked += [request] * len(launches)
+        sizes = next((k.scratch for k in launches if k.scratch), ())
+        places = {**refs, **{f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}}
+        to.extend(self._record(k, places) for k in launches)
 
     def _record(self, launch: Launch, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         return launch.record(self, places)
@@ -175,8 +175,7 @@ class BackendPlan(PlanBuilder):
     def _bound(
         self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike], dtype: DType
     ) -> None:
-        """Note what the launch may touch of each buffer: a run compares it with the buffers' sizes.
-        A runtime that knows the family knows this itself."""
+        """Note what the launch may touch of each buffer: a run compares it with the buffers' sizes."""
         present = {o: int(ref is not None) for o, ref in refs.items()}
         for operand, (low, high) in extents(
             family, ints, present, dtype.size, border=False

@@ -5,24 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tracea {
+#include "plan/dtype.h"
 
-// Element types carry ONNX's TensorProto numbers, so a Plan can name them without a table.
-enum DType : int64_t {
-  kF32 = 1,
-  kU8 = 2,
-  kI8 = 3,
-  kU16 = 4,
-  kI16 = 5,
-  kI32 = 6,
-  kI64 = 7,
-  kBool = 9,
-  kF16 = 10,
-  kF64 = 11,
-  kU32 = 12,
-  kU64 = 13,
-  kBF16 = 16
-};
+namespace tracea {
 
 // Activation applied by a fused epilogue; p0 and p1 are launch floats 0 and 1. `ops.py` generates
 // the same numbers for Python.

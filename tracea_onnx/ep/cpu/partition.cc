@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "cpu/plan.h"
 #include "cpu/run_state.h"
-#include "plan/extent.h"
 #include "plan/failure.h"
 
 namespace tracea {
@@ -68,14 +68,16 @@ void Partition::run_init(const std::vector<const char*>& base) {
       rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
     }
     for (int e : l.ints) ints.push_back(value[size_t(e)]);
-    check_extents(l, ints.data(), rooms.data(), before.data());
+    l.own->check(l, ints.data(), rooms.data(), before.data());
+    const FamilyLaunch& family = family_launch(l);
+    const Kernel& kernel = *family.kernel;
     int error = 0;
     const Launch launch{operands.data(), ints.data(), l.floats.data(),
-                        l.has_program ? &l.program : nullptr, &error};
-    const size_t bytes = l.kernel->scratch ? l.kernel->scratch(launch, 1) : 0;
+                        family.has_program ? &family.program : nullptr, &error};
+    const size_t bytes = kernel.scratch ? kernel.scratch(launch, 1) : 0;
     if (scratch.size() < bytes) scratch = Memory(bytes);
-    const int64_t tasks = l.kernel->tasks(launch, 1);
-    for (int64_t t = 0; t < tasks; t++) l.kernel->run(launch, t, tasks, scratch.data());
+    const int64_t tasks = kernel.tasks(launch, 1);
+    for (int64_t t = 0; t < tasks; t++) kernel.run(launch, t, tasks, scratch.data());
     if (error) {
       bad_constants_ = std::string("'") + l.name() +
                        "' met an index out of range of its tensor in constants (partition '" +

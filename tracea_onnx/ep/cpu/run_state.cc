@@ -4,6 +4,7 @@
 #include <exception>
 #include <thread>
 
+#include "cpu/plan.h"
 #include "plan/failure.h"
 
 namespace tracea {
@@ -71,17 +72,19 @@ void RunState::prepare(const Plan& plan) {
   int64_t before = 0;
   for (size_t l = 0; l < n; l++) {
     const LaunchSpec& spec = plan.run[l];
+    const FamilyLaunch& family = family_launch(spec);
+    const Kernel& kernel = *family.kernel;
     launches_.push_back({operands_.data() + operand, bound->ints.data() + integer,
-                         spec.floats.data(), spec.has_program ? &spec.program : nullptr,
+                         spec.floats.data(), family.has_program ? &family.program : nullptr,
                          &errors_[l]});
-    kernels_.push_back(spec.kernel);
+    kernels_.push_back(&kernel);
     operand += spec.operands.size();
     integer += spec.ints.size();
-    const int64_t tasks = spec.kernel->tasks(launches_[l], threads_);
+    const int64_t tasks = kernel.tasks(launches_[l], threads_);
     if (tasks <= 0) continue;
-    if (spec.kernel->scratch)
+    if (kernel.scratch)
       scratch_each_ =
-          std::max(scratch_each_, align_up(spec.kernel->scratch(launches_[l], threads_), kAlign));
+          std::max(scratch_each_, align_up(kernel.scratch(launches_[l], threads_), kAlign));
     parallel_ |= tasks > 1;
     steps_.push_back(int(l));
     const int end = int(steps_.size());

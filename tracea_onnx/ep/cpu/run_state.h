@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/kernel.h"
 #include "cpu/partition.h"
 
 namespace tracea {

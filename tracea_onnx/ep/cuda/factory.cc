@@ -9,6 +9,7 @@
 #include "cuda/lane.h"
 #include "cuda/stream.h"
 #include "ort/graph.h"
+#include "ort/provider.h"
 #include "plan/failure.h"
 
 namespace tracea::cuda {
@@ -170,8 +171,8 @@ const std::vector<ListedGpu>& Factory::gpus() {
   return *gpus_;
 }
 
-void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
-                          OrtEpDevice** out, size_t max, size_t* count) {
+void Factory::add(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
+                  OrtEpDevice** out, size_t max, size_t* count) {
   std::vector<const OrtHardwareDevice*> gpus;
   for (size_t k = 0; k < n; k++)
     if (ort.HardwareDevice_Type(hardware[k]) == kHardwareGpu &&
@@ -196,7 +197,7 @@ void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* ha
                                           kMemoryHostAccessible, 0, kDeviceAllocator,
                                           &exposed.pinned));
     Pairs metadata;
-    metadata.add("tracea_backend", "cuda");
+    metadata.add(kBackendKey, "cuda");
     metadata.add(kDeviceKey, std::to_string(ordinal));
     if (!facts.name.empty()) metadata.add("name", facts.name);
     if (facts.arch) metadata.add("arch", std::to_string(facts.arch));
@@ -207,15 +208,7 @@ void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* ha
   }
 }
 
-int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n) {
-  int device = -1;
-  for (size_t k = 0; k < n; k++)
-    if (const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], kDeviceKey) : nullptr)
-      device = int(strtol(text, nullptr, 10));  // our own metadata
-  return device;
-}
-
-OrtAllocator* make_allocator(const OrtMemoryInfo* info) {
+OrtAllocator* Factory::make_allocator(const OrtMemoryInfo* info) {
   auto a = new Allocator();
   a->version = ort.abi;
   a->info = info;
@@ -228,9 +221,11 @@ OrtAllocator* make_allocator(const OrtMemoryInfo* info) {
   return a;
 }
 
-void release_allocator(OrtAllocator* allocator) { delete static_cast<Allocator*>(allocator); }
+void Factory::release_allocator(OrtAllocator* allocator) {
+  delete static_cast<Allocator*>(allocator);
+}
 
-OrtDataTransferImpl* make_data_transfer() {
+OrtDataTransferImpl* Factory::make_data_transfer() {
   auto d = new OrtDataTransferImpl();
   d->ort_version_supported = ort.abi;
   d->Release = [](OrtDataTransferImpl* self) { delete self; };
@@ -249,6 +244,10 @@ OrtDataTransferImpl* make_data_transfer() {
     for (size_t k = 0; k < n; k++) finish_copies(from[k], to[k]);
   };
   return d;
+}
+
+OrtSyncStreamImpl* Factory::make_stream(const OrtMemoryDevice* where) {
+  return make_user_stream(where);
 }
 
 void forget_refusal() { refused.clear(); }

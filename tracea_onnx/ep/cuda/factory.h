@@ -8,25 +8,28 @@
 #include "cuda/driver.h"
 #include "cuda/listing.h"
 #include "ort/ort_abi.h"
+#include "plan/runtime.h"
 
 namespace tracea::cuda {
 
 constexpr uint32_t kNvidia = 0x10DE;
-constexpr const char* kDeviceKey =
-    "cuda_device_id";  // metadata of our ep-devices; ORT's Python API compares it with the provider
-                       // option device_id
-
-class Factory {
+class Factory : public Devices {
  public:
   Factory() = default;
   Factory(const Factory&) = delete;
-  ~Factory();
+  ~Factory() override;
 
   // Appends one ep-device per GPU: on the hardware devices ORT shows where they can be told apart,
-  // else on virtual ones. None without a driver. Initialises no CUDA. Throws Failure.
-  void add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
-                   OrtEpDevice** out, size_t max, size_t* count);
-  bool any_gpu() { return !gpus().empty(); }
+  // else on virtual ones. None without a driver.
+  void add(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
+           OrtEpDevice** out, size_t max, size_t* count) override;
+  bool own_memory() override { return !gpus().empty(); }
+  // Of device memory from the pool, or of pinned host memory. Makes no context before something is
+  // allocated.
+  OrtAllocator* make_allocator(const OrtMemoryInfo* info) override;
+  void release_allocator(OrtAllocator* allocator) override;
+  OrtDataTransferImpl* make_data_transfer() override;
+  OrtSyncStreamImpl* make_stream(const OrtMemoryDevice* where) override;
 
  private:
   const std::vector<ListedGpu>& gpus();
@@ -39,18 +42,10 @@ class Factory {
   std::optional<std::vector<ListedGpu>> gpus_;
 };
 
-// Device ordinal of the ep-device a session was given, or -1 when it is not a GPU.
-int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n);
-
-// Of device memory from the pool, or of pinned host memory. Makes no context before something is
-// allocated.
-OrtAllocator* make_allocator(const OrtMemoryInfo* info);
-void release_allocator(OrtAllocator* allocator);
 // ORT hands on the null that an allocator gives when there is no memory. Throws Failure with the
 // reason where `data` is one.
 void need_memory(const void* data);
 void forget_refusal();  // of a run that ended before it could say so
-OrtDataTransferImpl* make_data_transfer();
 
 // Whether a tensor lies in memory that kernels of any of our devices should read through a copy:
 // host memory, pinned or not.

@@ -3,6 +3,7 @@
 #include <climits>
 #include <cstring>
 
+#include "plan/dtype.h"
 #include "plan/failure.h"
 #include "plan/stats.h"
 
@@ -62,7 +63,7 @@ LaunchList::LaunchList(Device& device, const std::vector<LaunchSpec>& specs,
     : device_(device) {
   size_t n_arguments = 0, n_maps = 0;
   for (const LaunchSpec& s : specs)
-    n_arguments += s.cuda->arguments.size(), n_maps += s.cuda->maps.size();
+    n_arguments += cuda_launch(s).arguments.size(), n_maps += cuda_launch(s).maps.size();
   words_.reserve(n_arguments);  // pointers into both stay valid
   maps_.reserve(n_maps);
   arguments_.reserve(n_arguments);
@@ -70,7 +71,7 @@ LaunchList::LaunchList(Device& device, const std::vector<LaunchSpec>& specs,
   size_t next_operand = 0;
   for (size_t l = 0; l < specs.size(); l++) {
     const LaunchSpec& s = specs[l];
-    const CudaLaunch& cuda = *s.cuda;
+    const CudaLaunch& cuda = cuda_launch(s);
     const auto wrong = [&](const std::string& what) {
       return Failure("kernel '" + cuda.symbol + "': " + what);
     };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/plan.h"
 #include "plan/bound.h"
 
 namespace tracea::cuda {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "cuda/plan.h"
 #include "plan/failure.h"
 
 namespace tracea::cuda {
@@ -19,10 +20,10 @@ Address address_of(const void* p) { return reinterpret_cast<Address>(p); }
 }  // namespace
 
 Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes,
-                     const std::function<Blob(const std::string&)>& initializer)
+                     const Initializers& initializer)
     : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device) {
   const Current current(device_);
-  for (const LaunchSpec& l : plan_->run) faults_ |= l.cuda->faults;
+  for (const LaunchSpec& l : plan_->run) faults_ |= cuda_launch(l).faults;
   kernels_ = load_kernels(device_, *plan_);
   make_constants(initializer);
   device_.add_cache(this);
@@ -40,14 +41,14 @@ Partition::~Partition() {
 Kernels load_kernels(Device& device, const Plan& plan) {
   Kernels out;
   const auto load = [&](const std::vector<LaunchSpec>& launches, std::vector<Function>& functions) {
-    for (const LaunchSpec& l : launches) {
-      if (device.largest_cluster() && l.cuda->cluster > device.largest_cluster())
-        throw NoKernel("kernel '" + l.cuda->symbol + "' is launched in clusters of " +
-                       std::to_string(l.cuda->cluster) + ", the device has room for " +
+    for (const LaunchSpec& spec : launches) {
+      const CudaLaunch& l = cuda_launch(spec);
+      if (device.largest_cluster() && l.cluster > device.largest_cluster())
+        throw NoKernel("kernel '" + l.symbol + "' is launched in clusters of " +
+                       std::to_string(l.cluster) + ", the device has room for " +
                        std::to_string(device.largest_cluster()) + " at most");
-      out.modules.push_back(device.module(plan.pack->blobs()[size_t(l.cuda->cubin)]));
-      functions.push_back(
-          out.modules.back()->function(l.cuda->symbol, l.cuda->shared_bytes, l.cuda->cluster));
+      out.modules.push_back(device.module(plan.pack->blobs()[size_t(l.cubin)]));
+      functions.push_back(out.modules.back()->function(l.symbol, l.shared_bytes, l.cluster));
     }
   };
   try {
@@ -64,7 +65,7 @@ Kernels load_kernels(Device& device, const Plan& plan) {
 
 // Lays out two blocks: what run launches read stays; what only init launches use (sources of packed
 // weights, their scratch) goes again.
-void Partition::make_constants(const std::function<Blob(const std::string&)>& initializer) {
+void Partition::make_constants(const Initializers& initializer) {
   const size_t n = plan_->buffers.size();
   std::vector<char> in_run(n, 0), in_init(n, 0);
   for (const LaunchSpec& l : plan_->run)
@@ -144,7 +145,7 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
     Addresses absolute;
     absolute.empty = device_.empty();
     if (std::any_of(plan_->init.begin(), plan_->init.end(),
-                    [](const LaunchSpec& l) { return l.cuda->faults; }))
+                    [](const LaunchSpec& l) { return cuda_launch(l).faults; }))
       absolute.fault = lane.fault_word();
     launches.address(absolute);
     lanes_->settings.sync_launches ? launches.launch_synchronised(lane.stream, plan_->name)

@@ -3,7 +3,6 @@
 #pragma once
 #include <array>
 #include <atomic>
-#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -12,8 +11,12 @@
 #include "cuda/lane.h"
 #include "cuda/launch.h"
 #include "plan/bound.h"
+#include "plan/runtime.h"
 
 namespace tracea::cuda {
+
+constexpr size_t kDeviceAlign =
+    256;  // of an arena: whole sectors, and more than a tensor map asks for
 
 // A tensor of a run. One that lies in host memory, or where kernels cannot read it (not on a
 // 16-byte boundary), goes through the arena.
@@ -27,23 +30,21 @@ struct Kernels {
   std::vector<std::shared_ptr<Module>> modules;
   std::vector<Function> run, init;
 };
-// The device cannot run a kernel.
-struct NoKernel : Failure {
-  using Failure::Failure;
-};
 // Throws NoKernel, or Failure where the device has no memory or does not work. The context must be
 // current.
 Kernels load_kernels(Device& device, const Plan& plan);
 
-class Partition : public Cache, Counted<&Stats::live_partitions> {
+class Partition : public Cache, public Executable, Counted<&Stats::live_partitions> {
  public:
   // `initializer` gives the contents of a constant by name; they are read only during construction.
   // Loads the kernels, copies the constants and runs the init launches. Where the session's
   // settings say so, recorded graphs are replayed from the second run with the same shapes and
   // addresses on. Throws Failure.
   Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes,
-            const std::function<Blob(const std::string&)>& initializer);
+            const Initializers& initializer);
   ~Partition() override;
+  void compute(OrtKernelContext* context, const std::vector<size_t>& inputs,
+               const std::vector<size_t>& outputs) override;
 
   const Plan& plan() const { return *plan_; }
   Lanes& lanes() const { return *lanes_; }
@@ -96,7 +97,7 @@ class Partition : public Cache, Counted<&Stats::live_partitions> {
   };
   struct Busy;
 
-  void make_constants(const std::function<Blob(const std::string&)>& initializer);
+  void make_constants(const Initializers& initializer);
   LaneState& state_of(const Lane& lane);
   Prepared& prepared(LaneState& state, const std::shared_ptr<const Bound>& bound);
   void enqueue(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);

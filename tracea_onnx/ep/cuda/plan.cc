@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "plan/failure.h"
-#include "plan/plan.h"
 
 namespace tracea {
 namespace {
@@ -109,6 +108,8 @@ struct Reader {
 }  // namespace
 
 void read_cuda_launch(const Json& row, bool init, const Plan& plan, LaunchSpec& launch) {
+  if (const std::string& kind = row.at("k").text("family"); kind != "cuda")
+    throw Failure("a CUDA plan launches '" + kind + "'");
   auto cuda = std::make_shared<CudaLaunch>();
   cuda->cubin = row.at("cubin").index(plan.pack->blobs().size(), "blob");
   cuda->symbol = row.at("symbol").text("symbol");
@@ -121,7 +122,7 @@ void read_cuda_launch(const Json& row, bool init, const Plan& plan, LaunchSpec& 
   if (grid.size() != 3) throw Failure("a malformed grid");
   for (const Json& g : grid) reader.number(g);
   for (const Json& a : row.at("args").array("arguments")) reader.argument(a);
-  launch.cuda = std::move(cuda);
+  launch.own = std::move(cuda);
 }
 
 }  // namespace tracea

@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "plan/json.h"
+#include "plan/plan.h"
 
 namespace tracea {
-
-struct Plan;
-struct LaunchSpec;
 
 enum class CudaArgument : uint8_t { kPointer, kNull, kInt32, kInt64, kFloat32, kTensorMap, kFault };
 
@@ -29,7 +27,7 @@ struct CudaMap {
   uint32_t channels, pixels;
 };
 
-struct CudaLaunch {
+struct CudaLaunch : RuntimeLaunch {
   int cubin;  // blob
   std::string symbol;
   unsigned block, shared_bytes, cluster;
@@ -38,10 +36,15 @@ struct CudaLaunch {
       programmatic;  // starts while the launch before it ends; the kernel waits for its data itself
   std::vector<CudaArgument> arguments;
   std::vector<CudaMap> maps;
+
+  const char* name() const override { return symbol.c_str(); }
 };
 
-// Fills `launch` from one record of a plan whose buffers and expressions are known already. Throws
-// Failure.
+inline const CudaLaunch& cuda_launch(const LaunchSpec& launch) {
+  return static_cast<const CudaLaunch&>(*launch.own);
+}
+
+// As `Runtime::read_launch`.
 void read_cuda_launch(const Json& row, bool init, const Plan& plan, LaunchSpec& launch);
 
 }  // namespace tracea

@@ -85,15 +85,18 @@ int graph_id(const OrtRunOptions* options) {
   return int(id);
 }
 
-Session* (*session_of)(OrtEp*) = nullptr;
+DeviceSession* (*find_session)(OrtEp*) = nullptr;
+
+Session* session_of(OrtEp* ep) { return static_cast<Session*>(find_session(ep)); }
 
 }  // namespace
 
-Session::Session(int ordinal, bool device_memory, const Options& options,
-                 std::function<void(const std::string&)> warn)
-    : device_(Device::get(ordinal)),
-      graphs_(options.cuda_graph),
-      memory_limit_(options.memory_limit) {
+Session::Session(const Runtime::Setup& setup, const SessionOptions& options)
+    : device_(Device::get(setup.ordinal)),
+      graphs_(options.graphs),
+      memory_limit_(options.memory_limit),
+      traps_(options.sync_launches) {
+  const bool device_memory = setup.device_memory;
   device_.health.need();
   if (graphs_ == GraphMode::kSession && (!device_memory || ort.abi < 26))
     throw Failure(
@@ -107,7 +110,7 @@ Session::Session(int ordinal, bool device_memory, const Options& options,
   Settings settings;
   settings.graphs = graphs_ == GraphMode::kPartition;
   settings.sync_launches = options.sync_launches;
-  settings.warn = std::move(warn);
+  settings.warn = setup.warn;
   if (options.user_stream) {
     const Current current(device_);
     const auto stream = reinterpret_cast<Stream>(*options.user_stream);
@@ -119,7 +122,7 @@ Session::Session(int ordinal, bool device_memory, const Options& options,
                   "looking at the stream of user_compute_stream");
     if (owner != device_.context())
       throw Failure("the stream of the provider option user_compute_stream is not of CUDA device " +
-                    std::to_string(ordinal));
+                    std::to_string(setup.ordinal));
     settings.user_stream = stream;
   }
   lanes_ = std::make_shared<Lanes>(device_, std::move(settings));
@@ -148,8 +151,8 @@ void Session::synchronize() {
   lanes_->synchronize();
 }
 
-void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
-  session_of = find;
+void Session::attach(OrtEp& ep, DeviceSession* (*find)(OrtEp*)) {
+  find_session = find;
   ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) {
     session_of(self)->run_start(options);
   };
@@ -176,18 +179,31 @@ void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
   ep.ReleaseCapturedGraph = [](OrtEp* self, int id) { session_of(self)->forget(id); };
 }
 
-std::shared_ptr<Partition> Session::compile(
-    std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {
-  return std::make_shared<Partition>(std::move(plan), lanes_, initializer);
+std::shared_ptr<Executable> Session::compile(const Entry&, std::shared_ptr<const Plan> plan,
+                                             const Initializers& initializers) {
+  return std::make_shared<Partition>(std::move(plan), lanes_, initializers);
 }
 
 std::vector<std::pair<std::string, std::string>> Session::metadata() const {
-  return device_.properties();
+  auto found = device_.properties();
+  found.emplace(found.begin(), "traps", traps_ ? "1" : "0");
+  return found;
 }
 
-Kernels Session::load(const Plan& plan) {
+DeviceSession::Fit Session::fit(const Entry& entry, std::string& why) const {
+  if (entry.arch && entry.arch != device_.about.arch) return Fit::kNone;
+  if (!entry.sms || entry.sms == device_.about.sms) return Fit::kWhole;
+  why = "a GPU of " + std::to_string(entry.sms) + " multiprocessors, this one has " +
+        std::to_string(device_.about.sms);
+  return Fit::kSlower;
+}
+
+DeviceSession::Prepared Session::prepare(const Entry& entry,
+                                         const std::shared_ptr<const Pack>& pack) {
+  Prepared made{Plan::parse(entry, pack), nullptr};
   const Current current(device_);
-  return load_kernels(device_, plan);
+  made.kernels = std::make_shared<Kernels>(load_kernels(device_, *made.plan));
+  return made;
 }
 
 std::string Session::description() const {
@@ -296,23 +312,22 @@ void Session::forget(int id) {
   captures_.erase(it);
 }
 
-void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs,
-             const std::vector<size_t>& outputs) {
-  const Current current(partition.lanes().device);
-  const Plan& plan = partition.plan();
+void Partition::compute(OrtKernelContext* context, const std::vector<size_t>& inputs,
+                        const std::vector<size_t>& outputs) {
+  const Current current(device_);
   std::vector<InputTensor> tensors(inputs.size());
   std::vector<Tensor> in(inputs.size()), out(outputs.size());
   for (size_t k = 0; k < inputs.size(); k++) {
     const OrtValue* value = nullptr;
     tracea::check(ort.KernelContext_GetInput(context, inputs[k], &value));
-    if (!value) throw Failure("input '" + plan.inputs[k].name + "' is missing");
+    if (!value) throw Failure("input '" + plan_->inputs[k].name + "' is missing");
     InputTensor& t = tensors[k];
     tracea::check(ort.GetTensorElementTypeAndShapeDataReference(value, &t.type, &t.dims, &t.rank));
     tracea::check(ort.GetTensorData(value, &t.data));
     in[k] = {const_cast<void*>(t.data), on_host(value)};
   }
-  const auto bound = partition.bound(tensors);
-  Borrowed borrowed(partition.lanes());
+  const auto bound = this->bound(tensors);
+  Borrowed borrowed(*lanes_);
   void* given = nullptr;  // the stream of the run, if it was given one
   tracea::check(ort.KernelContext_GetGPUComputeStream(context, &given));
   if (given) borrowed.lane().join(static_cast<Stream>(given));
@@ -326,7 +341,7 @@ void compute(Partition& partition, OrtKernelContext* context, const std::vector<
     out[k].host = on_host(value);
   }
   try {
-    partition.run(borrowed.lane(), bound, in, out);
+    run(borrowed.lane(), bound, in, out);
   } catch (...) {
     borrowed.lane().failed = true;
     throw;

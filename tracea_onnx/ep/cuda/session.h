@@ -1,10 +1,10 @@
 // The GPU side of a session: its lanes, the copy kernels ORT puts between providers, and graph
 // capture as ORT asks for it.
 #pragma once
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,34 +12,40 @@
 #include "cuda/partition.h"
 #include "ort/options.h"
 #include "ort/ort_abi.h"
+#include "plan/runtime.h"
 
 namespace tracea::cuda {
 
-class Session {
- public:
-  // `device_memory`: ORT was given a GPU device, so tensors at the border of partitions lie in its
-  // memory; else they lie on the host and partitions copy them. `warn`: where lines about what goes
-  // slower than it could are sent. Throws Failure.
-  Session(int ordinal, bool device_memory, const Options& options,
-          std::function<void(const std::string&)> warn);
-  ~Session();
+// Whether launches are replayed as CUDA graphs: per partition and addresses, or a whole run by ORT
+// (fixed IOBinding only).
+enum class GraphMode { kOff, kPartition, kSession };
 
-  // Sets the callbacks of `ep` that a GPU needs; `find` gets the session of an ep.
-  void attach(OrtEp& ep, Session* (*find)(OrtEp*));
-  std::shared_ptr<Partition> compile(std::shared_ptr<const Plan> plan,
-                                     const std::function<Blob(const std::string&)>& initializer);
-  // What the compiler must know of the device, as metadata of its request.
-  std::vector<std::pair<std::string, std::string>> metadata() const;
-  std::string description() const;
-  int arch() const { return device_.about.arch; }
-  int sms() const { return device_.about.sms; }
-  // Loads the kernels of a plan, which stay loaded as long as they are kept. Throws NoKernel where
-  // the device cannot run one of them.
-  Kernels load(const Plan& plan);
-  // Whether tensors between partitions and other nodes lie on the device.
-  bool device_memory() const { return copy_kernels_; }
-  // Nodes in bodies of control flow were claimed.
-  void expect_bodies() { lanes_->expect_bodies(); }
+// Provider options.
+struct SessionOptions {
+  GraphMode graphs = GraphMode::kPartition;  // enable_cuda_graph
+  size_t memory_limit =
+      0;  // gpu_mem_limit: bytes of device memory the provider may hold; 0 = no limit
+  std::optional<uint64_t>
+      user_stream;  // user_compute_stream: a CUstream as a number; 0 = the legacy default stream
+  bool sync_launches = false;  // wait for every launch, so that an error names its kernel
+};
+
+class Session : public DeviceSession {
+ public:
+  // Without device memory, tensors at the border of partitions lie on the host and partitions copy
+  // them. Throws Failure.
+  Session(const Runtime::Setup& setup, const SessionOptions& options);
+  ~Session() override;
+
+  void attach(OrtEp& ep, DeviceSession* (*find)(OrtEp*)) override;
+  std::shared_ptr<Executable> compile(const Entry&, std::shared_ptr<const Plan> plan,
+                                      const Initializers& initializers) override;
+  std::vector<std::pair<std::string, std::string>> metadata() const override;
+  std::string description() const override;
+  Fit fit(const Entry& entry, std::string& why) const override;
+  Prepared prepare(const Entry& entry, const std::shared_ptr<const Pack>& pack) override;
+  bool device_memory() const override { return copy_kernels_; }
+  void expect_bodies() override { lanes_->expect_bodies(); }
 
   void run_start(const OrtRunOptions* options);
   void run_end(bool synchronize);
@@ -66,15 +72,11 @@ class Session {
   Device& device_;
   const GraphMode graphs_;
   const size_t memory_limit_;
+  const bool traps_;
   std::shared_ptr<Lanes> lanes_;
   OrtKernelRegistry* copy_kernels_ = nullptr;
   std::mutex mutex_;
   std::map<int, Capture> captures_;
 };
-
-// One run of a partition inside ORT. `inputs` and `outputs`: index in the fused node of each of the
-// plan's tensors. Throws Failure.
-void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs,
-             const std::vector<size_t>& outputs);
 
 }  // namespace tracea::cuda

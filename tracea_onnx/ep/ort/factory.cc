@@ -1,13 +1,8 @@
-// The library's entry points for ONNX Runtime: one factory, with a device for the CPU and one for
-// each NVIDIA GPU.
-#include "cuda/factory.h"
-
+// The library's entry points for ONNX Runtime: one factory, with the devices of all runtimes.
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <mutex>
 
-#include "cuda/device.h"
-#include "cuda/stream.h"
 #include "ort/graph.h"
 #include "ort/provider.h"
 #include "plan/failure.h"
@@ -19,32 +14,46 @@ Ort ort;
 namespace {
 
 struct Factory : OrtEpFactory {
-  cuda::Factory cuda;
   Log log;
+  std::vector<std::unique_ptr<Devices>> devices;  // the host's first
+
+  // What has memory of its own. ONNX Runtime asks a factory for one data transfer, so all such
+  // devices must be of one runtime.
+  Devices* own_memory() const {
+    for (const auto& d : devices)
+      if (d->own_memory()) return d.get();
+    return nullptr;
+  }
 };
 
+const Factory& of(const OrtEpFactory* factory) { return *static_cast<const Factory*>(factory); }
+
+// The host comes first: it is what a session gets that asks for no device.
 void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices, size_t n,
                        OrtEpDevice** out, size_t max, size_t* count) {
   *count = 0;
-  for (size_t k = 0; k < n && *count < max; k++) {
-    if (ort.HardwareDevice_Type(devices[k]) != 0 /* CPU */) continue;
-    OrtKeyValuePairs* metadata = nullptr;
-    ort.CreateKeyValuePairs(&metadata);
-    ort.AddKeyValuePair(metadata, "tracea_backend", "cpu");
-    ort.AddKeyValuePair(metadata, cuda::kDeviceKey,
-                        "-1");  // so that the provider option device_id never means this one
-    OrtStatus* status = ort.CreateEpDevice(&factory, devices[k], metadata, nullptr, &out[*count]);
-    ort.ReleaseKeyValuePairs(metadata);
-    check(status);
-    ++*count;
-    break;  // one device for all sockets: the provider uses ORT's threads
+  for (const auto& d : factory.devices) {
+    try {
+      d->add(&factory, devices, n, out, max, count);
+    } catch (const std::exception& e) {  // a broken driver must not take the CPU away
+      factory.log(LogLevel::kWarning, std::string("devices are not offered: ") + e.what());
+    }
   }
-  // The CPU comes first: it is what a session gets that asks for no device.
-  try {
-    factory.cuda.add_devices(&factory, devices, n, out, max, count);
-  } catch (const std::exception& e) {  // a broken driver must not take the CPU away
-    factory.log(LogLevel::kWarning, std::string("GPUs are not offered: ") + e.what());
+}
+
+// The ep-device a session was given.
+Chosen chosen_device(const OrtKeyValuePairs* const* metadata, size_t n) {
+  Chosen c;
+  for (size_t k = 0; k < n; k++) {
+    const auto value = [&](const char* key) {
+      const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], key) : nullptr;
+      return std::string(text ? text : "");
+    };
+    c.backend = value(kBackendKey);
+    if (const std::string id = value(kDeviceKey); !id.empty())
+      c.ordinal = int(strtol(id.c_str(), nullptr, 10));  // our own metadata
   }
+  return c;
 }
 
 // `ort` is one for the whole library, and sessions outlive the factories they came from: the first
@@ -88,6 +97,8 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base,
     if (max < 1) throw Failure("no room for the factory");
     auto f = new Factory();
     f->log = {logger, LogLevel::kOff};
+    for (const Runtime* r : runtimes())
+      if (auto devices = r->devices()) f->devices.push_back(std::move(devices));
     f->ort_version_supported = ort.abi;
     f->GetName = [](const OrtEpFactory*) { return kProviderName; };
     f->GetVendor = [](const OrtEpFactory*) { return "tracea-onnx"; };
@@ -102,23 +113,26 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base,
                      const OrtSessionOptions* session, const OrtLogger* session_logger,
                      OrtEp** out) {
       *out = nullptr;
-      *out = new Provider(session, session_logger, cuda::chosen_device(metadata, n_devices));
+      *out = new Provider(session, session_logger, chosen_device(metadata, n_devices));
     };
     f->ReleaseEp = [](OrtEpFactory*, OrtEp* ep) { delete static_cast<Provider*>(ep); };
-    f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*,
-                            OrtAllocator** out) { *out = cuda::make_allocator(info); };
-    f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) {
-      cuda::release_allocator(allocator);
+    f->CreateAllocator = [](OrtEpFactory* self, const OrtMemoryInfo* info, const OrtKeyValuePairs*,
+                            OrtAllocator** out) {
+      Devices* devices = of(self).own_memory();
+      *out = devices ? devices->make_allocator(info) : nullptr;
+    };
+    f->ReleaseAllocator = [](OrtEpFactory* self, OrtAllocator* allocator) {
+      if (Devices* devices = of(self).own_memory()) devices->release_allocator(allocator);
     };
     f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) {
-      *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr;
+      Devices* devices = of(self).own_memory();
+      *out = devices ? devices->make_data_transfer() : nullptr;
     };
-    f->IsStreamAware = [](const OrtEpFactory* self) {
-      return static_cast<Factory*>(const_cast<OrtEpFactory*>(self))->cuda.any_gpu();
-    };
-    f->CreateSyncStreamForDevice = [](OrtEpFactory*, const OrtMemoryDevice* where,
+    f->IsStreamAware = [](const OrtEpFactory* self) { return of(self).own_memory() != nullptr; };
+    f->CreateSyncStreamForDevice = [](OrtEpFactory* self, const OrtMemoryDevice* where,
                                       const OrtKeyValuePairs*, OrtSyncStreamImpl** out) {
-      *out = cuda::make_user_stream(where);
+      Devices* devices = of(self).own_memory();
+      *out = devices ? devices->make_stream(where) : nullptr;
     };
     factories[0] = f;
     *n = 1;

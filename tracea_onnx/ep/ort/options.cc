@@ -5,16 +5,17 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cpu/registry.h"
 #include "plan/failure.h"
+#include "plan/runtime.h"
 
 namespace tracea {
 namespace {
 
-constexpr const char* kGraphModes[] = {"0", "1", "session"};
 constexpr const char* kLevels[] = {"verbose", "info", "warning", "error", "off"};
 
-std::string entry(const OrtSessionOptions* session, const char* key) {
+}  // namespace
+
+std::string option(const OrtSessionOptions* session, const char* key) {
   const std::string name = std::string("ep.traceaexecutionprovider.") + key;
   size_t n = 0;
   if (OrtStatus* s = ort.GetSessionConfigEntry(session, name.c_str(), nullptr, &n))
@@ -30,7 +31,7 @@ std::string entry(const OrtSessionOptions* session, const char* key) {
 }
 
 uint64_t number(const char* option, const std::string& text, uint64_t least, uint64_t most,
-                bool hexadecimal = false) {
+                bool hexadecimal) {
   const bool hex =
       hexadecimal && text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
   const char* const digits = hex ? "0123456789abcdefABCDEF" : "0123456789";
@@ -50,19 +51,10 @@ bool flag(const char* option, const std::string& text) {
   return text == "1";
 }
 
-std::string available_isas() {
-  std::string out;
-  for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (isa_available(k->isa)) out += (out.empty() ? "" : ", ") + std::string(k->isa);
-  return out;
-}
-
-}  // namespace
-
 Options read_options(const OrtSessionOptions* session) {
   Options o;
-  o.kernel_pack = entry(session, "kernel_pack");
-  o.kernel_pack_sha256 = entry(session, "kernel_pack_sha256");
+  o.kernel_pack = option(session, "kernel_pack");
+  o.kernel_pack_sha256 = option(session, "kernel_pack_sha256");
   for (char& c : o.kernel_pack_sha256) c = char(tolower(static_cast<unsigned char>(c)));
   if (const std::string& v = o.kernel_pack_sha256; !v.empty()) {
     if (v.size() != 64 || v.find_first_not_of("0123456789abcdef") != std::string::npos)
@@ -71,40 +63,25 @@ Options read_options(const OrtSessionOptions* session) {
     if (o.kernel_pack.empty())
       throw Failure("provider option kernel_pack_sha256 is of a kernel_pack, which is not given");
   }
-  o.cache_dir = entry(session, "cache_dir");
-  o.isa = entry(session, "isa");
-  if (o.isa.empty()) o.isa = best_isa();
-  if (!isa_available(o.isa.c_str()))
-    throw Failure("provider option isa='" + o.isa +
-                  "' is not available on this machine; use one of: " + available_isas());
-  if (const std::string v = entry(session, "claim"); !v.empty()) o.claim = v;
+  o.cache_dir = option(session, "cache_dir");
+  if (const std::string v = option(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all")
     throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
-  if (const std::string v = entry(session, "specs"); !v.empty()) o.specs = v;
+  if (const std::string v = option(session, "specs"); !v.empty()) o.specs = v;
   if (o.specs != "rematch" && o.specs != "trust")
     throw Failure("provider option specs='" + o.specs + "' is not one of: rematch, trust");
-  if (const std::string v = entry(session, "tf32"); !v.empty()) o.tf32 = flag("tf32", v);
-  if (const std::string v = entry(session, "num_threads"); !v.empty())
+  if (const std::string v = option(session, "tf32"); !v.empty()) o.tf32 = flag("tf32", v);
+  if (const std::string v = option(session, "num_threads"); !v.empty())
     o.num_threads = int(number("num_threads", v, 0, 1024));
-  o.backend = entry(session, "backend");
-  if (!o.backend.empty() && o.backend != "cpu" && o.backend != "cuda")
-    throw Failure("provider option backend='" + o.backend + "' is not one of: cpu, cuda");
-  if (const std::string v = entry(session, "device_id"); !v.empty())
-    o.device_id = int(number("device_id", v, 0, 1023));
-  if (const std::string v = entry(session, "gpu_mem_limit"); !v.empty())
-    o.memory_limit = number("gpu_mem_limit", v, 1, SIZE_MAX);
-  if (const std::string v = entry(session, "user_compute_stream"); !v.empty())
-    o.user_stream = number("user_compute_stream", v, 0, UINT64_MAX, true);
-  if (const std::string v = entry(session, "sync_launches"); !v.empty())
-    o.sync_launches = flag("sync_launches", v);
-  if (const std::string v = entry(session, "enable_cuda_graph"); !v.empty()) {
-    int mode = 0;
-    while (mode < 3 && v != kGraphModes[mode]) mode++;
-    if (mode == 3)
-      throw Failure("provider option enable_cuda_graph='" + v + "' is not one of: 0, 1, session");
-    o.cuda_graph = GraphMode(mode);
+  o.backend = option(session, "backend");
+  if (!o.backend.empty() && !find_runtime(o.backend)) {
+    std::string known;
+    for (const Runtime* r : runtimes()) known += (known.empty() ? "" : ", ") + r->name;
+    throw Failure("provider option backend='" + o.backend + "' is not one of: " + known);
   }
-  if (const std::string v = entry(session, "log_level"); !v.empty()) {
+  if (const std::string v = option(session, "device_id"); !v.empty())
+    o.device_id = int(number("device_id", v, 0, 1023));
+  if (const std::string v = option(session, "log_level"); !v.empty()) {
     int level = 0;
     while (level <= int(LogLevel::kOff) && v != kLevels[level]) level++;
     if (level > int(LogLevel::kOff))

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <unordered_set>
 
-#include "cpu/partition.h"
 #include "ort/compiler.h"
 #include "plan/failure.h"
 #include "plan/stats.h"
@@ -21,40 +20,23 @@ OrtStatus* failed(Code code, const char* line) noexcept {
 
 namespace {
 
+using Fit = DeviceSession::Fit;
+
 // What ORT holds for one fused node.
 struct Compiled : OrtNodeComputeInfo {
-  std::shared_ptr<Partition> partition;
-  std::shared_ptr<cuda::Partition> on_gpu;  // one of the two
-  std::shared_ptr<Threads> threads;
+  std::shared_ptr<Executable> partition;
   std::vector<size_t> inputs,
       outputs;  // index in the fused node of each of the plan's inputs and outputs
-
-  void compute(OrtKernelContext* context) const {
-    if (on_gpu) return cuda::compute(*on_gpu, context, inputs, outputs);
-    Partition::Run run(*partition);
-    auto& in = run.inputs();
-    in.resize(inputs.size());
-    for (size_t k = 0; k < inputs.size(); k++) {
-      const OrtValue* value = nullptr;
-      check(ort.KernelContext_GetInput(context, inputs[k], &value));
-      if (!value) throw Failure("input '" + partition->plan().inputs[k].name + "' is missing");
-      InputTensor& t = in[k];
-      check(ort.GetTensorElementTypeAndShapeDataReference(value, &t.type, &t.dims, &t.rank));
-      check(ort.GetTensorData(value, &t.data));
-    }
-    const Bound& bound = run.bind();
-    auto& out = run.outputs();
-    out.resize(outputs.size());
-    for (size_t k = 0; k < outputs.size(); k++) {
-      const auto& dims = bound.output_dims[k];
-      OrtValue* value = nullptr;
-      check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
-      check(ort.GetTensorMutableData(value, &out[k]));
-    }
-    run.execute(ort_parallel(context, threads->count(context)));
-    stats.runs++;
-  }
 };
+
+// The runtime that a session gets.
+const Runtime& runtime_of(const Options& options, const Chosen& device) {
+  if (!options.backend.empty()) return *find_runtime(options.backend);
+  const bool other = device.ordinal >= 0 || options.device_id >= 0;
+  for (const Runtime* r : runtimes())
+    if (r->host != other && (device.ordinal < 0 || r->name == device.backend)) return *r;
+  throw Failure("this library has no backend for the device");
+}
 
 // Whether the graph stays without cycles when the nodes of each group (0, 1, ...; -1 = none) become
 // one node. ORT drops every claim otherwise.
@@ -164,11 +146,9 @@ std::string objection(const Graph& graph, const Uses& uses, const Entry& entry,
 
 }  // namespace
 
-Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu)
-    : OrtEp{},
-      options_(read_options(session)),
-      log_{logger, options_.stderr_level},
-      threads_(std::make_shared<Threads>(options_.num_threads)) {
+Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, const Chosen& device)
+    : OrtEp{}, options_(read_options(session)), log_{logger, options_.stderr_level} {
+  for (const Runtime* r : runtimes()) r->check_options(session);
   new_session();
   if (!options_.kernel_pack.empty())
     pack_ = Pack::read(options_.kernel_pack, options_.kernel_pack_sha256);
@@ -185,17 +165,16 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, in
   OrtEp::ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t n) {
     for (size_t k = 0; k < n; k++) delete static_cast<Compiled*>(infos[k]);
   };
-  if (options_.backend.empty())
-    options_.backend = gpu >= 0 || options_.device_id >= 0 ? "cuda" : "cpu";
-  if (options_.backend == "cpu" && (gpu >= 0 || options_.device_id >= 0))
-    throw Failure("provider option backend=cpu takes no device_id");
-  if (options_.backend == "cuda") {
-    cuda_ = std::make_unique<cuda::Session>(
-        gpu >= 0 ? gpu : std::max(options_.device_id, 0), gpu >= 0, options_,
-        [log = log_](const std::string& line) { log(LogLevel::kWarning, line); });
-    cuda_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->cuda_.get(); });
-    log_(LogLevel::kInfo, cuda_->description());
-  }
+  const Runtime& runtime = runtime_of(options_, device);
+  options_.backend = runtime.name;
+  if (runtime.host && (device.ordinal >= 0 || options_.device_id >= 0))
+    throw Failure("provider option backend=" + runtime.name + " takes no device_id");
+  device_ = runtime.open(
+      {session, &options_, device.ordinal >= 0 ? device.ordinal : std::max(options_.device_id, 0),
+       device.ordinal >= 0,
+       [log = log_](const std::string& line) { log(LogLevel::kWarning, line); }});
+  device_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->device_.get(); });
+  if (const std::string line = device_->description(); !line.empty()) log_(LogLevel::kInfo, line);
   stats.sessions++;
 }
 
@@ -207,11 +186,8 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
       {"backend", options_.backend},     {"claim", options_.claim},
       {"specs", options_.specs},         {"tf32", options_.tf32 ? "1" : "0"},
       {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
-  if (cuda_) {
-    metadata.emplace_back("traps", options_.sync_launches ? "1" : "0");
-    const auto device = cuda_->metadata();
-    metadata.insert(metadata.end(), device.begin(), device.end());
-  }
+  const auto device = device_->metadata();
+  metadata.insert(metadata.end(), device.begin(), device.end());
   std::shared_ptr<const Pack> pack;
   try {
     pack = compile(graph.serialize(metadata));
@@ -240,7 +216,7 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
     check(ort.Node_GetOperatorType(parent, &op));
     check(ort.Node_GetDomain(parent, &domain));
     if (!strcmp(op, "SequenceMap")) return;
-    if (cuda_ && cuda_->device_memory() && !strcmp(domain, "com.microsoft")) {
+    if (device_->device_memory() && !strcmp(domain, "com.microsoft")) {
       log_(LogLevel::kInfo, "graph '" + graph.name + "' is left to ONNX Runtime: " + op +
                                 " reads on the host what its body makes");
       return;  // where the body left it, which is no address of the host's (BeamSearch,
@@ -267,22 +243,20 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   struct Candidate {
     std::vector<int> members;
     Claim claim;
+    std::string why;  // it is slower than another would be
   };
   const auto mark = [&](const Candidate& c, int as) {
     for (int n : c.members) group[size_t(n)] = as;
   };
-  // `alike`: of a GPU's plans those that were made for as many multiprocessors as this one has,
-  // else the others.
-  const auto claim = [&](const std::shared_ptr<const Pack>& pack, bool alike) {
+  const auto claim = [&](const std::shared_ptr<const Pack>& pack, Fit wanted) {
     std::vector<Candidate> candidates;
     const auto refused = [&](const std::string& why_not) {
       log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not);
     };
     for (const Entry& entry : pack->entries()) {
-      if (entry.backend != options_.backend || (cuda_ && entry.arch && entry.arch != cuda_->arch()))
-        continue;
-      if ((!cuda_ || !entry.sms || entry.sms == cuda_->sms()) != alike) continue;
-      Candidate c{{}, {pack, &entry, nullptr, {}}};
+      std::string why;
+      if (entry.backend != options_.backend || device_->fit(entry, why) != wanted) continue;
+      Candidate c{{}, {pack, &entry, {}}, why};
       for (const std::string& key : entry.nodes) {
         const auto it = by_key.find(key);
         if (it == by_key.end() || group[size_t(it->second)] >= 0) break;
@@ -293,18 +267,15 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
         refused(why_not);
         continue;
       }
-      if (cuda_) {
-        // ORT ignores what fails here, and asks the CPU. So this is only where a kernel is not for
-        // this device; anything else fails again in `compile_one`.
-        try {
-          c.claim.plan = Plan::parse(entry, pack, options_.isa.c_str());
-          c.claim.kernels = cuda_->load(*c.claim.plan);
-        } catch (const cuda::NoKernel& e) {
-          log_(LogLevel::kError,
-               "a plan of graph '" + graph.name + "' is left to ONNX Runtime: " + e.what());
-          continue;
-        } catch (const Failure&) {
-        }
+      // ORT ignores what fails here, and asks the CPU. So this is only where a kernel is not for
+      // this device; anything else fails again in `compile_one`.
+      try {
+        c.claim.prepared = device_->prepare(entry, pack);
+      } catch (const NoKernel& e) {
+        log_(LogLevel::kError,
+             "a plan of graph '" + graph.name + "' is left to ONNX Runtime: " + e.what());
+        continue;
+      } catch (const Failure&) {
       }
       mark(c, int(candidates.size()));
       candidates.push_back(std::move(c));
@@ -326,10 +297,8 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
     }
     for (const Candidate& c : candidates) {
       const Entry& entry = *c.claim.entry;
-      if (cuda_ && !alike)
-        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for a GPU of " +
-                                     std::to_string(entry.sms) + " multiprocessors, this one has " +
-                                     std::to_string(cuda_->sms()) +
+      if (!c.why.empty())
+        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for " + c.why +
                                      ": it may run slower than one made for it");
       std::vector<const OrtNode*> nodes;
       for (int n : c.members) nodes.push_back(graph.nodes[size_t(n)].handle);
@@ -339,16 +308,16 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
       claimed += long(c.members.size());
     }
   };
-  if (pack_) claim(pack_, true);
-  if (pack_ && !claimed && !has_compiler()) claim(pack_, false);  // better than none
+  if (pack_) claim(pack_, Fit::kWhole);
+  if (pack_ && !claimed && !has_compiler()) claim(pack_, Fit::kSlower);  // better than none
   if (!claimed && has_compiler()) {
-    if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, true);
+    if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, Fit::kWhole);
   } else if (!claimed) {
     log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'"
                                 : "nothing claimed in graph '" + graph.name +
                                       "': no compiler is registered and no kernel_pack was given");
   }
-  if (cuda_ && parent && claimed) cuda_->expect_bodies();
+  if (parent && claimed) device_->expect_bodies();
   stats.claimed_nodes += claimed;
   log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " +
                             std::to_string(graph.nodes.size()) + " nodes claimed");
@@ -361,7 +330,8 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
     throw Failure("internal: ORT asks to compile nodes that were not claimed (first: '" +
                   (graph.nodes.empty() ? "" : graph.nodes.front().name) + "')");
   const Claim& claim = it->second;
-  auto plan = claim.plan ? claim.plan : Plan::parse(*claim.entry, claim.pack, options_.isa.c_str());
+  auto plan = claim.prepared.plan;
+  if (!plan) plan = Plan::parse(*claim.entry, claim.pack, device_->variant());
 
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;
@@ -370,9 +340,13 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
   };
   compiled->ReleaseState = [](OrtNodeComputeInfo*, void*) {};
   compiled->Compute = [](OrtNodeComputeInfo* self, void*, OrtKernelContext* context) {
-    return guarded([&] { static_cast<Compiled*>(self)->compute(context); }, Code::kInvalidArgument);
+    return guarded(
+        [&] {
+          auto& c = *static_cast<Compiled*>(self);
+          c.partition->compute(context, c.inputs, c.outputs);
+        },
+        Code::kInvalidArgument);
   };
-  compiled->threads = threads_;
   const auto positions = [&](bool outputs, const std::vector<TensorSpec>& wanted) {
     size_t n = 0;
     check(outputs ? ort.Node_GetNumOutputs(fused, &n) : ort.Node_GetNumInputs(fused, &n));
@@ -405,10 +379,7 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
     const Value& value = graph.values[size_t(v->second)];
     return {static_cast<const char*>(value.data), value.bytes};
   };
-  if (cuda_)
-    compiled->on_gpu = cuda_->compile(plan, initializer);
-  else
-    compiled->partition = std::make_shared<Partition>(plan, initializer);
+  compiled->partition = device_->compile(*claim.entry, plan, initializer);
   stats.partitions++;
   *out = compiled.release();
 }

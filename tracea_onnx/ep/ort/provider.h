@@ -5,27 +5,33 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cpu/threads.h"
-#include "cuda/session.h"
 #include "ort/graph.h"
 #include "ort/options.h"
-#include "plan/pack.h"
+#include "plan/plan.h"
+#include "plan/runtime.h"
 #include "plan/stats.h"
 
 namespace tracea {
 
-// `plan` and `kernels`: of a GPU's entry, whose kernels are loaded before it is claimed.
+// Metadata of our ep-devices: the backend's name, and what ORT's Python API compares with the
+// provider option device_id (-1 for the host).
+constexpr const char *kBackendKey = "tracea_backend", *kDeviceKey = "cuda_device_id";
+
+struct Chosen {
+  std::string backend;  // "" where ORT does not tell
+  int ordinal = -1;     // of a device with memory of its own
+};
+
 struct Claim {
   std::shared_ptr<const Pack> pack;
   const Entry* entry;
-  std::shared_ptr<const Plan> plan;
-  cuda::Kernels kernels;
+  DeviceSession::Prepared prepared;
 };
 
 class Provider : public OrtEp, Counted<&Stats::live_sessions> {
  public:
-  // `gpu`: CUDA device ORT chose for the session, or -1. Throws Failure.
-  Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu);
+  // `device`: what ORT chose for the session. Throws Failure.
+  Provider(const OrtSessionOptions* session, const OrtLogger* logger, const Chosen& device);
 
  private:
   void get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info);
@@ -34,9 +40,8 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
 
   Options options_;
   Log log_;
-  std::shared_ptr<Threads> threads_;
-  std::unique_ptr<cuda::Session> cuda_;  // null on the CPU
-  std::shared_ptr<const Pack> pack_;     // of option kernel_pack
+  std::unique_ptr<DeviceSession> device_;
+  std::shared_ptr<const Pack> pack_;  // of option kernel_pack
   std::unordered_map<std::string, std::shared_ptr<const Pack>>
       replies_;  // of the compiler, by graph: ORT asks twice while it loads a session
   std::unordered_map<std::string, Claim> claims_;  // by the key of the entry's first node

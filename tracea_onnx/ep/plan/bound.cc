@@ -4,8 +4,9 @@
 #include <climits>
 #include <numeric>
 
-#include "plan/extent.h"
+#include "plan/dtype.h"
 #include "plan/failure.h"
+#include "plan/runtime.h"
 #include "plan/stats.h"
 
 namespace tracea {
@@ -160,8 +161,7 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
       intervals[size_t(i)].last = int(l);
     }
   int64_t arena = 0;
-  const std::vector<int64_t> offsets =
-      lay_out(intervals, &arena, plan.backend == "cuda" ? kDeviceAlign : kAlign);
+  const std::vector<int64_t> offsets = lay_out(intervals, &arena, plan.runtime->align());
   bound->arena_bytes = size_t(arena);
 
   for (const ExtentSpec& e : plan.extents) {
@@ -205,7 +205,7 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
     }
     const size_t first = bound->ints.size();
     for (int e : l.ints) bound->ints.push_back(value[size_t(e)]);
-    if (l.family) check_extents(l, bound->ints.data() + first, rooms.data(), before.data());
+    l.own->check(l, bound->ints.data() + first, rooms.data(), before.data());
   }
   return bound;
 }

@@ -42,9 +42,6 @@ struct Bound : Counted<&Stats::live_bounds> {
   std::vector<int64_t> ints;    // idem
 };
 
-constexpr size_t kDeviceAlign =
-    256;  // of an arena on a GPU: whole sectors, and more than a tensor map asks for
-
 // Whether `bound` was made for inputs of these types and dims.
 bool fits(const Plan& plan, const Bound& bound, const std::vector<InputTensor>& inputs);
 

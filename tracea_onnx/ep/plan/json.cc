@@ -3,6 +3,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -220,6 +221,37 @@ const Json* Json::find(const char* key) const {
 const Json& Json::at(const char* key) const {
   if (const Json* v = find(key)) return *v;
   throw Failure(std::string("'") + key + "' is missing");
+}
+
+std::string Json::dump() const {
+  const auto quoted = [](const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+      char escaped[8];
+      if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20)
+        out.append(escaped, size_t(snprintf(escaped, sizeof escaped, "\\u%04x", c)));
+      else
+        out += c;
+    }
+    return out + "\"";
+  };
+  switch (kind_) {
+    case kNull: return "null";
+    case kBool: return int_ ? "true" : "false";
+    case kInt: return std::to_string(int_);
+    case kText: return quoted(text_);
+    case kReal: {
+      if (std::isnan(real_)) return "NaN";
+      if (std::isinf(real_)) return real_ < 0 ? "-Infinity" : "Infinity";
+      char text[32];
+      return std::string(text, size_t(snprintf(text, sizeof text, "%.17g", real_)));
+    }
+    default: break;
+  }
+  std::string out;
+  for (size_t k = 0; k < items_.size(); k++)
+    out += (k ? "," : "") + (kind_ == kObject ? quoted(keys_[k]) + ":" : "") + items_[k].dump();
+  return kind_ == kObject ? "{" + out + "}" : "[" + out + "]";
 }
 
 }  // namespace tracea

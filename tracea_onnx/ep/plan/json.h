@@ -25,6 +25,7 @@ class Json {
   const Json& at(const char* key) const;    // throws when the object has no such key
   const Json* find(const char* key) const;  // null when the object has no such key
   bool is_null() const { return kind_ == kNull; }
+  std::string dump() const;  // the value as JSON
 
  private:
   friend struct JsonParser;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/memory.h"
 #include "plan/json.h"
+#include "plan/memory.h"
 
 namespace tracea {
 

@@ -3,16 +3,16 @@
 #include <cstring>
 
 #include "plan/failure.h"
+#include "plan/runtime.h"
 
 namespace tracea {
 namespace {
 
-constexpr int64_t kMaxRegisters = 256;  // as kernels/cpu/_program.h and program.py have it
 constexpr int64_t kMaxBytes = INT64_MAX / 4;
 
 struct Reader {
   Plan& plan;
-  const char* isa;
+  const char* variant;
 
   static int index(const Json& v, size_t limit, const char* what) { return v.index(limit, what); }
 
@@ -78,75 +78,9 @@ struct Reader {
     return {BufferKind::kConst, 0, bytes, ""};
   }
 
-  void read_program(const Json& p, LaunchSpec& l) const {
-    if (p.is_null()) return;
-    if (!l.family->program) throw Failure(std::string(l.family->name) + " takes no program");
-    const int64_t n_in = p.at("n_in").integer("n_in"), regs = p.at("regs").integer("regs"),
-                  out = p.at("out").integer("out"), type = p.at("type").integer("type");
-    if (n_in < 0 || n_in > regs || regs > kMaxRegisters || out < 0 || out >= regs || type < 0 ||
-        type > 1)
-      throw Failure("a malformed program");
-    for (const Json& row : p.at("code").array("code")) {
-      const auto& f = row.array("instruction");
-      if (f.size() != 6) throw Failure("a malformed instruction");
-      const int op = index(f[0], kOpCount, "opcode");
-      Instr ins{op, index(f[1], size_t(regs), "register"), 0, 0,
-                0,  float(f[5].number("immediate"))};
-      int32_t* const args[] = {&ins.a, &ins.b, &ins.c};
-      for (int k = 0; k < kOpArity[op]; k++)
-        *args[k] = index(f[2 + size_t(k)], size_t(regs), "register");
-      l.code.push_back(ins);
-    }
-    l.program = {l.code.data(), int32_t(l.code.size()), int32_t(n_in),
-                 int32_t(regs), int32_t(out),           int32_t(type)};
-    l.has_program = true;
-  }
-
   LaunchSpec launch(const Json& row, bool init) const {
-    LaunchSpec l{};
-    const std::string& name = row.at("k").text("family");
-    if (plan.backend == "cuda") {
-      if (name != "cuda") throw Failure("a CUDA plan launches '" + name + "'");
-      read_cuda_launch(row, init, plan, l);
-      return l;
-    }
-    l.family = find_family(name.c_str());
-    if (!l.family)
-      throw Failure("unknown kernel family '" + name +
-                    "'; the pack needs another version of tracea-onnx");
-    l.kernel = find_kernel(isa, name.c_str());
-    if (!l.kernel) throw Failure("this build has no kernel '" + name + "' for " + isa);
-    const auto& operands = row.at("b").array("operands");
-    const auto& ints = row.at("i").array("integers");
-    const auto& floats = row.at("f").array("floats");
-    if (int(operands.size()) != l.family->operands || int(ints.size()) != l.family->ints ||
-        int(floats.size()) != l.family->floats)
-      throw Failure(
-          "'" + name +
-          "' has the wrong number of parameters; the pack needs another version of tracea-onnx");
-    for (size_t k = 0; k < operands.size(); k++) {
-      if (operands[k].is_null()) {
-        if (!(l.family->optional >> k & 1))
-          throw Failure("'" + name + "' lacks operand " + std::to_string(k));
-        l.operands.push_back({-1, 0});
-        continue;
-      }
-      const auto& pair = operands[k].array("operand");
-      if (pair.size() != 2) throw Failure("a malformed operand");
-      const OperandSpec o{index(pair[0], plan.buffers.size(), "buffer"), expr(pair[1])};
-      const BufferKind kind = plan.buffers[size_t(o.buffer)].kind;
-      if (init && (kind == BufferKind::kInput || kind == BufferKind::kOutput ||
-                   kind == BufferKind::kArena || !plan.exprs[size_t(o.offset)].constant))
-        throw Failure("an init launch may only use constants");
-      l.operands.push_back(o);
-    }
-    for (const Json& v : ints) {
-      l.ints.push_back(expr(v));
-      if (init && !plan.exprs[size_t(l.ints.back())].constant)
-        throw Failure("an init launch may not depend on input shapes");
-    }
-    for (const Json& v : floats) l.floats.push_back(float(v.number("float")));
-    read_program(row.at("p"), l);
+    LaunchSpec l;
+    plan.runtime->read_launch(row, init, plan, variant, l);
     return l;
   }
 
@@ -154,9 +88,9 @@ struct Reader {
     if (j.at("version").integer("version") != 1)
       throw Failure("plan version " + std::to_string(j.at("version").integer("version")) +
                     " is not version 1");
-    plan.backend = j.at("backend").text("backend");
-    if (plan.backend != "cpu" && plan.backend != "cuda")
-      throw Failure("the plan is for backend '" + plan.backend + "'");
+    const std::string& backend = j.at("backend").text("backend");
+    plan.runtime = find_runtime(backend);
+    if (!plan.runtime) throw Failure("the plan is for backend '" + backend + "'");
     plan.name = j.at("name").text("name");
     for (const Json& v : j.at("inputs").array("inputs")) {
       const int64_t rank = v.at("rank").integer("rank");
@@ -209,11 +143,11 @@ void refuse_overflow(bool overflow) {
 }  // namespace
 
 std::shared_ptr<const Plan> Plan::parse(const Entry& entry, std::shared_ptr<const Pack> pack,
-                                        const char* isa) {
+                                        const char* variant) {
   auto plan = std::make_shared<Plan>();
   plan->pack = std::move(pack);
   try {
-    Reader{*plan, isa}.read(*entry.plan);
+    Reader{*plan, variant}.read(*entry.plan);
   } catch (const Failure& e) {
     throw Failure(std::string("bad plan") + (plan->name.empty() ? "" : " '" + plan->name + "'") +
                   ": " + e.what());

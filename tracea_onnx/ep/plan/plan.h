@@ -1,14 +1,14 @@
-// A Plan as the executor uses it: parsed, validated, kernels resolved. Immutable once made.
+// A Plan as a runtime uses it: parsed, validated, its launches read. Immutable once made.
 #pragma once
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "cpu/registry.h"
-#include "cuda/plan.h"
 #include "plan/pack.h"
 
 namespace tracea {
+
+class Runtime;
 
 enum class ExprOp : uint8_t {
   kConst,
@@ -45,7 +45,8 @@ struct RequireSpec {
   std::string what;
 };  // of two expressions: a == b, or a >= b
 
-// What a launch on a GPU may touch of a buffer: bytes [low, high), two expressions.
+// What a launch may touch of a buffer, where the runtime cannot tell: bytes [low, high), two
+// expressions.
 struct ExtentSpec {
   int buffer, low, high;
   std::string what;
@@ -64,22 +65,36 @@ struct OperandSpec {
   int buffer, offset;
 };  // buffer -1 = absent; offset: an expression, in bytes
 
+struct LaunchSpec;
+
+// Of an operand: from its address to the end of its buffer.
+struct Room {
+  bool present;
+  int64_t bytes;
+};
+
+// What the runtime has read of a launch.
+struct RuntimeLaunch {
+  virtual ~RuntimeLaunch() = default;
+  virtual const char* name() const = 0;
+  // Throws Failure when the launch has a parameter its kernel cannot take, or would touch bytes
+  // outside [-before[k], rooms[k]) of operand k, as far as the plan's extents do not say.
+  virtual void check(const LaunchSpec& /*launch*/, const int64_t* /*ints*/, const Room* /*rooms*/,
+                     const int64_t* /*before*/) const {}
+};
+
 struct LaunchSpec {
-  const FamilyInfo* family;  // null in a CUDA plan
-  const Kernel* kernel;
   std::vector<OperandSpec> operands;
   std::vector<int> ints;  // expressions
   std::vector<float> floats;
-  std::vector<Instr> code;
-  Program program;  // points to `code`
-  bool has_program;
-  std::shared_ptr<const CudaLaunch> cuda;  // of a CUDA plan
+  std::shared_ptr<const RuntimeLaunch> own;
 
-  const char* name() const { return cuda ? cuda->symbol.c_str() : family->name; }
+  const char* name() const { return own->name(); }
 };
 
 struct Plan {
-  std::string name, backend;  // cpu or cuda
+  std::string name;
+  const Runtime* runtime;
   std::vector<TensorSpec> inputs, outputs;
   std::vector<AxisSpec> symbols, checks;
   std::vector<RequireSpec> requirements;
@@ -89,9 +104,10 @@ struct Plan {
   std::vector<LaunchSpec> init, run;
   std::shared_ptr<const Pack> pack;  // keeps blobs alive
 
-  // Throws Failure: a malformed plan, an unknown family, or a kernel `isa` lacks (of a CPU plan).
+  // `variant`: `DeviceSession::variant`; "" = the machine's best. Throws Failure: a malformed plan,
+  // or one whose kernels the runtime does not have.
   static std::shared_ptr<const Plan> parse(const Entry& entry, std::shared_ptr<const Pack> pack,
-                                           const char* isa);
+                                           const char* variant = "");
 
   // Values of all expressions for the given symbols (division by zero gives 0: it only occurs in
   // tensors without elements). Throws Failure on overflow.

@@ -9,6 +9,7 @@
 #include "cuda/partition.h"
 #include "ort/boundary.h"
 #include "plan/failure.h"
+#include "testing/host_tensor.h"
 
 using namespace tracea;
 
@@ -107,13 +108,6 @@ std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane&
   return medians;
 }
 
-struct HostTensor {
-  const void* data;
-  int32_t type;
-  uint32_t rank;
-  const int64_t* dims;
-};
-
 }  // namespace
 
 // What a compile request says of a CUDA device, lines `key=value`; 0 on success, else 1 and a line
@@ -146,8 +140,9 @@ TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_b
     auto opened = std::make_unique<Opened>();
     const auto pack = Pack::parse(pack_bytes, n);
     if (pack->entries().empty()) throw Failure("the pack has no plan");
-    auto plan = Plan::parse(pack->entries().front(), pack, best_isa());
-    if (plan->backend != "cuda") throw Failure("the plan is for backend '" + plan->backend + "'");
+    auto plan = Plan::parse(pack->entries().front(), pack);
+    if (plan->runtime->name != "cuda")
+      throw Failure("the plan is for backend '" + plan->runtime->name + "'");
     std::unordered_map<std::string, Blob> initializers;
     for (size_t k = 0; k < n_initializers; k++)
       initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
@@ -169,9 +164,8 @@ TRACEA_EXPORT void tracea_cuda_close(void* handle) noexcept { delete static_cast
 // Runs once. `output(context, k, dims, rank)` gives host memory for output k, once per output and
 // before anything runs.
 TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t n_inputs,
-                                  void* (*output)(void* context, size_t k, const int64_t* dims,
-                                                  size_t rank),
-                                  void* context, char* message, size_t message_size) noexcept {
+                                  HostOutput output, void* context, char* message,
+                                  size_t message_size) noexcept {
   const Opened& o = *static_cast<Opened*>(handle);
   return reported(message, message_size, [&] {
     if (n_inputs != o.partition->plan().inputs.size())

@@ -18,7 +18,7 @@ TRACEA_EXPORT int64_t tracea_evaluate(const void* pack_bytes, size_t n, size_t e
   return answered(int64_t(-1), message, message_size, [&] {
     const auto pack = Pack::parse(pack_bytes, n);
     if (entry >= pack->entries().size()) throw Failure("the pack has no such entry");
-    const auto plan = Plan::parse(pack->entries()[entry], pack, best_isa());
+    const auto plan = Plan::parse(pack->entries()[entry], pack);
     if (plan->symbols.size() != n_symbols)
       throw Failure("the plan has " + std::to_string(plan->symbols.size()) + " symbols");
     const auto values = plan->evaluate({symbols, symbols + n_symbols});

@@ -1,7 +1,8 @@
-#include "plan/extent.h"
+#include "cpu/extent.h"
 
 #include <string>
 
+#include "cpu/plan.h"
 #include "extents.h"
 #include "plan/failure.h"
 
@@ -17,16 +18,18 @@ std::string text(Wide v) {
 
 void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
                    const int64_t* before) {
+  const FamilyLaunch& l = family_launch(launch);
+  const size_t family = family_index(l.family);
   const std::string kernel = std::string("'") + launch.name() + "'";
   Extent found[kMostOperands] = {};
   unsigned present = 0;
   for (size_t k = 0; k < launch.operands.size(); k++) present |= unsigned(rooms[k].present) << k;
-  if (const char* wrong = kExtents[family_index(launch.family)](ints, present, found))
+  if (const char* wrong = kExtents[family](ints, present, found))
     throw Failure(
         kernel + " takes no " + wrong +
         " of this size: the sizes of the inputs do not fit the model, or the plan is damaged");
-  const ProgramOperands read = kProgramOperands[family_index(launch.family)];
-  for (int k = read.before; launch.has_program && k < launch.program.n_in; k++)
+  const ProgramOperands read = kProgramOperands[family];
+  for (int k = read.before; l.has_program && k < l.program.n_in; k++)
     if (const size_t o = size_t(read.first + k - read.before);
         read.first < 0 || o >= launch.operands.size() || !rooms[o].present)
       throw Failure(kernel +

@@ -1,4 +1,4 @@
-#include "cpu/memory.h"
+#include "plan/memory.h"
 
 #include <sys/mman.h>
 
