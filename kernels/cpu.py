@@ -35,9 +35,6 @@ TEMPLATES = Path(__file__).resolve().parent / "cpu"
 #: One AVX-512 core: 118 GFLOP/s fp32 peak and 22 GB/s of DRAM measured; between nodes values mostly
 #: live in L2, hence the higher rate.
 _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31")
-_TARGET = Target(
-    _RATES, frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False
-)
 _WITHOUT = frozenset({
     "conv_pool", "copies", "cumsum", "deconv2d_dw", "fold_norm", "gather_along", "gather_tuples", "gemm_norm", "grid_sample", "lrn", "one_hot", "pad",
     "resize_cubic", "scatter_along", "scatter_tuples", "squeeze_excite", "topk", "triangle",
@@ -56,7 +53,14 @@ class Cpu(Backend):
         return None
 
     def target(self, caps: DeviceCaps | None) -> Target:
-        return _TARGET
+        return Target(
+            _RATES,
+            self.families,
+            frozenset({DType.F32}),
+            border=True,
+            pitch_multiple=0,
+            few_launches=False,
+        )
 
     def checks(self) -> Iterable[Check]:
         from tracea_onnx.runtime.native_library import best_isa

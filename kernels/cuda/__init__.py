@@ -124,8 +124,8 @@ class Cuda(Backend):
         assert caps is not None
         hopper = caps.arch == 90
         return Target(
-            rates(caps), frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4,
-            folds_norms=hopper, any_depthwise=True, cubic=True, copies=True, pads=True, stages=True, scatters=True, samples=True, bundles=hopper, orders=True,
+            rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}), border=False, pitch_multiple=8, few_launches=True, planar=4,
+            folds_norms=hopper, stages=True, bundles=hopper,
         )  # fmt: skip
 
     def emit(self, request: Request) -> Sequence[Launch]:

@@ -58,12 +58,13 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its
-#: two halves.
-_OLDEST_GPU, _FACTS = (8, 0), (75, 76)
+#: Oldest compute capability x 10 the kernels are written for, and CUdevice_attribute's numbers of
+#: its two halves.
+_OLDEST_GPU, _FACTS = 80, (75, 76)
 
 
-def _gpus() -> Iterator[Check]:
+def _devices() -> Iterator[tuple[str, int]]:
+    """Name and compute capability x 10 of each GPU."""
     driver = nvrtc.driver_library()
     for k in range(cuda_devices()):
         assert driver is not None
@@ -74,18 +75,19 @@ def _gpus() -> Iterator[Check]:
             value = ctypes.c_int()
             driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
             facts.append(value.value)
-        major, minor = facts
-        ok = (major, minor) >= _OLDEST_GPU
-        picked = (
-            f"kernels for {target(major * 10 + minor)}" if ok else "older than the kernels need"
-        )
+        yield name.value.decode(errors="replace"), facts[0] * 10 + facts[1]
+
+
+def _gpus() -> Iterator[Check]:
+    for k, (name, arch) in enumerate(_devices()):
+        ok = arch >= _OLDEST_GPU
+        picked = f"kernels for {target(arch)}" if ok else "older than the kernels need"
         tuned = _tuned(k) if ok else 0
         record = f"; {tuned} launches tuned" if tuned else ""
-        detail = f"{name.value.decode(errors='replace')}, compute capability {major}.{minor}: {picked}{record}"
         yield Check(
             f"GPU {k}",
             ok,
-            detail,
+            f"{name}, compute capability {arch // 10}.{arch % 10}: {picked}{record}",
             "the CUDA backend needs compute capability 8.0 or newer",
             required=False,
         )
@@ -101,16 +103,7 @@ def _tuned(k: int) -> int:
 
 def _architectures() -> list[int]:
     """Compute capabilities x 10 of the GPUs that the kernels run on."""
-    driver, found = nvrtc.driver_library(), list[int]()
-    for k in range(cuda_devices()):
-        assert driver is not None
-        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-        driver.cuDeviceGet(ctypes.byref(device), k)
-        for value, attribute in ((major, _FACTS[0]), (minor, _FACTS[1])):
-            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        if (major.value, minor.value) >= _OLDEST_GPU:
-            found.append(major.value * 10 + minor.value)
-    return found
+    return [arch for _, arch in _devices() if arch >= _OLDEST_GPU]
 
 
 def _compiler() -> Check:

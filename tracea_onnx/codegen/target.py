@@ -13,40 +13,28 @@ from tracea_onnx.pricing.rates import Rates
 
 @dataclass(frozen=True)
 class Target:
-    """rates: what fusions are priced by. types: float types the compute kernels take. border: whether a convolution reads its padding
-    from a zero border around the image (else the kernel checks bounds itself). winograd: whether
-    3x3 convolutions have a Winograd kernel. pitch_multiple: channel pitches are rounded up to it
-    (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether a launch costs more
-    than some memory traffic: products of one input become one, squeeze-excite is a kernel, images
-    are read in any order of axes. planar: a convolution of at most so many channels reads its image
-    in any order of axes (`conv._in_planes` says which). folds_norms: whether products in 16-bit
-    types leave statistics of their rows and take rows that are to be normalised. any_depthwise:
-    whether depthwise kernels take several output channels of an input channel, and transposed
-    convolutions. cubic: whether Resize may be cubic. copies: whether several copies can share a
-    launch. pads: whether a kernel pads. stages: whether a pointwise kernel computes several
-    expressions, each of what the ones before it made. scatters: whether there are kernels for
-    elements found by indices in any tensor (scattered ones, too) and triangles. samples: for images
-    sampled at a grid's places and responses of channels. bundles: whether filters in 16-bit types
-    are also packed for several groups at once. orders: whether there are kernels for TopK, CumSum
-    and ArgMax of int32."""
+    """rates: what fusions are priced by. families: those that can be launched. types: float types
+    the compute kernels take. border: whether a convolution reads its padding from a zero border
+    around the image (else the kernel checks bounds itself). pitch_multiple: channel pitches are
+    rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether a
+    launch costs more than some memory traffic: products of one input become one, squeeze-excite is
+    a kernel, images are read in any order of axes. planar: a convolution of at most so many
+    channels reads its image in any order of axes (`conv._in_planes` says which). folds_norms:
+    whether products in 16-bit types leave statistics of their rows and take rows that are to be
+    normalised. stages: whether a pointwise kernel computes several expressions, each of what the
+    ones before it made. bundles: whether filters in 16-bit types are also packed for several groups
+    at once."""
 
     rates: Rates
+    families: frozenset[str]
     types: frozenset[DType]
     border: bool
-    winograd: bool
     pitch_multiple: int
     few_launches: bool
     planar: int = 0
     folds_norms: bool = False
-    any_depthwise: bool = False
-    cubic: bool = False
-    copies: bool = False
-    pads: bool = False
     stages: bool = False
-    scatters: bool = False
-    samples: bool = False
     bundles: bool = False
-    orders: bool = False
 
     @property
     def vector(self) -> int:

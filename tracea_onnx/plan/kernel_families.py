@@ -87,7 +87,7 @@ FAMILIES: dict[str, Family] = {
         ("p0", "p1"),
         True,
     ),
-    # Depthwise: G = IC = OC, with `Target.any_depthwise` also OC a multiple of G = IC.
+    # Depthwise: G = IC = OC, where there is deconv2d_dw also OC a multiple of G = IC.
     "conv2d_dw": Family(
         ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
         (*_CONV_INTS, *_EPI_INTS),
@@ -179,8 +179,7 @@ FAMILIES: dict[str, Family] = {
         ),
         ("scale_h", "scale_w"),
     ),
-    # The same with Keys' cubic of coefficient a, where `Target.cubic`; what lies outside the image
-    # is its edge.
+    # The same with Keys' cubic of coefficient a; what lies outside the image is its edge.
     "resize_cubic": Family(
         ("x", "y"),
         ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),

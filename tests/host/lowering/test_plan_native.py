@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.expr_program import MAX_REGISTERS
 from tracea_onnx.plan.builder import PACK_VERSION, PlanBuilder, read_pack, write_pack
+from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime import native_library
 
 HEADER = Path(__file__).resolve().parents[3] / "tracea_onnx" / "ep" / "ort" / "ort_abi.h"
@@ -355,3 +357,9 @@ def test_no_exception_crosses_the_c_abi() -> None:
         for threads in re.findall(r"std::thread\b(?!::|>)[^;]*;", text):
             assert source.name == "harness.cc", f"{source.name}: a thread of its own: {threads}"
     assert exported >= 15
+
+
+def test_the_cpu_has_the_kernels_that_it_names() -> None:
+    has = library().tracea_has_kernel
+    found = {f for f in FAMILIES if has(native_library.best_isa().encode(), f.encode())}
+    assert backends.get("cpu").families == found

@@ -358,7 +358,7 @@ class Lowering:
         for k, (src, at, shape) in enumerate(parts):
             rows = merge_dims(shape, [src.strides, to.strides]) or [(1, [1, 1])]
             if (
-                not self.target.copies
+                "copies" not in self.target.families
                 or len(rows) > 3
                 or rows[-1][1][1] != 1
                 or _is_turned(rows)

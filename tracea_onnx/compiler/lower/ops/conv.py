@@ -115,9 +115,9 @@ def conv(ctx: Lowering, op: Op) -> None:
         raise Unsupported("the convolution has an empty output")
     # a line under a 2-d weight is an image of height 1, and so is its result
     out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
-    depthwise = g == ic > 1 and (oc == ic or ctx.target.any_depthwise)
+    depthwise = g == ic > 1 and (oc == ic or "deconv2d_dw" in ctx.target.families)
     wino = (
-        ctx.target.winograd
+        "conv2d_wino" in ctx.target.families
         and kh == kw == 3
         and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1)
         and ic >= 16
@@ -290,7 +290,7 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     src = ctx.nhwc(x)
     shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
     after = scaled(ctx, op, spec, roles, oc, shape)
-    depthwise = ctx.target.any_depthwise and g == ic > 1 and dh == dw == 1
+    depthwise = "deconv2d_dw" in ctx.target.families and g == ic > 1 and dh == dw == 1
     packing, params = "pack_deconv2d", {"OC": oc, "KH": kh, "KW": kw}
     if depthwise:
         packing = "pack_conv2d_dw"

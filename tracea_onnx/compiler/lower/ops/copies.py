@@ -96,9 +96,9 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
             ctx.slots.get(p.name) != (out.name, at)
             and replace(p.nhwc, border=there.border) != there
         ):
-            lying = image_in(p) if ctx.target.copies else None
+            lying = image_in(p) if "copies" in ctx.target.families else None
             src = lying or ctx.nhwc(p)
-            if ctx.target.copies:
+            if "copies" in ctx.target.families:
                 moves.append((View(src.ref, (src.ns, src.rs, src.cs, 1)), at, (n, h, w, c)))
                 at += c
                 continue

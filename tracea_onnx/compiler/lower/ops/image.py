@@ -92,7 +92,8 @@ def resize(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"Resize has an operand of rank {x.rank}; the kernels take 3 or 4")
     mode = op.attr("mode", "nearest")
     if mode not in ("nearest", "linear", "cubic") or (
-        mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))
+        mode == "cubic"
+        and ("resize_cubic" not in ctx.target.families or op.attr("exclude_outside", 0))
     ):
         raise Unsupported(
             f"no {ctx.plan.backend} kernel computes Resize in mode '{mode}' with these attributes"
@@ -184,7 +185,7 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
 def lrn(ctx: Lowering, op: Op) -> None:
     """Local response normalisation, of channels."""
     x = ctx.value(op.input(0))
-    if not ctx.target.samples:
+    if "lrn" not in ctx.target.families:
         raise Unsupported(f"no {ctx.plan.backend} kernel computes LRN; ONNX Runtime's own runs it")
     if x.rank != 4:
         raise Unsupported(f"LRN has an operand of rank {x.rank}; the kernel takes 4")
@@ -212,7 +213,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     """An image read where a grid says."""
     x, grid = (ctx.value(n) for n in op.inputs)
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
-    if not ctx.target.samples:
+    if "grid_sample" not in ctx.target.families:
         raise Unsupported(
             f"no {ctx.plan.backend} kernel computes GridSample; ONNX Runtime's own runs it"
         )

@@ -23,7 +23,7 @@ def _axis(op: Op, x: Value) -> int:
 
 
 def _available(ctx: Lowering, op: Op) -> None:
-    if not ctx.target.scatters:
+    if "scatter_along" not in ctx.target.families:
         raise Unsupported(
             f"no {ctx.plan.backend} kernel computes {op.kind}; ONNX Runtime's own runs it"
         )

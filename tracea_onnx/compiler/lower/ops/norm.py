@@ -327,7 +327,8 @@ def reduce(ctx: Lowering, op: Op) -> None:
 
 def argmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    whole = {DType.I64, DType.I32} if ctx.target.orders else {DType.I64}
+    # kernels that sort take i32
+    whole = {DType.I64, DType.I32} if "topk" in ctx.target.families else {DType.I64}
     if x.dtype not in whole | ctx.target.types:
         raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
     axis = axis_of(int(op.attr("axis", 0)), x.rank)
@@ -353,7 +354,7 @@ def argmax(ctx: Lowering, op: Op) -> None:
 
 def cumsum(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if not ctx.target.orders:
+    if "cumsum" not in ctx.target.families:
         raise Unsupported(
             f"no {ctx.plan.backend} kernel computes CumSum; ONNX Runtime's own runs it"
         )

@@ -27,7 +27,7 @@ def pad(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     mode = op.attr("mode", "constant")
     mode = mode.decode() if isinstance(mode, bytes) else mode
-    if mode not in MODES or (mode == "wrap" and not ctx.target.pads):
+    if mode not in MODES or (mode == "wrap" and "pad" not in ctx.target.families):
         raise Unsupported(f"no {ctx.plan.backend} kernel computes Pad in mode '{mode}'")
     if op.attr("pads") is not None:
         pads: list[DimLike] = [int(p) for p in op.attr("pads")]
@@ -50,7 +50,7 @@ def pad(ctx: Lowering, op: Op) -> None:
         return
     if not fill.any():
         fill = np.zeros(1, np.int64)
-    if ctx.target.pads:
+    if "pad" in ctx.target.families:
         _pad_at_once(ctx, op.outputs[0], x, pads, MODES[mode], bits(fill))
         return
     amounts = [p for p in pads if isinstance(p, int)]
@@ -68,7 +68,7 @@ def with_zeros(ctx: Lowering, name: str, x: Value, pads: Sequence[int]) -> Value
     """`x` with zeros before and behind each axis."""
     return (
         _pad_at_once(ctx, name, x, pads, 0, 0)
-        if ctx.target.pads
+        if "pad" in ctx.target.families
         else _fill_and_copy(ctx, name, x, pads, 0)
     )
 

@@ -13,7 +13,7 @@ from tracea_onnx.ir.dims import DimLike
 
 def topk(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if not ctx.target.orders:
+    if "topk" not in ctx.target.families:
         raise Unsupported(f"no {ctx.plan.backend} kernel computes TopK; ONNX Runtime's own runs it")
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes TopK of type {x.dtype.name}")
