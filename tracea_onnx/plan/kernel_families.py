@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """Operands (trailing ``?`` = may be absent), integer and float parameters of one kernel family."""
+    """Operands (trailing `?`: may be absent), integer and float parameters of one kernel family."""
 
     operands: tuple[str, ...]
     ints: tuple[str, ...] = ()
@@ -32,22 +32,14 @@ class Family:
     program: bool = False  # whether a pointwise/epilogue program may be attached
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 _EPI_OPERANDS = ("o0?", "o1?", "o2?", "o3?")
-_EPI_INTS = (
-    "act",
-    "res_mode",
-    "o0_kind",
-    "o0_ld",
-    "o1_kind",
-    "o1_ld",
-    "o2_kind",
-    "o2_ld",
-    "o3_kind",
-    "o3_ld",
-)
-_CONV_INTS = (
-    "N", "IC", "IH", "IW", "OC", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "G",
-    "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns",
+_EPI_INTS = _names("act res_mode o0_kind o0_ld o1_kind o1_ld o2_kind o2_ld o3_kind o3_ld")
+_CONV_INTS = _names(
+    "N IC IH IW OC OH OW KH KW SH SW DH DW PT PL G x_cs x_rs x_ns y_cs y_rs y_ns r_cs r_rs r_ns"
 )  # fmt: skip
 
 #: How many copies one launch makes.
@@ -59,11 +51,16 @@ PANEL = 64
 
 _FIVE = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
 
+_CONV = Family(
+    ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True
+)
+
 FAMILIES: dict[str, Family] = {
-    # --- convolution, channels-last f32 -------------------------------------------------------------------------------
-    # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a zero border >= padding.
-    # The full-tensor operands o* of a conv program are channels-last with the residual's pitches (r_cs, r_rs, r_ns); o*_ld is unused.
-    # x_c: from a channel to the next; 0 means 1, more only where `Target.planar` allows it.
+    # --- convolution, channels-last f32 -----------------------------------------------------------
+    # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a
+    # zero border >= padding. The full-tensor operands o* of a conv program are channels-last with
+    # the residual's pitches (r_cs, r_rs, r_ns); o*_ld is unused. x_c: from a channel to the next; 0
+    # means 1, more only where `Target.planar` allows it.
     "conv2d": Family(
         ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
         (*_CONV_INTS, *_EPI_INTS, "x_c"),
@@ -81,78 +78,35 @@ FAMILIES: dict[str, Family] = {
     ),
     # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and
     # column past the border.
-    "conv2d_wino": Family(
-        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
-        (*_CONV_INTS, *_EPI_INTS),
-        ("p0", "p1"),
-        True,
-    ),
+    "conv2d_wino": _CONV,
     # Depthwise: G = IC = OC, where there is deconv2d_dw also OC a multiple of G = IC.
-    "conv2d_dw": Family(
-        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
-        (*_CONV_INTS, *_EPI_INTS),
-        ("p0", "p1"),
-        True,
-    ),
+    "conv2d_dw": _CONV,
     # deconv2d where each group has one input channel and windows have no dilation; CUDA only.
     # Weights are packed by pack_conv2d_dw.
-    "deconv2d_dw": Family(
-        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
-        (*_CONV_INTS, *_EPI_INTS),
-        ("p0", "p1"),
-        True,
-    ),
+    "deconv2d_dw": _CONV,
     # Transposed convolution; PT/PL are the *forward* pads of ONNX ConvTranspose (top, left crop). x
     # needs no border.
-    "deconv2d": Family(
-        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
-        (*_CONV_INTS, *_EPI_INTS),
-        ("p0", "p1"),
-        True,
-    ),
+    "deconv2d": _CONV,
     # Weight packing (ONNX layouts in: OIHW; ConvTranspose IOHW). scale? [OC] multiplies each output
     # channel (folded BatchNormalization).
-    "pack_conv2d": Family(("w", "scale?", "packed"), ("OC", "IC", "KH", "KW", "G", "x_cs")),
+    "pack_conv2d": Family(("w", "scale?", "packed"), _names("OC IC KH KW G x_cs")),
     "pack_conv2d_wino": Family(("w", "scale?", "packed"), ("OC", "IC")),
     "pack_conv2d_dw": Family(("w", "scale?", "packed"), ("OC", "KH", "KW")),
-    "pack_deconv2d": Family(("w", "scale?", "packed"), ("OC", "IC", "KH", "KW", "G")),
+    "pack_deconv2d": Family(("w", "scale?", "packed"), _names("OC IC KH KW G")),
     # y[0..round_up(OC,16)) = b*scale + shift, zero-filled tail; absent b = 0, scale = 1, shift = 0.
     "pack_bias": Family(("b?", "scale?", "shift?", "packed"), ("OC",)),
     # scale = gamma / sqrt(var + eps); shift = beta - mean * scale (float64 inside).
-    "fold_bn": Family(("gamma", "beta", "mean", "var", "scale", "shift"), ("C",), ("eps",)),
-    # --- pooling and image movement, channels-last ---------------------------------------------------------------------
-    # mode 0 = max, 1 = average excluding padding, 2 = average including padding. Explicit bounds checks: the border is not read.
-    # PB/PR are the bottom/right pads (for the divisor of mode 2; ceil_mode windows that run past them are not counted).
+    "fold_bn": Family(_names("gamma beta mean var scale shift"), ("C",), ("eps",)),
+    # --- pooling and image movement, channels-last ------------------------------------------------
+    # mode 0 = max, 1 = average excluding padding, 2 = average including padding. Explicit bounds
+    # checks: the border is not read. PB/PR are the bottom/right pads (for the divisor of mode 2;
+    # ceil_mode windows that run past them are not counted).
     "pool2d": Family(
         ("x", "y"),
-        (
-            "mode",
-            "N",
-            "C",
-            "IH",
-            "IW",
-            "OH",
-            "OW",
-            "KH",
-            "KW",
-            "SH",
-            "SW",
-            "DH",
-            "DW",
-            "PT",
-            "PL",
-            "PB",
-            "PR",
-            "x_cs",
-            "x_rs",
-            "x_ns",
-            "y_cs",
-            "y_rs",
-            "y_ns",
-        ),
+        _names("mode N C IH IW OH OW KH KW SH SW DH DW PT PL PB PR x_cs x_rs x_ns y_cs y_rs y_ns"),
     ),
     # mode 0 = max, 1 = mean over H x W; y is [N, C] with pitch y_ns.
-    "global_pool": Family(("x", "y"), ("mode", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_ns")),
+    "global_pool": Family(("x", "y"), _names("mode N C H W x_cs x_rs x_ns y_ns")),
     # mode 0 nearest, 1 linear; coord 0 half_pixel, 1 asymmetric, 2 align_corners, 3
     # pytorch_half_pixel; rounding (nearest) 0 round_prefer_floor, 1 floor, 2 ceil, 3
     # round_prefer_ceil, 4 ceil where the scale is below 1 and else floor. floats: scale_h, scale_w
@@ -160,108 +114,51 @@ FAMILIES: dict[str, Family] = {
     # image whose size stays is copied.
     "resize2d": Family(
         ("x", "y"),
-        (
-            "mode",
-            "coord",
-            "rounding",
-            "N",
-            "C",
-            "IH",
-            "IW",
-            "OH",
-            "OW",
-            "x_cs",
-            "x_rs",
-            "x_ns",
-            "y_cs",
-            "y_rs",
-            "y_ns",
-        ),
+        _names("mode coord rounding N C IH IW OH OW x_cs x_rs x_ns y_cs y_rs y_ns"),
         ("scale_h", "scale_w"),
     ),
     # The same with Keys' cubic of coefficient a; what lies outside the image is its edge.
     "resize_cubic": Family(
         ("x", "y"),
-        ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),
+        _names("coord N C IH IW OH OW x_cs x_rs x_ns y_cs y_rs y_ns"),
         ("scale_h", "scale_w", "a"),
     ),
     # y = x / (bias + alpha / size * sum of squares of the `size` channels around it) ** beta,
     # channels-last; CUDA only.
     "lrn": Family(
-        ("x", "y"),
-        ("size", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),
-        ("alpha", "beta", "bias"),
+        ("x", "y"), _names("size N C H W x_cs x_rs x_ns y_cs y_rs y_ns"), ("alpha", "beta", "bias")
     ),
     # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2] of type grid_dtype; CUDA
     # only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border, 2 reflection; corners:
     # align_corners.
     "grid_sample": Family(
         ("x", "grid", "y"),
-        (
-            "mode",
-            "pad",
-            "corners",
-            "grid_dtype",
-            "N",
-            "C",
-            "IH",
-            "IW",
-            "OH",
-            "OW",
-            "x_cs",
-            "x_rs",
-            "x_ns",
-            "y_cs",
-            "y_rs",
-            "y_ns",
-        ),
+        _names("mode pad corners grid_dtype N C IH IW OH OW x_cs x_rs x_ns y_cs y_rs y_ns"),
     ),
     # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the
     # element size (4).
-    "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
-    "nhwc_to_nchw": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns")),
+    "nchw_to_nhwc": Family(("x", "y"), _names("N C H W y_cs y_rs y_ns")),
+    "nhwc_to_nchw": Family(("x", "y"), _names("N C H W x_cs x_rs x_ns")),
     # Zeroes everything of an NHWC buffer that lies outside the H x W pixels of each image, within
     # [-PT, H+PB) x [-PL, W+PR).
-    "zero_border": Family(("y",), ("N", "H", "W", "PT", "PL", "PB", "PR", "y_cs", "y_rs", "y_ns")),
+    "zero_border": Family(("y",), _names("N H W PT PL PB PR y_cs y_rs y_ns")),
     # Channels-last channel-slice copy (concat/split/slice of channels): y[..., y_c0 + c] = x[...,
     # x_c0 + c]. Pointers are pre-offset: no c0.
-    "copy_nhwc": Family(
-        ("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
-    ),
+    "copy_nhwc": Family(("x", "y"), _names("N C H W x_cs x_rs x_ns y_cs y_rs y_ns")),
     # Pointwise program over channels-last operands; input k is full (kFull, own pitches), per
     # channel (kChannel: [C], image pitch k_ns for [N,C], 0 when shared), or scalar. dtype f32 only.
     "pointwise_nhwc": Family(
-        ("x0", "x1?", "x2?", "x3?", "y"),
-        (
-            "N",
-            "C",
-            "H",
-            "W",
-            "x0_kind",
-            "x0_cs",
-            "x0_rs",
-            "x0_ns",
-            "x1_kind",
-            "x1_cs",
-            "x1_rs",
-            "x1_ns",
-            "x2_kind",
-            "x2_cs",
-            "x2_rs",
-            "x2_ns",
-            "x3_kind",
-            "x3_cs",
-            "x3_rs",
-            "x3_ns",
-            "y_cs",
-            "y_rs",
-            "y_ns",
+        _names("x0 x1? x2? x3? y"),
+        _names(
+            "N C H W x0_kind x0_cs x0_rs x0_ns x1_kind x1_cs x1_rs x1_ns x2_kind x2_cs x2_rs x2_ns "
+            "x3_kind x3_cs x3_rs x3_ns y_cs y_rs y_ns"
         ),
         (),
         True,
     ),
-    # --- matrix products, row-major f32 -----------------------------------------------------------------------------------
-    # y[m, n] = epilogue(sum_k x[m, k] * W[k, n] + bias[n]); W packed by pack_gemm. ldx/ldr/ldy are row pitches.
+    # --- matrix products, row-major f32 -----------------------------------------------------------
+    # y[m, n] = epilogue(sum_k x[m, k] * W[k, n] + bias[n]); W packed by pack_gemm. ldx/ldr/ldy are
+    # row pitches.
     "gemm": Family(
         ("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS),
         ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS),
@@ -289,52 +186,28 @@ FAMILIES: dict[str, Family] = {
             *_EPI_OPERANDS,
         ),
         ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS, "x_rms", "r_rms"),
-        ("p0", "p1", "x_eps", "r_eps", "unscale"),
+        _names("p0 p1 x_eps r_eps unscale"),
         True,
     ),
     # Of a weight as pack_gemm takes it, and packed: sums[n] = unscale * sum_k packed[n, k], bias[n]
     # = b[n] + sum_k beta[k] w[k, n].
     "fold_norm": Family(
-        ("w", "packed", "beta?", "b?", "sums", "bias"),
-        ("K", "N", "trans", "ldw"),
-        ("alpha", "unscale"),
+        _names("w packed beta? b? sums bias"), ("K", "N", "trans", "ldw"), ("alpha", "unscale")
     ),
     # trans = 1 when the source is [N, K] (Gemm transB); ldw its row pitch. scale? [N] per output
     # column, gamma? [K] (+ gamma_add) per input; alpha scales all. n0 and N_total let several
     # weights share one packed matrix (merged QKV): this source fills columns n0..n0+N.
     "pack_gemm": Family(
         ("w", "scale?", "packed", "gamma?"),
-        ("K", "N", "trans", "ldw", "n0", "N_total", "gamma_add"),
+        _names("K N trans ldw n0 N_total gamma_add"),
         ("alpha",),
     ),
     # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch
     # = B0 x B1 with a stride per level (0 = broadcast); op by element strides: a[m*a_m + k*a_k],
     # b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
     "matmul": Family(
-        ("a", "b", "bias?", "res?", "y"),
-        (
-            "B0",
-            "B1",
-            "M",
-            "N",
-            "K",
-            "a_0",
-            "a_1",
-            "a_m",
-            "a_k",
-            "b_0",
-            "b_1",
-            "b_k",
-            "b_n",
-            "y_0",
-            "y_1",
-            "ldy",
-            "r_0",
-            "r_1",
-            "ldr",
-            "act",
-            "res_mode",
-        ),
+        _names("a b bias? res? y"),
+        _names("B0 B1 M N K a_0 a_1 a_m a_k b_0 b_1 b_k b_n y_0 y_1 ldy r_0 r_1 ldr act res_mode"),
         ("alpha", "p0", "p1"),
     ),
     # softmax(scale * q k^T + mask) v per head. q[b, s, h, :]: b*q_b + s*q_s + h*q_h, unit last
@@ -346,45 +219,18 @@ FAMILIES: dict[str, Family] = {
     # score gives zeros. softcap (0 = none): scores s are softcap * tanh(s / softcap) before any
     # mask.
     "attention": Family(
-        ("q", "k", "v", "mask?", "y"),
-        (
-            "B",
-            "H",
-            "KVH",
-            "S",
-            "T",
-            "D",
-            "DV",
-            "q_b",
-            "q_s",
-            "q_h",
-            "k_b",
-            "k_s",
-            "k_h",
-            "v_b",
-            "v_s",
-            "v_h",
-            "y_b",
-            "y_s",
-            "y_h",
-            "m_b",
-            "m_h",
-            "m_q",
-            "m_k",
-            "mask_kind",
-            "causal",
-            "past",
-            "nan_to_zero",
+        _names("q k v mask? y"),
+        _names(
+            "B H KVH S T D DV q_b q_s q_h k_b k_s k_h v_b v_s v_h y_b y_s y_h m_b m_h m_q m_k "
+            "mask_kind causal past nan_to_zero"
         ),
         ("scale", "fill", "softcap"),
     ),
-    # --- rows: norms, softmax, reductions ------------------------------------------------------------------------------------
-    # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms = 1: mean not removed, no beta.
-    # gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
+    # --- rows: norms, softmax, reductions ---------------------------------------------------------
+    # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms =
+    # 1: mean not removed, no beta. gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
     "layernorm": Family(
-        ("x", "res?", "xbias?", "gamma?", "beta?", "y", "skip?"),
-        ("rows", "N", "rms", "gamma_add"),
-        ("eps",),
+        _names("x res? xbias? gamma? beta? y skip?"), ("rows", "N", "rms", "gamma_add"), ("eps",)
     ),
     # The same over rows [outer, inner] of a sum of up to four: row (b, s) of xk starts at xk + b *
     # xk_o + (s - xk_lo) * xk_i and counts where xk_lo <= s < xk_hi. With ik the strides are those
@@ -401,87 +247,63 @@ FAMILIES: dict[str, Family] = {
             *(
                 p
                 for k in range(4)
-                for p in (*(f"x{k}_{s}" for s in ("o", "i", "ld", "n", "lo", "hi")), f"i{k}_dtype")
+                for p in (*(f"x{k}_{s}" for s in _names("o i ld n lo hi")), f"i{k}_dtype")
             ),
         ),
         ("eps",),
     ),
     # Plain NCHW [B, C, inner]: groups of C/G channels; gamma/beta per channel; act fused.
     "groupnorm": Family(
-        ("x", "gamma?", "beta?", "y"), ("B", "C", "G", "inner", "act"), ("eps", "p0", "p1")
+        ("x", "gamma?", "beta?", "y"), _names("B C G inner act"), ("eps", "p0", "p1")
     ),
     # Same over channels-last.
     "groupnorm_nhwc": Family(
         ("x", "gamma?", "beta?", "y"),
-        ("N", "C", "G", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act"),
+        _names("N C G H W x_cs x_rs x_ns y_cs y_rs y_ns act"),
         ("eps", "p0", "p1"),
     ),
     # Over axis n of [outer, n, inner]; log = 1 for LogSoftmax.
     "softmax": Family(("x", "y"), ("outer", "n", "inner", "log")),
     # kind 0 sum, 1 mean, 2 max, 3 min, 4 prod, 5 l1, 6 l2, 7 sum_square, 8 log_sum, 9 log_sum_exp;
     # over n of [outer, n, inner]; dtype F32, or I64/I32 for kinds 0, 2, 3, 4.
-    "reduce": Family(("x", "y"), ("kind", "outer", "n", "inner", "dtype")),
+    "reduce": Family(("x", "y"), _names("kind outer n inner dtype")),
     # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x
     # is F32 or I64.
-    "argmax": Family(("x", "y"), ("outer", "n", "inner", "min", "last", "dtype")),
+    "argmax": Family(("x", "y"), _names("outer n inner min last dtype")),
     # The k largest (or smallest) of n of [outer, n, inner], in order, and where they lie (I64);
     # equal ones in the order of the row, NaN above all; CUDA only.
-    "topk": Family(("x", "y?", "at?"), ("outer", "n", "inner", "k", "largest", "dtype")),
+    "topk": Family(("x", "y?", "at?"), _names("outer n inner k largest dtype")),
     # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or
     # from the end (reverse); CUDA only.
-    "cumsum": Family(("x", "y"), ("outer", "n", "inner", "exclusive", "reverse", "dtype")),
+    "cumsum": Family(("x", "y"), _names("outer n inner exclusive reverse dtype")),
     # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as
     # the [R, C] weight of a gemm to R columns, w2 as that of a gemm from C to R columns (so [R, C],
     # too), b1 and b2 packed. act1 has floats p0, p1, act2 q0, q1.
     "squeeze_excite": Family(
-        ("x", "w1", "b1?", "w2", "b2?", "y"),
-        ("N", "C", "R", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act1", "act2"),
+        _names("x w1 b1? w2 b2? y"),
+        _names("N C R H W x_cs x_rs x_ns y_cs y_rs y_ns act1 act2"),
         ("p0", "p1", "q0", "q1"),
     ),
-    # --- movement and pointwise, plain layout -----------------------------------------------------------------------------------
-    # Strided copy of up to 6 dims (outermost first, unused leading dims are 1): y[sum i_d*y_d] = x[sum i_d*x_d]. Any element size 1, 2, 4, 8.
+    # --- movement and pointwise, plain layout -----------------------------------------------------
+    # Strided copy of up to 6 dims (outermost first, unused leading dims are 1): y[sum i_d*y_d] =
+    # x[sum i_d*x_d]. Any element size 1, 2, 4, 8.
     "copy": Family(
-        ("x", "y"),
-        (
-            "elem",
-            "n0",
-            "n1",
-            "n2",
-            "n3",
-            "n4",
-            "n5",
-            "x0",
-            "x1",
-            "x2",
-            "x3",
-            "x4",
-            "x5",
-            "y0",
-            "y1",
-            "y2",
-            "y3",
-            "y4",
-            "y5",
-        ),
+        ("x", "y"), _names("elem n0 n1 n2 n3 n4 n5 x0 x1 x2 x3 x4 x5 y0 y1 y2 y3 y4 y5")
     ),
     # Fill count elements with a constant, given as the low `elem` bytes of value (bit pattern).
     "fill": Family(("y",), ("elem", "count", "value")),
     # y[j] = i[j] for j < count (count <= 8), of type I64, I32 or BOOL: materialises a shape
     # computed from symbolic dims.
-    "store_ints": Family(
-        ("y",), ("count", "dtype", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7")
-    ),
+    "store_ints": Family(("y",), _names("count dtype v0 v1 v2 v3 v4 v5 v6 v7")),
     # y[o, j, :] = x[o, idx[j], :] for x [outer, n, inner]; negative indices count from the end;
     # index dtype I32 or I64. An index out of range makes Compute fail with an ORT-like message: the
     # kernel writes 1 to the run's error flag.
-    "gather": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
+    "gather": Family(("x", "idx", "y"), _names("elem outer n inner count idx_dtype")),
     # y[j] = start + j * delta for j < count, of type I64, I32 or F32.
     "range": Family(("y",), ("count", "start", "delta", "dtype")),
     # y[o, j, k] = x[o, idx[o, j, k], k] for x [outer, n, inner] and idx, y [outer, count, inner];
     # negative indices and errors as gather.
-    "gather_elements": Family(
-        ("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")
-    ),
+    "gather_elements": Family(("x", "idx", "y"), _names("elem outer n inner count idx_dtype")),
     # CUDA only: elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents
     # m_* and strides s_*. Along one axis (of those five): y[i] = x[i with i[axis] = idx[i]], and
     # y[i with i[axis] = idx[i]] = u[i]; by tuples of k indices into its first k dims, rows of
@@ -497,15 +319,15 @@ FAMILIES: dict[str, Family] = {
     ),
     # CUDA only: y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the
     # end.
-    "one_hot": Family(("idx", "values", "y"), ("elem", "idx_dtype", "outer", "depth", "inner")),
+    "one_hot": Family(("idx", "values", "y"), _names("elem idx_dtype outer depth inner")),
     # CUDA only: of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
-    "triangle": Family(("x", "y"), ("elem", "outer", "rows", "columns", "diagonal", "upper")),
+    "triangle": Family(("x", "y"), _names("elem outer rows columns diagonal upper")),
     # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5
     # (0 = broadcast) and element type k_dtype; y is contiguous of type y_dtype. f32 programs read
     # F32/F16/BF16/F64/int/bool (converted), i64 programs read I64/I32/int/bool exactly. To bool: !=
     # 0. To int from float: truncation.
     "pointwise": Family(
-        ("x0", "x1?", "x2?", "x3?", "x4?", "x5?", "y"),
+        _names("x0 x1? x2? x3? x4? x5? y"),
         (
             "n0",
             "n1",
@@ -513,7 +335,7 @@ FAMILIES: dict[str, Family] = {
             "n3",
             "n4",
             "n5",
-            *(f"x{k}_{p}" for k in range(6) for p in ("0", "1", "2", "3", "4", "5", "dtype")),
+            *(f"x{k}_{p}" for k in range(6) for p in _names("0 1 2 3 4 5 dtype")),
             "y_dtype",
         ),
         (),
@@ -524,23 +346,7 @@ FAMILIES: dict[str, Family] = {
     # hold rot values, first half for element i, second for i + rot/2. Elements rot..D are copied.
     "rope": Family(
         ("x", "cos", "sin", "y"),
-        (
-            "B",
-            "S",
-            "H",
-            "D",
-            "rot",
-            "x_b",
-            "x_s",
-            "x_h",
-            "y_b",
-            "y_s",
-            "y_h",
-            "c_b",
-            "c_s",
-            "interleaved",
-            "full",
-        ),
+        _names("B S H D rot x_b x_s x_h y_b y_s y_h c_b c_s interleaved full"),
     ),
     # Several copies into one tensor, CUDA only: of x<k>, [n0, n1, n2] elements of strides x0, x1,
     # x2 (of the family's ints, p<k>_ before them) go to element `at` of y and those after it, y0,
@@ -552,7 +358,7 @@ FAMILIES: dict[str, Family] = {
             *(
                 f"p{k}_{name}"
                 for k in range(COPIES)
-                for name in ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at")
+                for name in _names("n0 n1 n2 x0 x1 x2 y0 y1 at")
             ),
         ),
     ),
