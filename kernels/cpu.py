@@ -27,8 +27,8 @@ from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE_ARITY, OPCODES, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import extents, limits
 from tracea_onnx.plan.kernel_families import FAMILIES, Family
-from tracea_onnx.pricing.device_caps import DeviceCaps
 from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check, attempt
 
 TEMPLATES = Path(__file__).resolve().parent / "cpu"

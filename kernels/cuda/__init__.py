@@ -21,9 +21,8 @@ from tracea_onnx.codegen.size_ranges import aligned, either, ranged
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.pricing.device_caps import DeviceCaps
-from tracea_onnx.runtime import nvrtc
+from tracea_onnx.runtime import device_caps, nvrtc
+from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check
 from tracea_onnx.support.scoped_value import meanwhile
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracea_onnx.pricing.device_caps import DeviceCaps, usual
 from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.runtime.device_caps import DeviceCaps, usual
 
 #: 989 TFLOP/s fp16 and 4.8 TB/s by its data sheet, of which kernels sustain about 2/3 and 3/4; 3 us
 #: a launch without a graph.

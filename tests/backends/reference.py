@@ -26,8 +26,8 @@ from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.plan import builder
 from tracea_onnx.plan.kernel_families import FAMILIES
-from tracea_onnx.pricing.device_caps import DeviceCaps
 from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.runtime.device_caps import DeviceCaps
 
 Array = npt.NDArray[Any]
 NUMPY = {

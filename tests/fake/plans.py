@@ -9,7 +9,7 @@ from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer
 from tracea_onnx.compiler.plan_writer import BackendPlan, Emitter
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
-from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support import discovery
 
 _LAUNCHES = discovery.module("kernels", "cuda.launches")

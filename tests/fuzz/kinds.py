@@ -43,7 +43,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.plan import builder
-from tracea_onnx.pricing import device_caps
+from tracea_onnx.runtime import device_caps
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.verify import verification as verification
 

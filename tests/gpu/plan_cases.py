@@ -14,8 +14,7 @@ from tracea_onnx.compiler.plan_writer import BackendPlan, Emitter
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.builder import Ref
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.runtime import cuda_harness
+from tracea_onnx.runtime import cuda_harness, device_caps
 from tracea_onnx.support import discovery
 
 F32 = DType.F32

@@ -84,8 +84,8 @@ def test_no_module_imports_itself_through_others() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError with the modules
 
 
-#: The option --provider means ONNX Runtime's CPU provider; the caps are of CUDA devices.
-KNOWING = {("cli.options", "cpu"), ("pricing.device_caps", "cuda")}
+#: The option --provider means ONNX Runtime's CPU provider.
+KNOWING = {("cli.options", "cpu")}
 
 
 def test_no_backend_is_known_by_name() -> None:

@@ -18,8 +18,9 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.refusals import Refusal, Why, reason
 from tracea_onnx.ir.saving import Saving
 from tracea_onnx.match import find
-from tracea_onnx.pricing import cost_model, device_caps
+from tracea_onnx.pricing import cost_model
 from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.runtime import device_caps
 from tracea_onnx.support import discovery
 
 Priced = list[tuple[Match, Saving, int]]

@@ -14,7 +14,7 @@ from tracea_onnx.codegen.kernel_request import Request, Unfit
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support import discovery
 from tracea_onnx.support.check import Check
 

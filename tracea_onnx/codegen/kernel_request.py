@@ -11,7 +11,7 @@ from typing import Any
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.pricing.device_caps import DeviceCaps, usual
+from tracea_onnx.runtime.device_caps import DeviceCaps, usual
 
 #: Bytes of shared memory that one block of a Hopper GPU (all of sm_90) may have: what tiles that
 #: only these run are made for.

@@ -28,7 +28,7 @@ from tracea_onnx._version import __version__
 from tracea_onnx.codegen import backend
 from tracea_onnx.codegen.kernel_choice import BY_PRICE, Choices
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support import files
 
 _SUFFIX = ".json"

@@ -19,7 +19,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.extents import extents
-from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import DeviceCaps
 
 
 @dataclass(frozen=True)

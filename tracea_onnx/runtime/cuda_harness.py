@@ -17,8 +17,7 @@ import numpy.typing as npt
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.builder import write_pack
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.runtime import native_library
+from tracea_onnx.runtime import device_caps, native_library
 
 Array = npt.NDArray[Any]
 
@@ -97,7 +96,7 @@ def listed() -> int:
 class LoadedPlan:
     """A CUDA Plan on a device, its constants prepared; a context manager.
 
-    plan: what `CudaPlanBuilder.to_json` gives; blobs: its blobs; initializers: contents of the
+    plan: what `BackendPlan.to_json` gives; blobs: its blobs; initializers: contents of the
     `initializer` buffers by name. graphs: replay recorded graphs, as the provider option
     enable_cuda_graph=1 does. bfloat16 tensors are numpy arrays of uint16. Raises TraceaError with
     the native library's line (no driver, a bad plan, a kernel that cannot be loaded)."""

@@ -34,7 +34,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
-from tracea_onnx.pricing.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.tuning.bayesian import Search
 from tracea_onnx.verify import input_values
 

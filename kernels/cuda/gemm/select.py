@@ -23,7 +23,7 @@ from tracea_onnx.codegen.kernel_request import (
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor, multiple_of
-from tracea_onnx.pricing import device_caps
+from tracea_onnx.runtime import device_caps
 
 from ..common import epilogue, folded_norm
 from ..common.launch import declared

@@ -11,7 +11,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate
 from tracea_onnx.plan.kernel_families import FAMILIES
-from tracea_onnx.pricing.device_caps import DeviceCaps, usual
+from tracea_onnx.runtime.device_caps import DeviceCaps, usual
 from tracea_onnx.support import discovery
 
 

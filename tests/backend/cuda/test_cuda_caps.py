@@ -23,8 +23,8 @@ from tracea_onnx.errors import UsageError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.pricing.device_caps import DeviceCaps, usual
+from tracea_onnx.runtime import device_caps
+from tracea_onnx.runtime.device_caps import DeviceCaps, usual
 from tracea_onnx.shapes import onnx_inference
 from tracea_onnx.support import discovery
 

@@ -20,7 +20,7 @@ from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorM
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import evaluate, multiple_of
-from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")

@@ -16,7 +16,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import Ref
-from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime.device_caps import usual
 
 _BACKEND = backends.get("cuda")
 #: Of a GPU without the kernels that only Hopper has.

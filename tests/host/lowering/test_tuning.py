@@ -24,9 +24,8 @@ from tracea_onnx.compiler import plan_cache
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.pricing import device_caps
-from tracea_onnx.pricing.device_caps import usual
-from tracea_onnx.runtime import nvrtc
+from tracea_onnx.runtime import device_caps, nvrtc
+from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support import files
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.tuning import measure

@@ -31,7 +31,7 @@ from tracea_onnx.codegen.kernel_request import (
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate
 from tracea_onnx.plan.kernel_families import FAMILIES
-from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support import discovery
 
 _torch: Any = None

@@ -161,7 +161,7 @@ class Device {
 
   Context context() const { return context_; }
   // The device in words that tell its kind from any other, and as metadata of a compile request
-  // (`tracea_onnx/pricing/device_caps.py`).
+  // (`tracea_onnx/runtime/device_caps.py`).
   std::string identity() const;
   unsigned largest_cluster() const { return largest_cluster_; }  // blocks of one; 0 = not known
   std::vector<std::pair<std::string, std::string>> properties() const;
