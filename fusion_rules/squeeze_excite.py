@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.conv import convolution
@@ -30,7 +31,7 @@ from tracea_onnx.match.epilogue import (
 from tracea_onnx.match.gemm import LINEAR_OPS, linear, row, take_bias
 from tracea_onnx.match.spec_table import SqueezeExciteSpec
 
-_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_RESHAPES = operators(Trait.RESHAPE)
 
 
 @dataclass(frozen=True)

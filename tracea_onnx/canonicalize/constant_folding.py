@@ -24,41 +24,18 @@ from onnx import (
 
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Array, Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import shapes
 from tracea_onnx.support import deadline
 
 #: Operators whose result is not a function of their inputs.
-RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-    }
-)
+RANDOM = operators(Trait.RANDOM)
 #: A dequantised weight must stay quantised: ONNX Runtime's int8 kernels look for these nodes.
-_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_QUANTISE = operators(Trait.QUANTISE)
 #: Operators that can make a large tensor from a small one: folded only when the result's size is
 #: known beforehand.
-_GROWING = frozenset(
-    {
-        "ConstantOfShape",
-        "Expand",
-        "Tile",
-        "Range",
-        "Resize",
-        "Upsample",
-        "Pad",
-        "OneHot",
-        "EyeLike",
-        "MatMul",
-        "Gather",
-        "ScatterND",
-    }
-)
+_GROWING = operators(Trait.GROWS)
 _NO_ARRAYS = ("Sequence", "Optional", "String", "SplitToSequence", "ConcatFromSequence")
 _FEEDABLE = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL}
@@ -139,7 +116,7 @@ def _foldable(
             n.op == "Constant"
             or n.outputs[0] in constant
             or not _pure(n)
-            or n.op in _QUANTISED
+            or n.op in _QUANTISE
             or any(o in protected for o in n.outputs)
         ):
             continue

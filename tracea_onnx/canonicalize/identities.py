@@ -7,15 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnx import TensorProto
-
 from tracea_onnx.ir import edit
+from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.graph import Graph, Node
 
 _FAR = 1 << 31  # exporters write "to the end" as INT32_MAX, INT64_MAX or thereabouts
-_FLOATS = frozenset(
-    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-)
 
 
 def remove_no_ops(graph: Graph, protected: set[str]) -> int:
@@ -121,7 +117,7 @@ def _one(g: Graph, n: Node) -> bool:
     other = n.input(1)
     other_rank = g.rank(other)
     return (
-        g.dtype(n.input(0)) in _FLOATS
+        g.dtype(n.input(0)) in FLOATS
         and rank is not None
         and other_rank is not None
         and other_rank <= rank

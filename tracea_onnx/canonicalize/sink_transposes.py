@@ -18,10 +18,11 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 
 Perm = tuple[int, ...]
-_PRODUCERS = frozenset(("Conv", "ConvTranspose", "com.microsoft.FusedConv", "BatchNormalization"))
+_PRODUCERS = operators(Trait.CONV, Trait.DECONV, Trait.BATCH_NORM)
 _ARRANGED = frozenset(("Concat", "Pad"))
 
 

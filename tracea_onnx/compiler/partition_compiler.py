@@ -21,9 +21,8 @@ from tracea_onnx.codegen.backend import Properties
 from tracea_onnx.compiler import partitioning, plan_cache, profitability
 from tracea_onnx.compiler.lower import COMPUTE, lower
 from tracea_onnx.compiler.lower.context import Lowering, element_type
-from tracea_onnx.compiler.lower.op import Op, of_match, of_node
+from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node
 from tracea_onnx.compiler.lower.ops.conv import needed_border
-from tracea_onnx.compiler.lower.ops.movement import RESHAPES
 from tracea_onnx.compiler.lower.passes import (
     concat_in_place,
     conv_pool,
@@ -41,6 +40,7 @@ from tracea_onnx.ir import edit
 from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node, request_array
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.match import find, rule_set
 from tracea_onnx.plan.builder import MOST_RANK, PlanBuilder, write_pack
 from tracea_onnx.pricing.cost_model import price
@@ -402,14 +402,14 @@ def _fault(what: str) -> str:
     return f"internal error: {what}"
 
 
-_QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_QUANTISE, _RESHAPES = operators(Trait.QUANTISE), operators(Trait.RESHAPE)
 
 
 def _quantised(graph: Graph, op: Op) -> bool:
     """Whether the op sits between DequantizeLinear and QuantizeLinear."""
     makers = (graph.producer(i) for i in op.inputs if i)
     readers = (c for o in op.outputs if o for c in graph.consumers(o))
-    return any(n is not None and n.op in _QUANTISERS for n in (*makers, *readers))
+    return any(n is not None and n.op in _QUANTISE for n in (*makers, *readers))
 
 
 def _foreign(ctx: Lowering, name: str) -> bool:
@@ -532,7 +532,7 @@ def _plan_storage(
     concatenations written in place.
     """
     for op in ops:
-        if op.kind in ("Conv", ":conv", "com.microsoft.FusedConv"):
+        if op.kind in CONVOLUTIONS:
             need = needed_border(op, graph)
             if need is not None and ctx.target.border:
                 concat_in_place.widen(ctx, *need)
@@ -545,7 +545,7 @@ def _plan_storage(
             and _one_block_reader(op, ops, graph)
         }
     for op in ops:
-        if op.kind in RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
+        if op.kind in _RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
             ctx.alias[op.input(0)] = op.outputs[0]
     concat_in_place.place(ctx, ops, known, outputs)
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
@@ -564,6 +564,6 @@ def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:
     readers = [op for op in ops if concat.outputs[0] in op.inputs]
     return (
         len(readers) == 1
-        and readers[0].kind in ("Conv", ":conv")
+        and readers[0].kind in CONVOLUTIONS
         and reads_blocks(readers[0], concat.outputs[0], graph)
     )

@@ -10,22 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.ops import attention, conv, einsum, gemm
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.pricing.cost_model import node_time
 from tracea_onnx.pricing.rates import Rates
 
-#: Kinds that decide by themselves.
-_NORMS = {
-    ":layernorm",
-    ":groupnorm",
-    "LayerNormalization",
-    "RMSNormalization",
-    "InstanceNormalization",
-    "GroupNormalization",
-}
-HEAVY = frozenset({*conv.OPS, *gemm.OPS, *einsum.OPS, *attention.OPS, *_NORMS, ":squeeze_excite"})
+_HEAVY = kinds(Trait.HEAVY)
 # Measured on one Zen 4 core with ORT 1.31: entering a partition, and one launch inside it
 # (microseconds).
 _ENTRY_US, _LAUNCH_US = 1.5, 0.15
@@ -42,7 +33,7 @@ def refusal(
 
     `torn`: identities of nodes of chains that no kernel computes whole.
     """
-    if any(op.kind in HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
+    if any(op.kind in _HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
         return None
     if torn and all(id(n) in torn for op in ops for n in op.nodes):
         return "they belong to a chain that the provider cannot run whole, and ONNX Runtime fuses such chains itself"

@@ -12,9 +12,10 @@ from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph, subgraphs
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.symbolic import shapes
 
-_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_CONTROL = operators(Trait.CONTROL)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 from onnx import ModelProto
 
 from tracea_onnx.canonicalize import canonical_form
-from tracea_onnx.compiler.profitability import HEAVY
 from tracea_onnx.explain import coverage as reach
 from tracea_onnx.ir.contracts import Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.ir.refusals import Refusal, Why, reason
 from tracea_onnx.match import find, rule_set
@@ -27,14 +27,7 @@ from tracea_onnx.pipeline.fusion_loop import How, Progress, silent, transform
 from tracea_onnx.pipeline.report import Report
 
 #: Operators that compute enough to be asked about, whether a rule starts at them or not.
-_HEAVY = frozenset({op for op in HEAVY if not op.startswith(":")} | {
-    "Softmax", "LogSoftmax", "BatchNormalization", "LSTM", "GRU", "RNN",
-    "MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul", "DeformConv",
-    "com.microsoft.QAttention", "com.microsoft.MatMulNBits",
-    "com.microsoft.Attention", "com.microsoft.GroupQueryAttention",
-    "com.microsoft.EmbedLayerNormalization",
-    "LpNormalization", "LRN", "MeanVarianceNormalization", "Hardmax",
-})  # fmt: skip
+_HEAVY = operators(Trait.HEAVY, Trait.ASKED)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from onnx import (
 )
 
 from tracea_onnx.errors import ModelError
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.operator_versions import unread
 from tracea_onnx.support.data_files import open_data
 
@@ -220,7 +221,7 @@ def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
 
 
 #: Attention, and operators whose bodies may hold one.
-_UNSURE = frozenset(("Attention", "If", "Loop", "Scan"))
+_UNSURE = operators(Trait.CONTROL) | {"Attention"}
 
 
 class Graph:

@@ -12,18 +12,13 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
+from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why, require
 
 BOOL = int(TensorProto.BOOL)
-#: Element types a float expression may run over (which of them a backend has kernels for is the
-#: backend's business).
-FLOATS = frozenset(
-    int(t)
-    for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-)
-
 _LOWEST, _HIGHEST = -3.4028234663852886e38, 3.4028234663852886e38
 
 
@@ -202,7 +197,7 @@ def _cast(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
 
 
 #: ONNX operator -> its instructions.
-_TABLE: dict[str, Emit] = {
+POINTWISE: dict[str, Emit] = {
     **{
         onnx: _plain(op)
         for onnx, op in {
@@ -245,32 +240,6 @@ _TABLE: dict[str, Emit] = {
     "com.microsoft.QuickGelu": _with("quick_gelu", alpha=1.702),
 }  # fmt: skip
 
-#: Attributes the emitters above read. Any other (the axis/broadcast form of arithmetic before opset
-#: 7, say) changes the meaning.
-_ATTRIBUTES = {
-    "LeakyRelu": {"alpha"}, "Elu": {"alpha"}, "Celu": {"alpha"}, "Selu": {"alpha", "gamma"},
-    "HardSigmoid": {"alpha", "beta"}, "Swish": {"alpha"},
-    "ThresholdedRelu": {"alpha"}, "Shrink": {"lambd", "bias"}, "Clip": {"min", "max"},
-    "Mod": {"fmod"}, "IsInf": {"detect_negative", "detect_positive"},
-    "Cast": {"to", "saturate", "round_mode"}, "Gelu": {"approximate"},
-    "com.microsoft.QuickGelu": {"alpha"},
-}  # fmt: skip
-
-
-def _guarded(emit: Emit, allowed: set[str]) -> Emit:
-    def guard(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-        if odd := sorted(set(node.attrs) - allowed - {"consumed_inputs"}):
-            raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
-        return emit(code, graph, node, a)
-
-    return guard
-
-
-#: ONNX operator -> emitter of its instructions; refuses a node with attributes it does not read.
-POINTWISE: dict[str, Emit] = {
-    op: _guarded(emit, _ATTRIBUTES.get(op, set())) for op, emit in _TABLE.items()
-}
-
 #: Activation attributes of com.microsoft.FusedConv and FusedGemm: instruction and how many
 #: parameters it takes.
 _FUSED = {
@@ -290,26 +259,12 @@ def fused_activation(code: Code, node: Node, x: int, params: Sequence[float]) ->
     return code.op(op, x, *(code.const(p) for p in params[:count]))
 
 
-_TO_BOOL = frozenset(
-    {
-        "Equal",
-        "Less",
-        "LessOrEqual",
-        "Greater",
-        "GreaterOrEqual",
-        "IsNaN",
-        "IsInf",
-        "And",
-        "Or",
-        "Xor",
-        "Not",
-    }
-)
+_BOOLEAN = operators(Trait.BOOLEAN)
 
 
 def result_type(node: Node, first: int) -> int:
     """Element type of the node's output when its (first float) argument has type `first`."""
-    if node.op in _TO_BOOL:
+    if node.op in _BOOLEAN:
         return BOOL
     if node.op == "Cast":
         to = int(node.attr("to", 0))

@@ -14,12 +14,14 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node, type_name
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match import strided_view
 from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sole
 from tracea_onnx.match.softmax import Softmax
 from tracea_onnx.match.spec_table import AttentionSpec
 from tracea_onnx.match.strided_view import Named, Step
+from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 
@@ -130,8 +132,8 @@ def result(
     return best
 
 
-# --- products -------------------------------------------------------------------------------------
-PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
+# --- products -----------------------------------------------------------------------------------------------------------
+PRODUCTS = operators(Trait.BATCHED)
 #: A value and the letter of each of its axes.
 Axes = tuple[str, tuple[str, ...]]
 
@@ -287,13 +289,7 @@ def probabilities(
 # --- regions --------------------------------------------------------------------------------------
 #: Operators of shape computations and of masks made from shapes. Such nodes move into a match
 #: when only the match reads them.
-_SHAPE_OPS = frozenset((
-    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast", "Add",
-    "Sub", "Mul", "Div", "Mod", "Neg", "Sqrt",
-    "Reciprocal", "Pow", "Floor", "Equal", "Where", "ConstantOfShape", "Expand", "Trilu", "Range",
-    "Not", "And", "Or", "Less", "LessOrEqual", "Greater",
-    "GreaterOrEqual", "Identity", "Constant", "Max", "Min",
-))  # fmt: skip
+_SHAPE_OPS = operators(Trait.BOOLEAN) | {*OPERATORS, "Constant", "Max", "Min", "Range", "Trilu"}
 
 
 def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node]:

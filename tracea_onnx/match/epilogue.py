@@ -14,10 +14,12 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.contracts import Match, Spec
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.pointwise_ops import BOOL, FLOATS, POINTWISE, Code, result_type
+from tracea_onnx.ir.op_traits import Trait, operators
+from tracea_onnx.ir.pointwise_ops import BOOL, POINTWISE, Code, result_type
 from tracea_onnx.ir.refusals import Refuse, Why, label
 from tracea_onnx.match.spec_table import Attributes
 from tracea_onnx.shapes.symbolic import Dims, same, shapes
@@ -103,18 +105,9 @@ def constant_scalar(graph: Graph, name: str) -> float | None:
     )
 
 
-#: Operators outside ONNX (which its type inference does not know) and everything behind them keep
-#: the type of their first input.
-_KEEPS_TYPE = frozenset(POINTWISE) - {"Cast"} | {
-    "Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization",
-    "GroupNormalization", "LayerNormalization", "Softmax",
-    "LogSoftmax", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split",
-    "Slice", "Gather", "Expand", "Pad", "MaxPool",
-    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Upsample", "ReduceMean",
-    "ReduceSum", "ReduceMax", "DepthToSpace", "SpaceToDepth",
-    *(f"com.microsoft.{op}" for op in ("FusedConv", "FusedGemm", "FusedMatMul",
-    "SkipLayerNormalization", "SimplifiedLayerNormalization")),
-}  # fmt: skip
+#: Operators whose result has a known type where ONNX, which does not know those of ONNX Runtime,
+#: says none.
+_TYPED = operators(Trait.SAME_TYPE, Trait.BOOLEAN)
 
 
 def element_type(graph: Graph, name: str) -> int | None:
@@ -130,7 +123,7 @@ def element_type(graph: Graph, name: str) -> int | None:
 def _carried_types(graph: Graph) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in graph.nodes:
-        if node.op in _KEEPS_TYPE and graph.dtype(node.outputs[0]) is None:
+        if node.op in _TYPED and graph.dtype(node.outputs[0]) is None:
             known = (
                 t for i in node.inputs if i and (t := graph.dtype(i) or found.get(i)) is not None
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node, Shape
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import fused_activation
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
@@ -25,7 +26,7 @@ from tracea_onnx.match.epilogue import (
 from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.shapes.symbolic import same
 
-LINEAR_OPS = frozenset({"Gemm", "MatMul", "com.microsoft.FusedGemm", "com.microsoft.FusedMatMul"})
+LINEAR_OPS = operators(Trait.PRODUCT, Trait.FUSED_PRODUCT)
 _KNOWN = frozenset(
     {
         "alpha",

@@ -6,19 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onnx import TensorProto
-
+from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.epilogue import build_match, narrower, not_sole, same_shape
 from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.shapes.symbolic import axes_of, same, shapes
-
-FLOATS = frozenset(
-    int(t)
-    for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-)
 
 #: `Norm.axes` of a norm over axis 1 of a tensor with axes behind it.
 CHANNELS = 0

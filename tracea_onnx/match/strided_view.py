@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.symbolic import Shapes, axes_of, same, slice_ranges
 
 #: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head
@@ -97,28 +98,14 @@ class Step:
     scale: float = 1.0
 
 
-_MOVES = frozenset(
-    (
-        "Transpose",
-        "Reshape",
-        "Squeeze",
-        "Unsqueeze",
-        "Expand",
-        "Tile",
-        "Gather",
-        "Slice",
-        "Split",
-        "Identity",
-        "Flatten",
-    )
-)
+_STRIDED = operators(Trait.STRIDED)
 
 
 def step_of(g: Graph, s: Shapes, node: Node, target: str) -> Step | None:
     """`node` as a movement (or a multiplication by a scalar, or a Cast that changes nothing) of one
     data input; else None.
     """
-    if node.op in _MOVES:
+    if node.op in _STRIDED:
         return Step(node, node.input(0), target)
     if node.op == "Cast" and g.dtype(node.input(0)) == node.attr("to"):
         return Step(node, node.input(0), target)

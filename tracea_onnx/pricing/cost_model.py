@@ -17,6 +17,7 @@ from onnx import helper
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Why, reason
 from tracea_onnx.ir.saving import Saving
 from tracea_onnx.pricing.rates import Rates
@@ -28,9 +29,7 @@ _MOST = 1 << 100
 
 
 #: Nodes that move no data: a new shape for the same bytes.
-_VIEWS = frozenset(
-    {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Size", "Constant"}
-)
+_VIEWS = operators(Trait.RESHAPE, Trait.SHAPE_ONLY) | {"Constant"}
 #: Flops per element of the output, for pointwise operators that cost more than one.
 _PER_ELEMENT = {
     "Erf": 20.0, "Exp": 15.0, "Tanh": 20.0, "Sigmoid": 20.0, "Pow": 20.0, "Softmax": 20.0,

@@ -30,104 +30,13 @@ from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.narrow_floats import BF16, Kind, Weights
-from tracea_onnx.ir.pointwise_ops import POINTWISE
+from tracea_onnx.ir.op_traits import Trait, kinds, operators
 from tracea_onnx.rewrite import fused_calls, single_nodes
 from tracea_onnx.shapes.onnx_inference import Types
 
-#: Operators worth a cast, and fused ops that are.
-_SEEDS = frozenset(
-    {
-        "Conv",
-        "ConvTranspose",
-        "MatMul",
-        "Gemm",
-        "Einsum",
-        "Attention",
-        ":conv",
-        ":conv_transpose",
-        ":gemm",
-        ":swiglu",
-        ":attention",
-    }
-)
-#: Pointwise operators whose result or gradient may leave the narrow range, or lose all its digits
-#: there.
-_STEEP = frozenset(
-    {
-        "Exp",
-        "Log",
-        "Pow",
-        "Sqrt",
-        "Reciprocal",
-        "Softplus",
-        "Sin",
-        "Cos",
-        "Tan",
-        "Asin",
-        "Acos",
-        "Sinh",
-        "Cosh",
-        "Mod",
-    }
-)
-_MOVEMENT = frozenset(
-    {"Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Squeeze", "Unsqueeze", "Expand", "Flatten", "Pad", "Tile",
-     "Identity", "DepthToSpace", "SpaceToDepth", "Where", "Resize", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
-)  # fmt: skip
-_NORMS = frozenset(
-    {
-        "LayerNormalization",
-        "RMSNormalization",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "BatchNormalization",
-        "Softmax",
-        "LogSoftmax",
-        "RotaryEmbedding",
-    }
-)
-_FOLLOWERS = frozenset(
-    {*_MOVEMENT, *_NORMS, *(op for op in POINTWISE if "." not in op and op not in _STEEP), ":pointwise", ":layernorm", ":groupnorm", ":softmax", ":rope",
-     ":squeeze_excite", ":batchnorm"}
-)  # fmt: skip
-_COMPARISONS = frozenset(
-    {
-        "Equal",
-        "Less",
-        "LessOrEqual",
-        "Greater",
-        "GreaterOrEqual",
-        "Not",
-        "And",
-        "Or",
-        "Xor",
-        "IsNaN",
-        "IsInf",
-        "Cast",
-    }
-)
-#: Fused ops whose body is narrow node by node (in fp16); of any other the body is fp32 between
-#: casts, as its kernel is inside.
-_NARROW_BODIES = frozenset({":conv", ":conv_transpose", ":gemm", ":swiglu", ":squeeze_excite"})
-#: Plain operators that ONNX Runtime's CPU provider runs in bf16.
-_BF16_PLAIN = frozenset(
-    {
-        "Reshape",
-        "Transpose",
-        "Concat",
-        "Split",
-        "Slice",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Squeeze",
-        "Unsqueeze",
-        "Flatten",
-        "Identity",
-    }
-)
-#: Operators that read any type and make none of it.
-_INDIFFERENT = frozenset({"Shape", "Size"})
+_SEEDS, _FOLLOWERS, _STEEP = kinds(Trait.SEED), kinds(Trait.NARROW), kinds(Trait.STEEP)
+_NARROW_BODIES, _BF16_PLAIN = kinds(Trait.NARROW_BODY), kinds(Trait.ORT_BF16)
+_INDIFFERENT = operators(Trait.SHAPE_ONLY)
 _MASKS = frozenset({"mask", "mask1"})
 #: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has
 #: more digits than what it is added to.
@@ -224,7 +133,7 @@ def _forms(
         forms[n.index] = Form.INDIFFERENT if op in _INDIFFERENT else Form.WIDE
         table = op == "Gather" and g.is_const(n.input(0)) and (g.rank(n.input(0)) or 0) >= 2
         seed = op in _SEEDS or table
-        if not floats or not (seed or (op in _FOLLOWERS and op not in _COMPARISONS)):
+        if not floats or not (seed or op in _FOLLOWERS):
             narrow_values |= {o for o in n.outputs if g.dtype(o) == kind.type}
             continue
         if not seed and not any(i in narrow_values for i in floats):

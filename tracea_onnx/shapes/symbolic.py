@@ -15,25 +15,15 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.dim_proofs import Dims, broadcast, same
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array, Graph, Node
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes import shape_values
 from tracea_onnx.shapes.spatial import SPATIAL
 
 __all__ = ["Dims", "Shapes", "axes_of", "broadcast", "same", "shapes", "slice_ranges"]
 
-_SAME = frozenset((
-    "Abs", "Acos", "Asin", "Atan", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
-    "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LayerNormalization", "LeakyRelu", "Log",
-    "LogSoftmax", "LpNormalization", "Mish", "Neg", "Not", "PRelu", "RMSNormalization", "Reciprocal", "Relu", "Round", "RotaryEmbedding", "Selu",
-    "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu",
-    "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu", "SimplifiedLayerNormalization",
-    *(f"com.microsoft.{op}" for op in ("RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization")),
-))  # fmt: skip
+_SAME, _BROADCAST = operators(Trait.SAME_SHAPE), operators(Trait.BROADCAST)
 #: Operators that keep every element of their first input.
-_MOVES = _SAME | {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
-_BROADCAST = frozenset((
-    "Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Where",
-    "Sum", "Mean",
-))  # fmt: skip
+_KEEPS_COUNT = operators(Trait.SAME_SHAPE, Trait.RESHAPE, Trait.PERMUTE)
 
 
 class Shapes:
@@ -144,7 +134,7 @@ class Shapes:
     def _carry_count(self, node: Node, out: str) -> None:
         shape = self._dims[out]
         for source in node.inputs:
-            if node.op in _MOVES and source == node.inputs[0]:
+            if node.op in _KEEPS_COUNT and source == node.inputs[0]:
                 known = self.count(source)
             elif node.op in _BROADCAST and source in self._counts and self.dims(source) == shape:
                 known = self._counts[source]

@@ -31,7 +31,7 @@ from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime.device_caps import DeviceCaps
@@ -238,7 +238,7 @@ def parts(
 def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
     """Random numbers; ones of other types, which are indices, lengths or masks."""
     kind = _backend().harness.NUMPY[dtype]
-    if dtype not in (DType.F32, DType.F16, DType.BF16):
+    if dtype not in KERNEL_FLOATS:
         return np.ones(shape, kind)
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == DType.BF16 else x.astype(kind)

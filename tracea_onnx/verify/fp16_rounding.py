@@ -12,15 +12,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import subgraphs
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
 from tracea_onnx.rewrite.inline import inline
 from tracea_onnx.shapes import onnx_inference
 
-#: Operators that move values: there is nothing to round.
-_EXACT = frozenset(
-    {"Cast", "Constant", "ConstantOfShape", "Identity", "Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND",
-     "Squeeze", "Unsqueeze", "Expand", "Flatten", "Tile", "Where", "MaxPool", "GlobalMaxPool", "DepthToSpace", "SpaceToDepth", "Relu", "Max", "Min"}
-)  # fmt: skip
+_EXACT = operators(Trait.EXACT)
 
 
 def rounded(source: model_file.Source) -> model_file.Source:

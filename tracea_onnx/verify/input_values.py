@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.ir.graph import Graph, Node, subgraphs
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.verify import input_sizes
 from tracea_onnx.verify.input_sizes import open_axes, tensor_type
 
@@ -30,23 +31,7 @@ _MOST_AXES = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 #: Numbers that are drawn for one input; a larger one repeats them. A prime: no size of a model
 #: divides it.
 _DRAWN = 4_194_301
-_PASS = frozenset(
-    {
-        "Identity",
-        "Cast",
-        "Reshape",
-        "Unsqueeze",
-        "Squeeze",
-        "Flatten",
-        "Expand",
-        "Slice",
-        "Transpose",
-        "Concat",
-        "Tile",
-        "Clip",
-        "Abs",
-    }
-)
+_PASS = operators(Trait.MOVE) | {"Abs", "Cast", "Clip"}
 
 
 @dataclass(frozen=True)

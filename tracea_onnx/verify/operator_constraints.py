@@ -14,6 +14,7 @@ from onnx import GraphProto
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array, Graph, Node, subgraphs
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.symbolic import (
     _BROADCAST,
     _DIMS,
@@ -25,13 +26,11 @@ from tracea_onnx.shapes.symbolic import (
 )
 from tracea_onnx.verify.size_constraints import Facts
 
-_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
-_SPATIAL = frozenset({"Conv", "com.microsoft.FusedConv", "ConvTranspose", *_POOLS})
+_POOLS = operators(Trait.POOL)
+_SPATIAL = _POOLS | operators(Trait.CONV, Trait.DECONV)
 #: Values that count positions come from these, through these.
 _COUNTING = frozenset({"Range", "CumSum"})
-_CARRIES = frozenset(
-    {"Cast", "Unsqueeze", "Squeeze", "Add", "Sub", "Mul", "Expand", "Reshape", "Where", "Identity"}
-)
+_CARRIES = operators(Trait.RESHAPE, Trait.AXES) | {"Add", "Cast", "Mul", "Sub", "Where"}
 
 
 # --- what operators ask -----------------------------------------------------------------------------------------------

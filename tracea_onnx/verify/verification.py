@@ -26,6 +26,7 @@ from tracea_onnx.errors import UsageError, VerificationError
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, subgraphs
 from tracea_onnx.ir.narrow_floats import Kind
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
 from tracea_onnx.provider import PROVIDER_NAME, create_session
 from tracea_onnx.shapes.onnx_inference import first_line
@@ -393,23 +394,7 @@ def reductions(source: model_file.Source) -> tuple[int, int]:
     return longest, count
 
 
-_SUMS = frozenset(
-    {
-        "Conv",
-        "ConvTranspose",
-        "MatMul",
-        "Gemm",
-        "LSTM",
-        "GRU",
-        "RNN",
-        "Einsum",
-        "Attention",
-        "LayerNormalization",
-        "Softmax",
-        "ReduceMean",
-        "ReduceSum",
-    }
-)
+_SUMS = operators(Trait.SUM)
 
 
 def _spread(r: Reference) -> list[float]:

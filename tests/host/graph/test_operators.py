@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, defs, helper
 
 from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.compiler.lower import LOWER
-from tracea_onnx.ir import operator_versions
+from tracea_onnx.ir import op_traits, operator_versions
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.match import find
 from tracea_onnx.shapes import onnx_inference
 
@@ -38,6 +39,18 @@ def graph(
     )
     onnx_inference.infer(m, {})
     return Graph(m)
+
+
+def test_every_operator_has_one_row_of_traits() -> None:
+    rows = [op for ops, _ in op_traits._ROWS for op in ops.split()]
+    assert len(rows) == len(set(rows))
+    assert not set(POINTWISE) - set(rows)
+    unknown = {op for op in rows if "." not in op and op[0] != ":"} - {
+        s.name for s in defs.get_all_schemas_with_history()
+    }
+    assert unknown <= {"SimplifiedLayerNormalization"}  # ONNX Runtime's, of the default domain
+    assert {op for op in op_traits.kinds(*op_traits.Trait) if op[0] == ":"} <= LOWER.keys()
+    assert all(op_traits.kinds(trait) for trait in op_traits.Trait)
 
 
 HEADS = {"q": (2, 4, 5, 8), "k": (2, 4, 7, 8), "v": (2, 4, 7, 8)}

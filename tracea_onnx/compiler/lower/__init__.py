@@ -20,6 +20,7 @@ from tracea_onnx.compiler.lower.ops import (
     topk,
 )
 from tracea_onnx.compiler.lower.value import Unsupported
+from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 
 LOWER = {
@@ -44,7 +45,7 @@ COMPUTE = frozenset(
 )
 
 #: Kinds whose first operand has a batch and channels.
-_CHANNELS = frozenset({*norm.CHANNELS, "GlobalAveragePool", "GlobalMaxPool"})
+_CHANNELS = kinds(Trait.CHANNEL_NORM, Trait.BATCH_NORM, Trait.GLOBAL_POOL)
 #: Operands that are lists of sizes, places or factors, so of rank 1. Axes may be a scalar.
 _LISTS: dict[str, tuple[int, ...]] = {
     "Slice": (1, 2, 3, 4), "Split": (1,), "Reshape": (1,), "Expand": (1,), "Tile": (1,),

@@ -8,12 +8,12 @@ from typing import Any
 
 from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.match import spec_table
 from tracea_onnx.match.spec_table import Attributes, LayerNormSpec
 
-#: Products with a weight, and norms over rows.
-PRODUCTS = frozenset({"MatMul", "Gemm", ":gemm"})
-ROW_NORMS = frozenset({":layernorm", "LayerNormalization", "RMSNormalization"})
+CONVOLUTIONS, PRODUCTS = kinds(Trait.CONV), kinds(Trait.PRODUCT)
+ROW_NORMS = kinds(Trait.ROW_NORM)
 
 
 @dataclass(frozen=True)

@@ -553,6 +553,3 @@ OPS = {
     "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split,
     "Expand": expand, "Gather": gather,
 }  # fmt: skip
-#: Ops whose output is the input's elements in the same order (an output buffer may be written by
-#: their producer).
-RESHAPES = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})

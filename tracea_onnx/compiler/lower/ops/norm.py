@@ -463,14 +463,6 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     )
 
 
-#: Kinds of this module whose first operand is [N, C, ...].
-CHANNELS = (
-    "InstanceNormalization",
-    "GroupNormalization",
-    ":groupnorm",
-    "BatchNormalization",
-    ":batchnorm",
-)
 OPS = {
     "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm,
     ":groupnorm": groupnorm,

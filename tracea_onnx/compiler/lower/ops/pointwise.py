@@ -20,7 +20,7 @@ from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import I64_OPCODES, DType
+from tracea_onnx.ir.abi import I64_OPCODES, KERNEL_FLOATS, DType
 from tracea_onnx.ir.activations import unrounded
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
@@ -34,7 +34,6 @@ from tracea_onnx.plan.builder import Ref
 _INTEGER = frozenset(
     {DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32}
 )
-_FLOAT = frozenset({DType.F32, DType.F16, DType.BF16})
 _IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
 
 
@@ -121,11 +120,11 @@ def lower_expression(
             ctx.define(name, dtype, shape).ints = ints
             return
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
-    if not (kinds_in | {kind_out}) <= _INTEGER | _FLOAT:
+    if not (kinds_in | {kind_out}) <= _INTEGER | KERNEL_FLOATS:
         raise Unsupported(
             f"no kernel computes on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}"
         )
-    narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
+    narrow = (kinds_in | {kind_out}) & (KERNEL_FLOATS - ctx.target.types)
     if narrow and expr.code:
         raise Unsupported(
             f"the {ctx.plan.backend} kernels convert {', '.join(sorted(k.name for k in narrow))},"

@@ -15,31 +15,12 @@ from collections.abc import Collection, Mapping, Sequence
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, makers
 from tracea_onnx.compiler.lower.value import Value
+from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 
-_WRITES_IMAGES = frozenset(
-    {
-        "Conv",
-        "com.microsoft.FusedConv",
-        ":conv",
-        "ConvTranspose",
-        ":conv_transpose",
-        "MaxPool",
-        "AveragePool",
-        "Resize",
-    }
-)
+_WRITES_IMAGES = kinds(Trait.IMAGE)
 #: Those that do so when they read one: worth a look where a launch costs more than a pitch.
-_KEEPS_IMAGES = frozenset(
-    {
-        ":groupnorm",
-        "GroupNormalization",
-        "InstanceNormalization",
-        ":squeeze_excite",
-        ":pointwise",
-        *POINTWISE,
-    }
-)
+_KEEPS_IMAGES = kinds(Trait.KEEPS_IMAGE) | POINTWISE.keys()
 
 
 def place(

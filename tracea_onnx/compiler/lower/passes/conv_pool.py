@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import Epilogue
-from tracea_onnx.compiler.lower.op import Op, readers
+from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, readers
 from tracea_onnx.compiler.lower.value import Unsupported, Value
 from tracea_onnx.compiler.lower.window import pooling
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
 
-_CONVOLUTIONS = frozenset({"Conv", ":conv", "com.microsoft.FusedConv"})
 #: Sizes of windows that the kernel pools, and their stride.
 _WINDOWS, _STRIDE = frozenset({2, 3}), 2
 
@@ -24,7 +23,7 @@ def find(ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, Op]:
     """Results of convolutions that nothing but a max pooling reads: each one's name -> that
     pooling.
     """
-    made = {op.outputs[0] for op in ops if op.kind in _CONVOLUTIONS} - set(outputs)
+    made = {op.outputs[0] for op in ops if op.kind in CONVOLUTIONS} - set(outputs)
     return {
         name: read[0]
         for name, read in readers(ops).items()

@@ -12,7 +12,7 @@ from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, operand_kind
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import ConvSpec
 from tracea_onnx.plan.builder import Ref
@@ -100,11 +100,7 @@ def _take(
     if ins.op != op or sorted(ins.args) != [0, other] or not 0 < other < expr.n_in or not alone:
         return expr, extras, None
     v = extras[other - 1]
-    if (
-        not v.is_constant
-        or operand_kind(v, out, 1) != CHANNEL
-        or v.dtype not in (DType.F32, DType.F16, DType.BF16)
-    ):
+    if not v.is_constant or operand_kind(v, out, 1) != CHANNEL or v.dtype not in KERNEL_FLOATS:
         return expr, extras, None
     gone = expr.n_in + at
 

@@ -15,17 +15,17 @@ from tracea_onnx.compiler.lower.axes import broadcast_strides, merge_dims, pad_r
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, readers
 from tracea_onnx.compiler.lower.value import Dims, Value, View, contiguous
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.plan.builder import Ref
 
 #: Ops that take a stage as one of their own, and those that only place its axes.
-_READERS = frozenset({*POINTWISE, "Cast", ":pointwise"})
-_VIEWS = frozenset({"Unsqueeze", "Squeeze", "Expand", "Identity"})
+_READERS = {*POINTWISE, ":pointwise"}
+_VIEWS = operators(Trait.AXES)
 #: Readers of one value that may each compute it; stages in a row.
 _MOST, _LONGEST = 4, 12
-_FLOATS = frozenset({DType.F32, DType.F16, DType.BF16})
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,9 @@ def worth(ctx: Lowering, out: Value, inputs: Sequence[Value | Stage]) -> bool:
     """
     count = ctx.staged.get(out.name, 0)
     kinds = {out.dtype, *(v.dtype for v in inputs)}
-    return count > 0 and (count == 1 or not kinds <= _FLOATS) and len(stages(inputs)) < _LONGEST
+    return (
+        count > 0 and (count == 1 or not kinds <= KERNEL_FLOATS) and len(stages(inputs)) < _LONGEST
+    )
 
 
 def combined(

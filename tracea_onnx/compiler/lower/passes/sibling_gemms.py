@@ -17,11 +17,11 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.plan.kernel_families import packed_elements
 
-#: Ops that read a slice of a wider projection in place, or copy it anyway.
-_READERS = frozenset({":attention", ":rope", "RotaryEmbedding", "Concat"})
+_READERS = kinds(Trait.SLICE)
 _WHOLE_BIAS = 32  # elements pack_bias writes at a time
 _ALIGNED = 8  # a slice starts at a vector boundary
 
