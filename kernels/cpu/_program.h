@@ -7,6 +7,7 @@
 //   input
 #pragma once
 #include "_math.h"
+#include "opcodes.h"
 
 namespace tracea {
 namespace TRACEA_NS {
@@ -71,75 +72,15 @@ static inline void run_instruction(const Instr& ins, const ProgramRegister* regs
       store(d, value);                                      \
     }                                                       \
     return;
-#define TRACEA_LANES1(op, f) TRACEA_OP1(op, per_lane(a, [](float x) { return f(x); }))
+#define TRACEA_LANE(f) [](auto... x) { return f(x...); }
   switch (ins.op) {
-    TRACEA_OP1(kOpCopy, a)
-    TRACEA_OP2(kOpAdd, a + b)
-    TRACEA_OP2(kOpSub, a - b)
-    TRACEA_OP2(kOpMul, a * b)
-    TRACEA_OP2(kOpDiv, a / b)
-    TRACEA_OP3(kOpFma, fma(a, b, c))
-    TRACEA_OP2(kOpMin, vmin_nan(a, b))
-    TRACEA_OP2(kOpMax, vmax_nan(a, b))
-    TRACEA_OP1(kOpNeg, -a)
-    TRACEA_OP1(kOpAbs, vabs(a))
-    TRACEA_OP1(kOpSqrt, vsqrt(a))
-    TRACEA_OP1(kOpRsqrt, one / vsqrt(a))
-    TRACEA_OP1(kOpReciprocal, one / a)
-    TRACEA_OP1(kOpExp, vexp(a))
-    TRACEA_OP1(kOpLog, vlog(a))
-    TRACEA_OP1(kOpErf, verf(a))
-    TRACEA_OP1(kOpTanh, vtanh(a))
-    TRACEA_OP1(kOpSigmoid, vsigmoid(a))
-    TRACEA_OP1(kOpFloor, vfloor(a))
-    TRACEA_OP1(kOpCeil, -vfloor(-a))
-    TRACEA_OP1(kOpRound, vround(a))
-    TRACEA_OP1(kOpSign, select(a > zero, one, select(a < zero, -one, a * zero)))
-    TRACEA_OP2(kOpPow, vpow(a, b))
-    TRACEA_OP2(kOpMod, per_lane(a, b, mod_sign_of_divisor))
-    TRACEA_OP2(kOpFmod, per_lane(a, b, [](float x, float y) { return fmodf(x, y); }))
-    TRACEA_OP1(kOpSin, vsin(a))
-    TRACEA_OP1(kOpCos, vcos(a))
-    TRACEA_OP2(kOpEq, select(a == b, one, zero))
-    TRACEA_OP2(kOpLt, select(a < b, one, zero))
-    TRACEA_OP2(kOpLe, select(a <= b, one, zero))
-    TRACEA_OP2(kOpAnd, select((a != zero) & (b != zero), one, zero))
-    TRACEA_OP2(kOpOr, select((a != zero) | (b != zero), one, zero))
-    TRACEA_OP1(kOpNot, select(a == zero, one, zero))
-    TRACEA_OP2(kOpXor, select((a != zero) ^ (b != zero), one, zero))
-    TRACEA_OP3(kOpWhere, select(a != zero, b, c))
-    TRACEA_OP1(kOpIsnan, select(a != a, one, zero))
-    TRACEA_OP1(kOpIsinf, select(vabs(a) == splat(INFINITY), one, zero))
-    TRACEA_OP1(kOpRelu, vrelu(a))
-    TRACEA_OP2(kOpLeakyRelu, vleaky_relu(a, b))
-    TRACEA_OP3(kOpClip, clamp(a, b, c))
-    TRACEA_OP1(kOpSilu, vsilu(a))
-    TRACEA_OP3(kOpHardSigmoid, vhard_sigmoid(a, b, c))
-    TRACEA_OP1(kOpHardSwish, vhard_swish(a))
-    TRACEA_OP2(kOpElu, velu(a, b))
-    TRACEA_OP1(kOpGeluErf, vgelu_erf(a))
-    TRACEA_OP1(kOpGeluTanh, vgelu_tanh(a))
-    TRACEA_OP2(kOpQuickGelu, vquick_gelu(a, b))
-    TRACEA_OP1(kOpMish, vmish(a))
-    TRACEA_OP1(kOpSoftplus, vsoftplus(a))
-    TRACEA_OP1(kOpSquare, a * a)
-    TRACEA_OP2(kOpPrelu, select(a >= zero, a, a * b))
-    TRACEA_LANES1(kOpAtan, atanf)
-    TRACEA_LANES1(kOpTan, tanf)
-    TRACEA_LANES1(kOpAsin, asinf)
-    TRACEA_LANES1(kOpAcos, acosf)
-    TRACEA_LANES1(kOpSinh, sinhf)
-    TRACEA_LANES1(kOpCosh, coshf)
-    TRACEA_OP3(kOpSelu, c * velu(a, b))
-    TRACEA_OP2(kOpCelu, select(a < zero, b * vexpm1(a / b), a))
-    TRACEA_OP1(kOpSoftsign, a / (vabs(a) + one))
-    TRACEA_OP1(kOpTrunc, copysign(vfloor(vabs(a)), a))
+    TRACEA_FLOAT_OPS(TRACEA_OP1, TRACEA_OP2, TRACEA_OP3)
     default: return;
   }
 #undef TRACEA_OP1
 #undef TRACEA_OP2
 #undef TRACEA_OP3
-#undef TRACEA_LANES1
+#undef TRACEA_LANE
 }
 
 // The code over one block whose input registers are set. The result goes to `y` when it is not null
@@ -283,28 +224,7 @@ static inline void run_instruction_i64(const Instr& ins, int64_t* d, const int64
     }                                                \
     return;
   switch (ins.op) {
-    TRACEA_OP(kOpConst, ins.imm)
-    TRACEA_OP(kOpCopy, a)
-    TRACEA_OP(kOpAdd, u(a) + u(b))
-    TRACEA_OP(kOpSub, u(a) - u(b))
-    TRACEA_OP(kOpMul, u(a) * u(b))
-    TRACEA_OP(kOpDiv, divide(a, b))
-    TRACEA_OP(kOpMin, a < b ? a : b)
-    TRACEA_OP(kOpMax, a > b ? a : b)
-    TRACEA_OP(kOpNeg, 0 - u(a))
-    TRACEA_OP(kOpAbs, a < 0 ? 0 - u(a) : u(a))
-    TRACEA_OP(kOpSign, (a > 0) - (a < 0))
-    TRACEA_OP(kOpMod, remainder_of_divisor(a, b))
-    TRACEA_OP(kOpFmod, remainder_of_dividend(a, b))
-    TRACEA_OP(kOpEq, a == b)
-    TRACEA_OP(kOpLt, a < b)
-    TRACEA_OP(kOpLe, a <= b)
-    TRACEA_OP(kOpAnd, a && b)
-    TRACEA_OP(kOpOr, a || b)
-    TRACEA_OP(kOpNot, !a)
-    TRACEA_OP(kOpXor, !a != !b)
-    TRACEA_OP(kOpWhere, a ? b : c)
-    TRACEA_OP(kOpSquare, u(a) * u(a))
+    TRACEA_INT_OPS(TRACEA_OP)
     default: return;
   }
 #undef TRACEA_OP

@@ -6,68 +6,238 @@ ABI."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
-#: Activations a fused epilogue has built in, with the launch floats (p0, p1) each reads. Order =
-#: C++ `enum Act`.
+
+@dataclass(frozen=True)
+class Opcode:
+    """An instruction r[dst] = name(a, b, c) of a pointwise program, of which it reads the first
+    `arity` registers. Comparisons and logic give 1 or 0.
+
+    numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/simd.h`; cuda: on
+    f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not have it."""
+
+    name: str
+    arity: int
+    numpy: str
+    cpu: str
+    cuda: str
+    int_cpu: str = ""
+    int_cuda: str = ""
+    commutative: bool = False
+
+
+def _test(
+    name: str, numpy: str, cpu: str, cuda: str, integer: str, commutative: bool = False
+) -> Opcode:
+    """A comparison of two registers, or what is true of them."""
+    floats = f"select({cpu}, one, zero)", f"({cuda} ? 1.f : 0.f)"
+    return Opcode(name, 2, numpy, *floats, integer, f"(i64)({integer})", commutative)
+
+
+_ROWS = (
+    # --- const loads `imm`, which in programs of integers is an integer below 2**24
+    Opcode("const", 0, "", "", "", "ins.imm", "imm"),
+    Opcode("copy", 1, "a", "a", "a", "a", "a"),
+    Opcode("add", 2, "a + b", "a + b", "a + b", "u(a) + u(b)", "a + b", commutative=True),
+    Opcode("sub", 2, "a - b", "a - b", "a - b", "u(a) - u(b)", "a - b"),
+    Opcode("mul", 2, "a * b", "a * b", "a * b", "u(a) * u(b)", "a * b", commutative=True),
+    # of integers it truncates toward zero, as ONNX's Div
+    Opcode("div", 2, "a / b", "a / b", "divide_(a, b)", "divide(a, b)", "(b ? a / b : 0)"),
+    Opcode("fma", 3, "a * b + c", "fma(a, b, c)", "fmaf(a, b, c)"),
+    Opcode(
+        "min",
+        2,
+        "np.minimum(a, b)",
+        "vmin_nan(a, b)",
+        "keep_min(a, b)",
+        "a < b ? a : b",
+        "(a < b ? a : b)",
+        commutative=True,
+    ),
+    Opcode(
+        "max",
+        2,
+        "np.maximum(a, b)",
+        "vmax_nan(a, b)",
+        "keep_max(a, b)",
+        "a > b ? a : b",
+        "(a > b ? a : b)",
+        commutative=True,
+    ),
+    Opcode("neg", 1, "-a", "-a", "-a", "0 - u(a)", "-a"),
+    Opcode(
+        "abs", 1, "np.abs(a)", "vabs(a)", "fabsf(a)", "a < 0 ? 0 - u(a) : u(a)", "(a < 0 ? -a : a)"
+    ),
+    Opcode("sqrt", 1, "np.sqrt(a)", "vsqrt(a)", "sqrtf(a)"),
+    Opcode("rsqrt", 1, "1 / np.sqrt(a)", "one / vsqrt(a)", "rsqrtf(a)"),
+    Opcode("reciprocal", 1, "1 / a", "one / a", "reciprocal_(a)"),
+    Opcode("exp", 1, "np.exp(a)", "vexp(a)", "exp_(a)"),
+    Opcode("log", 1, "np.log(a)", "vlog(a)", "log_(a)"),
+    Opcode("erf", 1, "erf(a)", "verf(a)", "erf_(a)"),
+    Opcode("tanh", 1, "np.tanh(a)", "vtanh(a)", "tanh_(a)"),
+    Opcode("sigmoid", 1, "sigmoid(a)", "vsigmoid(a)", "sigmoid_(a)"),
+    Opcode("floor", 1, "np.floor(a)", "vfloor(a)", "floorf(a)"),
+    Opcode("ceil", 1, "np.ceil(a)", "-vfloor(-a)", "ceilf(a)"),
+    # half to even
+    Opcode("round", 1, "np.rint(a)", "vround(a)", "rintf(a)"),
+    Opcode(
+        "sign",
+        1,
+        "np.sign(a)",
+        "select(a > zero, one, select(a < zero, -one, a * zero))",
+        "(a > 0.f ? 1.f : a < 0.f ? -1.f : a)",
+        "(a > 0) - (a < 0)",
+        "(i64)((a > 0) - (a < 0))",
+    ),
+    Opcode("pow", 2, "np.power(a, b)", "vpow(a, b)", "powf(a, b)"),
+    # the sign of the divisor; the sign of the dividend
+    Opcode(
+        "mod",
+        2,
+        "np.mod(a, b)",
+        "per_lane(a, b, mod_sign_of_divisor)",
+        "python_mod(a, b)",
+        "remainder_of_divisor(a, b)",
+        "python_mod(a, b)",
+    ),
+    Opcode(
+        "fmod",
+        2,
+        "np.fmod(a, b)",
+        "per_lane(a, b, TRACEA_LANE(fmodf))",
+        "fmodf(a, b)",
+        "remainder_of_dividend(a, b)",
+        "(b ? a % b : 0)",
+    ),
+    Opcode("sin", 1, "np.sin(a)", "vsin(a)", "sinf(a)"),
+    Opcode("cos", 1, "np.cos(a)", "vcos(a)", "cosf(a)"),
+    _test("eq", "a == b", "a == b", "a == b", "a == b", commutative=True),
+    _test("lt", "a < b", "a < b", "a < b", "a < b"),
+    _test("le", "a <= b", "a <= b", "a <= b", "a <= b"),
+    _test(
+        "and",
+        "(a != 0) & (b != 0)",
+        "(a != zero) & (b != zero)",
+        "a != 0.f && b != 0.f",
+        "a && b",
+        commutative=True,
+    ),
+    _test(
+        "or",
+        "(a != 0) | (b != 0)",
+        "(a != zero) | (b != zero)",
+        "a != 0.f || b != 0.f",
+        "a || b",
+        commutative=True,
+    ),
+    Opcode(
+        "not",
+        1,
+        "a == 0",
+        "select(a == zero, one, zero)",
+        "(a == 0.f ? 1.f : 0.f)",
+        "!a",
+        "(i64)!a",
+    ),
+    _test(
+        "xor",
+        "(a != 0) ^ (b != 0)",
+        "(a != zero) ^ (b != zero)",
+        "(a != 0.f) != (b != 0.f)",
+        "!a != !b",
+        commutative=True,
+    ),
+    Opcode(
+        "where",
+        3,
+        "np.where(a != 0, b, c)",
+        "select(a != zero, b, c)",
+        "(a != 0.f ? b : c)",
+        "a ? b : c",
+        "(a ? b : c)",
+    ),
+    Opcode("isnan", 1, "np.isnan(a)", "select(a != a, one, zero)", "(a != a ? 1.f : 0.f)"),
+    Opcode(
+        "isinf",
+        1,
+        "np.isinf(a)",
+        "select(vabs(a) == splat(INFINITY), one, zero)",
+        "(fabsf(a) == __int_as_float(0x7f800000) ? 1.f : 0.f)",
+    ),
+    # --- activations: after their operand come their parameters
+    Opcode("relu", 1, "np.maximum(a, 0.0)", "vrelu(a)", "keep_max(a, 0.f)"),
+    Opcode(
+        "leaky_relu", 2, "np.where(a < 0, b * a, a)", "vleaky_relu(a, b)", "(a >= 0.f ? a : b * a)"
+    ),
+    Opcode("clip", 3, "np.minimum(np.maximum(a, b), c)", "clamp(a, b, c)", "clip_(a, b, c)"),
+    Opcode("silu", 1, "a * sigmoid(a)", "vsilu(a)", "silu_(a, 1.f)"),
+    Opcode(
+        "hard_sigmoid",
+        3,
+        "np.clip(b * a + c, 0.0, 1.0)",
+        "vhard_sigmoid(a, b, c)",
+        "clip_(b * a + c, 0.f, 1.f)",
+    ),
+    Opcode(
+        "hard_swish",
+        1,
+        "a * np.clip(a / 6 + 0.5, 0.0, 1.0)",
+        "vhard_swish(a)",
+        "a * __saturatef(fmaf(a, 1.f / 6.f, 0.5f))",
+    ),
+    Opcode("elu", 2, "elu(a, b)", "velu(a, b)", "(a >= 0.f ? a : b * expm1_(a))"),
+    Opcode("gelu_erf", 1, "0.5 * a * erfc(-a / np.sqrt(2))", "vgelu_erf(a)", "gelu_erf_(a)"),
+    Opcode(
+        "gelu_tanh",
+        1,
+        "a * sigmoid(2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a**3))",
+        "vgelu_tanh(a)",
+        "gelu_tanh_(a)",
+    ),
+    Opcode("quick_gelu", 2, "a * sigmoid(b * a)", "vquick_gelu(a, b)", "silu_(a, b)"),
+    Opcode("mish", 1, "a * np.tanh(np.logaddexp(0.0, a))", "vmish(a)", "mish_(a)"),
+    Opcode("softplus", 1, "np.logaddexp(0.0, a)", "vsoftplus(a)", "softplus_(a)"),
+    # --- others
+    Opcode("square", 1, "a * a", "a * a", "a * a", "u(a) * u(a)", "a * a"),
+    Opcode(
+        "prelu",
+        2,
+        "np.where(a >= 0, a, b * a)",
+        "select(a >= zero, a, a * b)",
+        "(a >= 0.f ? a : b * a)",
+    ),
+    Opcode("atan", 1, "np.arctan(a)", "per_lane(a, TRACEA_LANE(atanf))", "atanf(a)"),
+    Opcode("tan", 1, "np.tan(a)", "per_lane(a, TRACEA_LANE(tanf))", "tanf(a)"),
+    Opcode("asin", 1, "np.arcsin(a)", "per_lane(a, TRACEA_LANE(asinf))", "asinf(a)"),
+    Opcode("acos", 1, "np.arccos(a)", "per_lane(a, TRACEA_LANE(acosf))", "acosf(a)"),
+    Opcode("sinh", 1, "np.sinh(a)", "per_lane(a, TRACEA_LANE(sinhf))", "sinhf(a)"),
+    Opcode("cosh", 1, "np.cosh(a)", "per_lane(a, TRACEA_LANE(coshf))", "coshf(a)"),
+    # its parameters are alpha and gamma
+    Opcode("selu", 3, "c * elu(a, b)", "c * velu(a, b)", "c * (a > 0.f ? a : b * expm1_(a))"),
+    Opcode(
+        "celu",
+        2,
+        "np.where(a < 0, b * np.expm1(np.minimum(a, 0.0) / b), a)",
+        "select(a < zero, b * vexpm1(a / b), a)",
+        "(keep_max(a, 0.f) + keep_min(0.f, b * expm1_(divide_(a, b))))",
+    ),
+    Opcode(
+        "softsign", 1, "a / (1 + np.abs(a))", "a / (vabs(a) + one)", "divide_(a, 1.f + fabsf(a))"
+    ),
+    Opcode("trunc", 1, "np.trunc(a)", "copysign(vfloor(vabs(a)), a)", "truncf(a)"),
+)
+OPCODE = {row.name: row for row in _ROWS}
+OPCODES = tuple(OPCODE)
+#: Opcodes of programs of integers.
+I64_OPCODES = frozenset(row.name for row in _ROWS if row.int_cpu)
+#: Activations a fused epilogue has built in: `none`, and opcodes whose parameters are the launch
+#: floats (p0, p1).
 ACTIVATIONS = (
     "none", "relu", "leaky_relu", "clip", "sigmoid", "silu", "hard_sigmoid", "hard_swish",
     "tanh", "elu", "gelu_erf", "gelu_tanh", "quick_gelu", "mish", "softplus", "exp",
 )  # fmt: skip
-
-#: Opcodes of a pointwise program (r[dst] = op(r[a], r[b], r[c])); `const` loads `imm`. Comparisons
-#: and logic give 1 or 0. For i64 programs only the opcodes in `I64_OPCODES` exist and `imm` must be
-#: an integer below 2**24.
-OPCODES = (
-    "const", "copy", "add", "sub", "mul", "div", "fma", "min", "max", "neg", "abs", "sqrt", "rsqrt", "reciprocal",
-    "exp", "log", "erf", "tanh", "sigmoid", "floor", "ceil", "round", "sign", "pow", "mod", "fmod",
-    "sin", "cos", "eq", "lt", "le", "and", "or", "not", "xor", "where", "isnan", "isinf",
-    "relu", "leaky_relu", "clip", "silu", "hard_sigmoid", "hard_swish", "elu", "gelu_erf", "gelu_tanh",
-    "quick_gelu", "mish", "softplus", "square", "prelu", "atan", "tan", "asin", "acos", "sinh", "cosh", "selu", "celu",
-    "softsign", "trunc",
-)  # fmt: skip
-# Semantics that are not obvious: fma = a*b+c; where = a ? b : c; clip = min(max(a, b), c);
-# leaky_relu/elu/celu read alpha from r[b]; hard_sigmoid = clip(r[b]*a + r[c], 0, 1); quick_gelu =
-# a*sigmoid(r[b]*a); prelu = a>=0 ? a : r[b]*a; selu: alpha r[b], gamma r[c]; div of i64 truncates
-# toward zero (ONNX integer Div); mod takes the divisor's sign (Python %), fmod the dividend's;
-# round is half to even.
-
-#: Registers an opcode reads where it is not two.
-OPCODE_ARITY = {
-    **dict.fromkeys(("const",), 0),
-    **dict.fromkeys(
-        ("copy", "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "log", "erf", "tanh", "sigmoid", "floor", "ceil", "round", "sign", "sin", "cos", "not",
-         "isnan", "isinf", "relu", "silu", "hard_swish", "gelu_erf", "gelu_tanh", "mish", "softplus", "square", "atan", "tan", "asin", "acos", "sinh", "cosh",
-         "softsign", "trunc"), 1),
-    **dict.fromkeys(("fma", "where", "clip", "hard_sigmoid", "selu"), 3),
-}  # fmt: skip
-#: Opcodes of i64 programs.
-I64_OPCODES = frozenset(
-    {
-        "const",
-        "copy",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "min",
-        "max",
-        "neg",
-        "abs",
-        "sign",
-        "mod",
-        "fmod",
-        "eq",
-        "lt",
-        "le",
-        "and",
-        "or",
-        "not",
-        "xor",
-        "where",
-        "square",
-    }
-)
 
 
 class DType(IntEnum):
@@ -93,6 +263,9 @@ class DType(IntEnum):
         return _SIZES[self]
 
 
+#: Floating-point types of expressions, and those of them that backends may have kernels for.
+FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
+KERNEL_FLOATS = FLOATS - {DType.F64}
 #: Floating-point types of expressions, and those of them that backends may have kernels for.
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
 KERNEL_FLOATS = FLOATS - {DType.F64}

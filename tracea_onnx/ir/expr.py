@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.ir.abi import OPCODES
+from tracea_onnx.ir.abi import OPCODE
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,14 @@ class Expr:
 
     def __post_init__(self) -> None:
         for k, ins in enumerate(self.code):
-            if ins.op not in OPCODES or any(not 0 <= a < self.n_in + k for a in ins.args):
+            if (
+                ins.op not in OPCODE
+                or len(ins.args) != OPCODE[ins.op].arity
+                or any(not 0 <= a < self.n_in + k for a in ins.args)
+            ):
                 raise ValueError(f"malformed pointwise expression at instruction {k}: {ins}")
+        if not 0 <= self.out < self.n_in + len(self.code):
+            raise ValueError("an expression reads a value that it does not have")
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity and no NaN: those constants are the strings "inf", "-inf" and "nan"."""
@@ -48,14 +54,9 @@ class Expr:
 
     @staticmethod
     def from_json(d: dict[str, Any]) -> Expr:
-        """Raises ValueError where an instruction reads what is not computed before it."""
-        expr = Expr(
+        """Raises ValueError where something is read that is not computed before it."""
+        return Expr(
             int(d["n_in"]),
             tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]),
             int(d["out"]),
         )
-        if not 0 <= expr.out < expr.n_in + len(expr.code) or any(
-            not 0 <= x < expr.n_in + k for k, i in enumerate(expr.code) for x in i.args
-        ):
-            raise ValueError("an expression reads a value that it does not have")
-        return expr

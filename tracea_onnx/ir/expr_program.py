@@ -9,11 +9,10 @@ opcode, dead code dropped, registers reused."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracea_onnx.ir.abi import I64_OPCODES, OPCODES
+from tracea_onnx.ir.abi import I64_OPCODES, OPCODE, OPCODES
 from tracea_onnx.ir.activations import (
     EpilogueForm,
     classify_activation,
@@ -35,10 +34,6 @@ __all__ = [
 
 #: Registers the native interpreter has.
 MAX_REGISTERS = 256
-_COMMUTATIVE = frozenset({"add", "mul", "min", "max", "eq", "and", "or", "xor"})
-_EXACT_I64: dict[str, Callable[..., int]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "min": min, "max": max, "neg": lambda a: -a,
-}  # fmt: skip
 
 
 class _Builder:
@@ -69,7 +64,9 @@ class _Builder:
             cheaper = self._cheaper(op, args, constants)
             if cheaper is not None:
                 return cheaper
-        return self._append(Instr(op, args), (op, *(sorted(args) if op in _COMMUTATIVE else args)))
+        return self._append(
+            Instr(op, args), (op, *(sorted(args) if OPCODE[op].commutative else args))
+        )
 
     def _append(self, ins: Instr, key: tuple[object, ...]) -> int:
         if key not in self._known:
@@ -81,16 +78,12 @@ class _Builder:
         values = [c for c in constants if c is not None]
         if len(values) != len(constants):
             return None
-        if self.integer:
-            exact = _EXACT_I64[op](*(int(v) for v in values)) if op in _EXACT_I64 else None
-            return float(exact) if exact is not None and abs(exact) < 2**24 else None
-        return single(
-            float(
-                evaluate(
-                    Expr(len(values), (Instr(op, tuple(range(len(values)))),), len(values)), values
-                )
-            )
-        )
+        count = len(values)
+        value = float(evaluate(Expr(count, (Instr(op, tuple(range(count))),), count), values))
+        if not self.integer:
+            return single(value)
+        # division truncates; other results below 2**24 are exact in float64, too
+        return value + 0.0 if op != "div" and abs(value) < 2**24 else None
 
     def _cheaper(self, op: str, args: tuple[int, ...], constants: list[float | None]) -> int | None:
         """The same value by a cheaper instruction."""
@@ -207,9 +200,6 @@ def _spared(expr: Expr, entry: int, result: int, shared: set[int]) -> int:
     return sum(expr.code[k - expr.n_in].op != "const" for k in inside)
 
 
-_PARAMETERS = {"leaky_relu": 1, "clip": 2, "hard_sigmoid": 2, "elu": 1, "quick_gelu": 1}
-
-
 def _recognised(expr: Expr) -> Expr:
     """`expr` with the longest spelled-out activation replaced by its opcode, or `expr` itself when
     there is none.
@@ -223,8 +213,9 @@ def _recognised(expr: Expr) -> Expr:
             known = classify_activation(part)
             if known is None:
                 continue
-            name, *parameters = known
-            used = parameters[: _PARAMETERS.get(name, 0)]
+            name, *given = known
+            op = "copy" if name == "none" else name
+            used = given[: OPCODE[op].arity - 1]
             # The replacement sits at `result`, its constants before it: later values move by their
             # number.
             shift, at = len(used), result - expr.n_in
@@ -233,9 +224,7 @@ def _recognised(expr: Expr) -> Expr:
                 return a if a < result else a + shift
 
             constants = tuple(Instr("const", (), p) for p in used)
-            new = Instr(
-                "copy" if name == "none" else name, (entry, *(result + k for k in range(shift)))
-            )
+            new = Instr(op, (entry, *(result + k for k in range(shift))))
             rest = tuple(
                 replace(i, args=tuple(moved(a) for a in i.args)) for i in expr.code[at + 1 :]
             )

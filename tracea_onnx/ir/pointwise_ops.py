@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
-from tracea_onnx.ir.abi import FLOATS
+from tracea_onnx.ir.abi import FLOATS, OPCODE
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
@@ -240,11 +240,10 @@ POINTWISE: dict[str, Emit] = {
     "com.microsoft.QuickGelu": _with("quick_gelu", alpha=1.702),
 }  # fmt: skip
 
-#: Activation attributes of com.microsoft.FusedConv and FusedGemm: instruction and how many
-#: parameters it takes.
+#: Activation attributes of com.microsoft.FusedConv and FusedGemm.
 _FUSED = {
-    "Relu": ("relu", 0), "Tanh": ("tanh", 0), "Sigmoid": ("sigmoid", 0),
-    "LeakyRelu": ("leaky_relu", 1), "Clip": ("clip", 2), "HardSigmoid": ("hard_sigmoid", 2),
+    "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "LeakyRelu": "leaky_relu", "Clip": "clip",
+    "HardSigmoid": "hard_sigmoid",
 }  # fmt: skip
 
 
@@ -253,7 +252,8 @@ def fused_activation(code: Code, node: Node, x: int, params: Sequence[float]) ->
     name = str(node.attr("activation", ""))
     if not name:
         return x
-    op, count = _FUSED.get(name, ("", 0))
+    op = _FUSED.get(name, "")
+    count = OPCODE[op].arity - 1 if op else 0
     if not op or len(params) < count:
         raise Refuse(Why.ACTIVATION, node, name=name, params=list(params))
     return code.op(op, x, *(code.const(p) for p in params[:count]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_origin, get_type_hints
 
-from tracea_onnx.ir.abi import OPCODE_ARITY
+from tracea_onnx.ir.abi import OPCODE
 from tracea_onnx.ir.contracts import Spec
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.match.strided_view import LAYOUTS, OUT_LAYOUTS
@@ -107,7 +107,7 @@ def _expression_fault(value: object) -> str:
             return f"its instruction {k} cannot be read"
         if ins[2] not in ("inf", "-inf", "nan") if isinstance(ins[2], str) else not _number(ins[2]):
             return f"the constant of its instruction {k} is no number"
-        if len(ins[1]) != OPCODE_ARITY.get(ins[0], 2):
+        if ins[0] in OPCODE and len(ins[1]) != OPCODE[ins[0]].arity:
             return f"its instruction {k} gives {_short(ins[0])} {len(ins[1])} operands"
     try:
         Expr.from_json(dict(value))

@@ -9,10 +9,11 @@ The text needs no header: NVRTC has the device math functions built in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracea_onnx.ir.abi import ACTIVATIONS, I64_OPCODES, OPCODES, DType
+from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, OPCODES, DType
 
 _NARROW = (DType.F16, DType.BF16)
 #: C++ type that holds one element in memory (f16 and bf16 are kept as bits).
@@ -104,49 +105,20 @@ def prelude(dtype: DType, *, fast: bool | None = None) -> str:
     return f"{_TYPES}{_FAST if approximate else _EXACT}typedef {C_TYPES[dtype]} T;\n"
 
 
-_ACTIVATION_TEXT = {
-    "none": "x", "relu": "keep_max(x, 0.f)", "leaky_relu": "x >= 0.f ? x : p0 * x", "clip": "clip_(x, p0, p1)", "sigmoid": "sigmoid_(x)",
-    "silu": "silu_(x, 1.f)", "hard_sigmoid": "clip_(p0 * x + p1, 0.f, 1.f)", "hard_swish": "x * __saturatef(fmaf(x, 1.f / 6.f, 0.5f))",
-    "tanh": "tanh_(x)", "elu": "x >= 0.f ? x : p0 * expm1_(x)", "gelu_erf": "gelu_erf_(x)", "gelu_tanh": "gelu_tanh_(x)",
-    "quick_gelu": "silu_(x, p0)", "mish": "mish_(x)", "softplus": "softplus_(x)", "exp": "exp_(x)",
-}  # fmt: skip
+def _spelled(text: str, *operands: str) -> str:
+    """The text of an opcode with these for a, b, c."""
+    return re.sub(r"\b[abc]\b", lambda m: operands["abc".index(m[0])], text)
 
 
 def activation_source(act: int, name: str = "activation") -> str:
     """`float <name>(float x, float p0, float p1)` for the activation number `act` (index into
     `abi.ACTIVATIONS`).
     """
-    return f"DEV float {name}(float x, float p0, float p1) {{ return {_ACTIVATION_TEXT[ACTIVATIONS[act]]}; }}\n"
-
-
-def _flag(condition: str) -> str:
-    return f"({condition} ? 1.f : 0.f)"
-
-
-_F32_TEXT = {
-    "copy": "{a}", "add": "{a} + {b}", "sub": "{a} - {b}", "mul": "{a} * {b}", "div": "divide_({a}, {b})", "fma": "fmaf({a}, {b}, {c})",
-    "min": "keep_min({a}, {b})", "max": "keep_max({a}, {b})", "neg": "-{a}", "abs": "fabsf({a})", "sqrt": "sqrtf({a})", "rsqrt": "rsqrtf({a})",
-    "reciprocal": "reciprocal_({a})", "exp": "exp_({a})", "log": "log_({a})", "erf": "erf_({a})", "tanh": "tanh_({a})", "sigmoid": "sigmoid_({a})",
-    "floor": "floorf({a})", "ceil": "ceilf({a})", "round": "rintf({a})", "sign": "({a} > 0.f ? 1.f : {a} < 0.f ? -1.f : {a})", "pow": "powf({a}, {b})",
-    "mod": "python_mod({a}, {b})", "fmod": "fmodf({a}, {b})", "sin": "sinf({a})", "cos": "cosf({a})", "eq": _flag("{a} == {b}"), "lt": _flag("{a} < {b}"),
-    "le": _flag("{a} <= {b}"), "and": _flag("{a} != 0.f && {b} != 0.f"), "or": _flag("{a} != 0.f || {b} != 0.f"), "not": _flag("{a} == 0.f"),
-    "xor": _flag("({a} != 0.f) != ({b} != 0.f)"), "where": "({a} != 0.f ? {b} : {c})", "isnan": _flag("{a} != {a}"), "isinf": _flag("fabsf({a}) == INF"),
-    "relu": "keep_max({a}, 0.f)", "leaky_relu": "({a} >= 0.f ? {a} : {b} * {a})", "clip": "clip_({a}, {b}, {c})", "silu": "silu_({a}, 1.f)",
-    "hard_sigmoid": "clip_({b} * {a} + {c}, 0.f, 1.f)", "hard_swish": "{a} * __saturatef(fmaf({a}, 1.f / 6.f, 0.5f))",
-    "elu": "({a} >= 0.f ? {a} : {b} * expm1_({a}))", "gelu_erf": "gelu_erf_({a})", "gelu_tanh": "gelu_tanh_({a})", "quick_gelu": "silu_({a}, {b})",
-    "mish": "mish_({a})", "softplus": "softplus_({a})", "square": "{a} * {a}", "prelu": "({a} >= 0.f ? {a} : {b} * {a})", "atan": "atanf({a})",
-    "tan": "tanf({a})", "asin": "asinf({a})", "acos": "acosf({a})", "sinh": "sinhf({a})", "cosh": "coshf({a})",
-    "selu": "{c} * ({a} > 0.f ? {a} : {b} * expm1_({a}))", "celu": "(keep_max({a}, 0.f) + keep_min(0.f, {b} * expm1_(divide_({a}, {b}))))",
-    "softsign": "divide_({a}, 1.f + fabsf({a}))", "trunc": "truncf({a})",
-}  # fmt: skip
-_I64_TEXT = {
-    "copy": "{a}", "add": "{a} + {b}", "sub": "{a} - {b}", "mul": "{a} * {b}", "div": "({b} ? {a} / {b} : 0)", "min": "({a} < {b} ? {a} : {b})",
-    "max": "({a} > {b} ? {a} : {b})", "neg": "-{a}", "abs": "({a} < 0 ? -{a} : {a})", "sign": "(i64)(({a} > 0) - ({a} < 0))", "mod": "python_mod({a}, {b})",
-    "fmod": "({b} ? {a} % {b} : 0)", "eq": "(i64)({a} == {b})", "lt": "(i64)({a} < {b})", "le": "(i64)({a} <= {b})", "and": "(i64)({a} && {b})",
-    "or": "(i64)({a} || {b})", "not": "(i64)!{a}", "xor": "(i64)(!{a} != !{b})", "where": "({a} ? {b} : {c})", "square": "{a} * {a}",
-}  # fmt: skip
-assert set(_F32_TEXT) | {"const"} == set(OPCODES)
-assert set(_I64_TEXT) | {"const"} == I64_OPCODES
+    opcode = ACTIVATIONS[act]
+    text = "x" if opcode == "none" else _spelled(OPCODE[opcode].cuda, "x", "p0", "p1")
+    if text[0] == "(":
+        text = text[1:-1]
+    return f"DEV float {name}(float x, float p0, float p1) {{ return {text}; }}\n"
 
 
 def float_text(value: float) -> str:
@@ -166,20 +138,18 @@ def program_source(program: Mapping[str, Any], name: str = "program") -> str:
     Needs `prelude`.
     """
     integer = bool(program["type"])
-    ctype, table = ("i64", _I64_TEXT) if integer else ("float", _F32_TEXT)
+    ctype = "i64" if integer else "float"
     n_in, regs = int(program["n_in"]), int(program["regs"])
     lines = (
         [f"  {ctype} {', '.join(f'r{k} = 0' for k in range(n_in, regs))};"] if regs > n_in else []
     )
     for op, dst, a, b, c, imm in program["code"]:
-        opcode = OPCODES[int(op)]
-        if opcode == "const":
+        opcode = OPCODE[OPCODES[int(op)]]
+        if opcode.name == "const":
             text = str(int(imm)) if integer else float_text(float(imm))
         else:
-            text = (
-                table[opcode]
-                .format(a=f"r{int(a)}", b=f"r{int(b)}", c=f"r{int(c)}")
-                .replace("INF", "__int_as_float(0x7f800000)")
+            text = _spelled(
+                opcode.int_cuda if integer else opcode.cuda, *(f"r{int(r)}" for r in (a, b, c))
             )
         lines.append(f"  r{int(dst)} = {text};")
     body = "\n".join(lines)

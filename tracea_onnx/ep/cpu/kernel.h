@@ -9,27 +9,6 @@
 
 namespace tracea {
 
-// Activation applied by a fused epilogue; p0 and p1 are launch floats 0 and 1. `ops.py` generates
-// the same numbers for Python.
-enum Act : int64_t {
-  kNone,
-  kRelu,
-  kLeakyRelu /*p0=alpha*/,
-  kClip /*p0=lo p1=hi*/,
-  kSigmoid,
-  kSilu,
-  kHardSigmoid /*p0=alpha p1=beta*/,
-  kHardSwish,
-  kTanh,
-  kElu /*p0=alpha*/,
-  kGeluErf,
-  kGeluTanh,
-  kQuickGelu /*x*sigmoid(p0*x)*/,
-  kMish,
-  kSoftplus,
-  kExp,
-  kActCount
-};
 // Where the residual joins: y = act(acc + r) or y = act(acc) + r.
 enum Residual : int64_t { kNoResidual, kBeforeAct, kAfterAct };
 
