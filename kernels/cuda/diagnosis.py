@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Iterator
 
 from tracea_onnx.codegen import tuning_records
@@ -18,14 +17,6 @@ def checks() -> Iterator[Check]:
     yield _driver()
     yield from _gpus()
     yield _compiler()
-    cupy = importlib.util.find_spec("cupy") is not None
-    yield Check(
-        "cupy",
-        cupy,
-        "installed" if cupy else "not installed",
-        'for the CUDA backend: python -m pip install "tracea-onnx[gpu]"',
-        required=False,
-    )
 
 
 def cuda_devices() -> int:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tracea_onnx.codegen.backend import Backend, Probe, Properties
 from tracea_onnx.codegen.target import Target
-from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE_ARITY, OPCODES, DType
+from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, OPCODES, DType
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.plan import builder
@@ -304,7 +304,7 @@ def program(p: Mapping[str, Any], inputs: Sequence[Array]) -> Array:
     at, code = dict(enumerate(range(p["n_in"]))), list[Instr]()
     for op, target, a, b, c, imm in p["code"]:
         name = OPCODES[op]
-        args = tuple(at[r] for r in (a, b, c)[: OPCODE_ARITY.get(name, 2)])
+        args = tuple(at[r] for r in (a, b, c)[: OPCODE[name].arity])
         code.append(Instr(name, args, imm))
         at[target] = p["n_in"] + len(code) - 1
     if p["type"] == 0:
@@ -320,7 +320,7 @@ def activate(act: int, v: Array, *parameters: float) -> Array:
     name = ACTIVATIONS[act]
     if name == "none":
         return v
-    constants = tuple(Instr("const", (), p) for p in parameters[: OPCODE_ARITY.get(name, 2) - 1])
+    constants = tuple(Instr("const", (), p) for p in parameters[: OPCODE[name].arity - 1])
     last = Instr(name, tuple(range(len(constants) + 1)))
     return evaluate(Expr(1, (*constants, last), len(constants) + 1), [v])
 

@@ -24,7 +24,6 @@ def test_every_check_has_a_line_and_a_fix() -> None:
         "cache",
         "CUDA driver",
         "NVRTC",
-        "cupy",
     } == {c.name for c in checks if not c.name.startswith("GPU ")}
     assert all(c.detail and c.fix and "\n" not in c.detail for c in checks)
     assert all(c.ok for c in checks if c.name in ("python", "onnx", "onnxruntime"))

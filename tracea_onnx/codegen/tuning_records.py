@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -64,14 +63,9 @@ class Measured:
 
 
 def default_folder() -> Path | None:
-    """Where the operating system keeps data of this user; None for a user without a home."""
-    if sys.platform == "win32":
-        base = files.home("LOCALAPPDATA", "AppData/Local")
-    elif sys.platform == "darwin":
-        base = files.home("XDG_DATA_HOME", "Library/Application Support")
-    else:
-        base = files.home("XDG_DATA_HOME", ".local/share")
-    return base and base / "tracea-onnx" / "tuning"
+    """None for a user without a home."""
+    base = files.user_folder("data")
+    return base and base / "tuning"
 
 
 def load(device: DeviceCaps) -> dict[str, Measured]:

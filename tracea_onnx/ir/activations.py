@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
 
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType, Opcode
 from tracea_onnx.ir.expr import Expr, Instr
@@ -211,19 +212,13 @@ def unrounded(expr: Expr, dtype: DType) -> Expr:
     result to the type makes."""
     if dtype not in (DType.F16, DType.BF16):
         return expr
-    meant = {_rounded(c, dtype): c for c in _NAMED}
+    narrow = np.float16 if dtype == DType.F16 else bfloat16
+    meant = {float(narrow(c)): c for c in _NAMED}
     meant |= {-k: -c for k, c in meant.items()}
     code = tuple(
         replace(i, imm=meant[i.imm]) if i.op == "const" and i.imm in meant else i for i in expr.code
     )
     return replace(expr, code=code)
-
-
-def _rounded(value: float, dtype: DType) -> float:
-    if dtype == DType.F16:
-        return float(np.float16(value))
-    bits = int(np.float32(value).view(np.uint32))
-    return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
 
 
 def inputs_used(expr: Expr) -> set[int]:

@@ -34,23 +34,18 @@ class Kind:
         not zero stays so (the smallest subnormal instead).
         """
         value = np.ascontiguousarray(value, np.float32)
-        if self.largest is None:
-            bits = value.view(np.uint32)
-            rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-            return np.where(
-                np.isnan(value),
-                np.uint16(0x7FC0),
-                np.where(np.abs(value) > _BF16_MAX, bits >> 16, rounded).astype(np.uint16),
-            )
-        clamped = np.where(np.isfinite(value), np.clip(value, -self.largest, self.largest), value)
-        out = clamped.astype(np.float16)
+        dtype = helper.tensor_dtype_to_np_dtype(self.type)
+        zero, infinity = np.array([0.0, np.inf]).astype(dtype)
+        largest = np.nextafter(infinity, zero).astype(np.float32)
+        least = np.nextafter(zero, infinity).astype(np.float32)
+        clipped = np.where(np.isfinite(value), np.clip(value, -largest, largest), value)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            out = clipped.astype(dtype)
         lost = (out == 0) & (value != 0)
-        out[lost] = np.copysign(np.float16(2.0**-24), value[lost].astype(np.float16))
+        out[lost] = np.copysign(least, value[lost]).astype(dtype)
         return out.view(np.uint16)
 
 
-#: From here on rounding up would give infinity: truncated instead (infinity itself is exact).
-_BF16_MAX = float(np.uint32(0x7F7F0000).view(np.float32))
 FP16 = Kind("fp16", int(TensorProto.FLOAT16), "tensor(float16)", 2.0**-10, 65504.0)
 BF16 = Kind("bf16", int(TensorProto.BFLOAT16), "tensor(bfloat16)", 2.0**-7, None)
 KINDS = {k.name: k for k in (FP16, BF16)}

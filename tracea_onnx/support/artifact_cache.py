@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,16 +33,7 @@ _guard = threading.Lock()
 
 
 def default_folder() -> Path | None:
-    """Where the operating system keeps caches of this user; None for a user without a home."""
-    if sys.platform == "win32":
-        base = files.home("LOCALAPPDATA", "AppData/Local")
-        return base and base / "tracea-onnx" / "cache"
-    base = (
-        files.home("", "Library/Caches")
-        if sys.platform == "darwin"
-        else files.home("XDG_CACHE_HOME", ".cache")
-    )
-    return base and base / "tracea-onnx"
+    return files.user_folder("cache")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Literal
+
+from platformdirs import user_cache_path, user_data_path
 
 _DESCRIPTORS = "/proc/self/fd"
 _CHUNK = 64 << 20
@@ -306,18 +309,14 @@ def _own_group(gid: int) -> bool:
     )
 
 
-def home(variable: str, below: str) -> Path | None:
-    """The user's folder that an environment variable names, else `below` the home folder; None
-    without a home.
-    """
-    given = os.environ.get(variable, "")
-    if given and Path(given).is_absolute():
-        return Path(given)
+def user_folder(kind: Literal["cache", "data"]) -> Path | None:
+    """Where the operating system keeps such files of this user; None for a user without a home."""
+    find = user_cache_path if kind == "cache" else user_data_path
     try:
-        found = Path.home()
+        found = find("tracea-onnx", appauthor=False)
     except RuntimeError:  # HOME is not set, and the user is in no list of users
         return None
-    return found / below if found.is_absolute() else None
+    return found if found.is_absolute() else None
 
 
 def _first_umask() -> int:

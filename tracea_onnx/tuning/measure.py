@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from onnx import ModelProto
 
 from tracea_onnx.codegen import backend as backends
@@ -241,7 +242,7 @@ def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
     if dtype not in KERNEL_FLOATS:
         return np.ones(shape, kind)
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    return (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == DType.BF16 else x.astype(kind)
+    return x.astype(bfloat16).view(np.uint16) if dtype == DType.BF16 else x.astype(kind)
 
 
 @dataclass
@@ -366,10 +367,7 @@ def _same(kind: DType, x: Array, y: Array) -> bool:
     """Whether two results of 16 or 32 bits are nearly equal; of other types they are."""
     if kind not in _SAME:
         return True
-    u, v = (
-        (t.astype(np.uint32) << 16).view(np.float32) if kind == DType.BF16 else t.astype(np.float64)
-        for t in (x, y)
-    )
+    u, v = ((t.view(bfloat16) if kind == DType.BF16 else t).astype(np.float64) for t in (x, y))
     finite = np.isfinite(u)
     most = _SAME[kind] * np.abs(u[finite]).max(initial=0.0)
     return np.array_equal(finite, np.isfinite(v)) and bool(
