@@ -11,8 +11,9 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import onnx
 
-from tracea_onnx.ir.graph import Array, Graph, load_model
+from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.pipeline.pack import build_pack
 from tracea_onnx.plan.builder import evaluate, read_pack
 from tracea_onnx.plan.kernel_families import FAMILIES
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=9)
     args = parser.parse_args()
     given = {k: int(v) for k, v in (d.split("=") for d in args.dim)}
-    graph = Graph(load_model(args.model))
+    graph = Graph(onnx.load(args.model, load_external_data=False))
     header, blobs = read_pack(build_pack(args.model))
     rows: list[tuple[float, str, str]] = []
     for entry in header["entries"]:

@@ -176,7 +176,6 @@ def test_a_price_is_the_rooflines_difference() -> None:
     n = 64 * 1000 * 4
     saving = priced_by(_typed(m))["a"]
     # Add moves 3 tensors and Relu 2; fused, 3 tensors cross the border.
-    assert saving.bytes_removed == 2 * n and saving.launches_removed == 1
     assert saving.us == pytest.approx(HOST.launch + 2 * n / (HOST.gbytes * 1e3), rel=1e-3)
 
 

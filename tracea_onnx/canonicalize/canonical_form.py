@@ -27,7 +27,7 @@ from tracea_onnx.canonicalize import (
     sink_transposes,
 )
 from tracea_onnx.ir import edit
-from tracea_onnx.ir.graph import Graph, constant_tensor, external_info, subgraphs
+from tracea_onnx.ir.graph import Graph, constant_tensor, external_info, subgraphs, written
 from tracea_onnx.model_io import external
 from tracea_onnx.shapes.onnx_inference import Types, infer, user_types
 
@@ -156,7 +156,7 @@ def _constants(graph: GraphProto, protected: set[str]) -> int:
     """Constant nodes become initializers."""
     gone: set[int] = set()
     for k, n in enumerate(graph.node):
-        if n.op_type != "Constant" or n.domain not in ("", "ai.onnx") or n.output[0] in protected:
+        if written(n) != "Constant" or n.output[0] in protected:
             continue
         tensor = constant_tensor(n)
         if tensor is not None:

@@ -23,7 +23,7 @@ from onnx import (
 )
 
 from tracea_onnx.ir.contracts import DOMAIN
-from tracea_onnx.ir.graph import Array, Graph, Node
+from tracea_onnx.ir.graph import Array, Graph, Node, domain_of
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import shapes
@@ -156,7 +156,7 @@ def is_pure(node: NodeProto) -> bool:
     """Whether the node's outputs are a function of its inputs alone (no randomness, no bodies, a
     known operator set).
     """
-    if node.domain not in ("", "ai.onnx", "ai.onnx.ml", DOMAIN) or node.op_type in RANDOM:
+    if domain_of(node.domain) not in ("", "ai.onnx.ml", DOMAIN) or node.op_type in RANDOM:
         return False
     if node.op_type == "Dropout" and (len(node.input) > 2 and node.input[2]):
         return False
@@ -164,9 +164,7 @@ def is_pure(node: NodeProto) -> bool:
 
 
 def _pure(n: Node) -> bool:
-    return (
-        is_pure(n.proto) and n.proto.domain in ("", "ai.onnx") and not n.op.startswith(_NO_ARRAYS)
-    )
+    return is_pure(n.proto) and not domain_of(n.proto.domain) and not n.op.startswith(_NO_ARRAYS)
 
 
 def _bytes(graph: Graph, name: str) -> int | None:

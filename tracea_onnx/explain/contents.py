@@ -9,7 +9,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
-from tracea_onnx.ir.graph import type_name
+from tracea_onnx.ir.graph import type_name, written
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline.report import table
 from tracea_onnx.rewrite import fused_calls
@@ -44,7 +44,7 @@ def inspect(source: model_file.Source) -> dict[str, Any]:
 def _operator(n: NodeProto) -> str:
     if n.domain == DOMAIN:
         return f"{DOMAIN}.{fused_op_names.op_of(n.op_type)}"
-    return n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}"
+    return written(n)
 
 
 def _value(v: ValueInfoProto) -> dict[str, Any]:

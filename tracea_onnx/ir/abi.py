@@ -266,9 +266,19 @@ class DType(IntEnum):
 #: Floating-point types of expressions, and those of them that backends may have kernels for.
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
 KERNEL_FLOATS = FLOATS - {DType.F64}
+#: The largest finite number of each.
+LARGEST = {
+    DType.F32: 3.4028234663852886e38, DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38,
+    DType.F64: 1.7976931348623157e308,
+}  # fmt: skip
 #: Floating-point types of expressions, and those of them that backends may have kernels for.
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
 KERNEL_FLOATS = FLOATS - {DType.F64}
+#: The largest finite number of each.
+LARGEST = {
+    DType.F32: 3.4028234663852886e38, DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38,
+    DType.F64: 1.7976931348623157e308,
+}  # fmt: skip
 _SIZES = {
     DType.F32: 4, DType.U8: 1, DType.I8: 1, DType.U16: 2, DType.I16: 2, DType.I32: 4, DType.I64: 8,
     DType.BOOL: 1, DType.F16: 2, DType.F64: 8, DType.U32: 4, DType.U64: 8, DType.BF16: 2,

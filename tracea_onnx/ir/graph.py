@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from onnx import (
     AttributeProto,
     GraphProto,
@@ -40,6 +39,16 @@ Shape = tuple[int | str | None, ...]
 MEMORY_LOCATION = "tracea:memory"
 
 
+def domain_of(domain: str) -> str:
+    """ONNX's own domain has two names, of which this is the short one; others stay."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def written(node: NodeProto) -> str:
+    """What operator a node names: `Conv`, or `com.microsoft.Gelu` of other domains than ONNX's."""
+    return f"{node.domain}.{node.op_type}" if domain_of(node.domain) else node.op_type
+
+
 def type_name(number: int) -> str:
     """What a tensor's element type is called; a file may have any number there."""
     return (
@@ -60,9 +69,7 @@ class Node:
     def __init__(self, proto: NodeProto, index: int, opset: int = 0) -> None:
         self.proto, self.index = proto, index
         #: What the model says: `Conv`, or `com.microsoft.Gelu` for other domains than the default.
-        self.written: str = (
-            proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
-        )
+        self.written: str = written(proto)
         #: Why the node may mean what nothing here knows of (`operators.unread`), or "".
         self.unread = unread(self.written, proto, opset)
         #: `written`, or what no rule or lowering knows where it is `unread`.
@@ -208,11 +215,6 @@ def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:
             TensorProto(dims=t.dims, data_type=t.data_type, raw_data=stored.tobytes())
         )
     return stored.view(helper.tensor_dtype_to_np_dtype(t.data_type)).reshape(tuple(t.dims))
-
-
-def domain_of(domain: str) -> str:
-    """ONNX's own domain has two names, of which this is the short one; others stay."""
-    return "" if domain == "ai.onnx" else domain
 
 
 def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
@@ -548,11 +550,3 @@ def _captured(proto: NodeProto) -> list[str]:
             local |= set(n.output)
         out += [o.name for o in g.output if o.name not in local]
     return out
-
-
-def load_model(path: str | Path) -> ModelProto:
-    """The model without its external data (see `Graph.const`).
-
-    Raw onnx errors; `model_file.py` words them for users.
-    """
-    return onnx.load(str(path), load_external_data=False)

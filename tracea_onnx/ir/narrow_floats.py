@@ -8,6 +8,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from tracea_onnx.ir import edit
+from tracea_onnx.ir.abi import LARGEST, DType
 from tracea_onnx.ir.graph import Array, Graph, tensor_array
 
 
@@ -46,7 +47,7 @@ class Kind:
         return out.view(np.uint16)
 
 
-FP16 = Kind("fp16", int(TensorProto.FLOAT16), "tensor(float16)", 2.0**-10, 65504.0)
+FP16 = Kind("fp16", int(TensorProto.FLOAT16), "tensor(float16)", 2.0**-10, LARGEST[DType.F16])
 BF16 = Kind("bf16", int(TensorProto.BFLOAT16), "tensor(bfloat16)", 2.0**-7, None)
 KINDS = {k.name: k for k in (FP16, BF16)}
 

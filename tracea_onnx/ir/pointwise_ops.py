@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
-from tracea_onnx.ir.abi import FLOATS, OPCODE
+from tracea_onnx.ir.abi import FLOATS, LARGEST, OPCODE, DType
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why, require
 
 BOOL = int(TensorProto.BOOL)
-_LOWEST, _HIGHEST = -3.4028234663852886e38, 3.4028234663852886e38
+_LOWEST, _HIGHEST = -LARGEST[DType.F32], LARGEST[DType.F32]
 
 
 class Code:

@@ -181,7 +181,7 @@ def _check_header(model: ModelProto, where: str) -> None:
             )
     newest = onnx.defs.onnx_opset_version()
     for o in model.opset_import:
-        if o.domain in ("", "ai.onnx") and not 1 <= o.version <= newest:
+        if not domain_of(o.domain) and not 1 <= o.version <= newest:
             raise ModelError(
                 f"{where} uses opset {o.version}, the installed onnx knows 1 to {newest}", _UPGRADE
             )

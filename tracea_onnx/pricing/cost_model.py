@@ -59,9 +59,7 @@ def price(graph: Graph, match: Match, dev: Rates) -> Saving:
     )
     after = dev.launch + _time(dev, border, sum(flops))
     why = None if before > after else reason(Why.NO_SAVING)
-    return Saving(
-        round(before - after, 3), max(0.0, sum(parts) - border), float(len(working) - 1), why
-    )
+    return Saving(round(before - after, 3), why)
 
 
 def node_time(graph: Graph, nodes: Collection[Node], dev: Rates) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from tracea_onnx.ir import edit
-from tracea_onnx.ir.graph import subgraphs
+from tracea_onnx.ir.graph import domain_of, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
 from tracea_onnx.rewrite.inline import inline
@@ -42,7 +42,7 @@ def _round_graph(graph: GraphProto, taken: set[str]) -> None:
     nodes: list[NodeProto] = []
     for n in graph.node:
         if (
-            n.domain not in ("", "ai.onnx")
+            domain_of(n.domain)
             or n.op_type in _EXACT
             or not any(o in half for o in n.output)
             or any(True for _ in subgraphs(n))

@@ -321,7 +321,7 @@ TAKERS = (
 
 #: Exported functions that neither allocate nor call what throws; destructors throw nothing.
 NEVER_THROW = {
-    "tracea_version", "tracea_best_isa", "tracea_has_isa", "tracea_has_kernel", "tracea_set_compiler", "tracea_stats", "tracea_kernel_tasks", "tracea_run_kernel",
+    "tracea_version", "tracea_best_isa", "tracea_has_isa", "tracea_has_kernel", "tracea_set_compiler", "tracea_stats", "tracea_kernel_tasks",
     "tracea_cuda_close",
 }  # fmt: skip
 

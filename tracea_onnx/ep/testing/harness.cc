@@ -102,12 +102,3 @@ TRACEA_EXPORT int64_t tracea_kernel_tasks(const char* isa, const char* name, voi
   const Launch launch{buf, ints, floats, program, &error};
   return k ? k->tasks(launch, threads) : -1;
 }
-
-TRACEA_EXPORT int tracea_run_kernel(const char* isa, const char* name, void* const* buf,
-                                    const int64_t* ints, const float* floats,
-                                    const Program* program, int threads, char* message,
-                                    size_t message_size) noexcept {
-  double seconds;
-  return tracea_bench_kernel(isa, name, buf, ints, floats, program, threads, 1, &seconds, message,
-                             message_size);
-}
