@@ -215,6 +215,13 @@ def test_embeddings(inputs: str, outputs: str) -> None:
     )
 
 
+def test_a_norm_over_axis_1_is_one_of_all_axes_behind_it() -> None:
+    """An axis 1 in a spec means channels. No rule takes a norm that computes in float64."""
+    feeds, weights = {"x": _normal(0, B, 3, H)}, {"gamma": _normal(1, 3, H)}
+    attrs = {"axis": 1, "stash_type": TensorProto.DOUBLE}
+    _agrees(_model("SimplifiedLayerNormalization", "x gamma", "y", feeds, weights, **attrs), feeds)
+
+
 def test_a_norm_of_another_type_is_left() -> None:
     feeds: Arrays = {k: _normal(0, B, S, H).astype(np.float16) for k in "xs"}
     m = _model(

@@ -165,13 +165,20 @@ _NORMS = {
 def _norm_of(node: Node, graph: Graph) -> Op | None:
     """One of those as the fused op that says the same; None where it gives its mean or deviation,
     too.
+
+    In a spec, axis 1 means channels: an axis that is counted from the front is made negative.
     """
     if node.op not in _NORMS or any(node.outputs[1:3]):
+        return None
+    axis, rank = node.attr("axis", -1), graph.rank(node.input(0))
+    if axis >= 0 and rank is None:
         return None
     names, eps = _NORMS[node.op]
     roles = {r: i for r, i in zip(names, node.inputs, strict=False) if i}
     spec = LayerNormSpec(
-        axis=node.attr("axis", -1), eps=node.attr("epsilon", eps), rms="Simplified" in node.op
+        axis=axis - rank if axis >= 0 and rank is not None else axis,
+        eps=node.attr("epsilon", eps),
+        rms="Simplified" in node.op,
     )
     outputs = (node.outputs[0], *node.outputs[3:4])
     return of_roles(spec, roles, outputs, (node,), graph.opset(), node.name)
