@@ -2,13 +2,15 @@
 machine's instruction set. This module also writes their translation units, one per instruction set
 and template.
 
-A template is a header `kernels/cpu/<name>.h` (not starting with `_`, not `simd.h`). It is compiled
-once per instruction set with `TRACEA_W` (floats per vector) and `TRACEA_NS` (namespace) defined,
-and ends with `table_<name>`, a null-terminated list of its kernels. `kernels/cpu/gen_<name>.py`,
+A template is a header `kernels/cpu/<name>.h`; `common/` has what templates share. A template is
+compiled once per instruction set with `TRACEA_W` (floats per vector) and `TRACEA_NS` (namespace)
+defined, and ends with `table_<name>`, a null-terminated list of its kernels. `kernels/cpu/gen_<name>.py`,
 when it exists, has `source(isa, width) -> str`: generated register tiles included before the
 template.
 
-    python kernels/cpu.py --out build/dev/generated        # what CMake runs; files that did not change keep their time stamp
+    python kernels/cpu.py --out build/dev/generated
+
+is what CMake runs; files that did not change keep their time stamp.
 """
 
 from __future__ import annotations
@@ -114,11 +116,7 @@ def isas(machine: str) -> tuple[Isa, ...]:
 
 def templates() -> tuple[str, ...]:
     """Names of the kernel templates, sorted."""
-    return tuple(
-        sorted(
-            p.stem for p in TEMPLATES.glob("*.h") if not p.stem.startswith("_") and p.stem != "simd"
-        )
-    )
+    return tuple(sorted(p.stem for p in TEMPLATES.glob("*.h")))
 
 
 def _camel(name: str) -> str:

@@ -6,7 +6,7 @@
 #pragma once
 #include <limits>
 
-#include "_tile.h"
+#include "common/tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {

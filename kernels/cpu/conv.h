@@ -4,9 +4,9 @@
 //   y[n, oh, ow, oc] = epilogue(bias[oc] + sum_{kh, kw, ic} x[n, oh*SH + kh*DH - PT, ow*SW + kw*DW
 //   - PL, ic] * w[oc, ic, kh, kw])
 #pragma once
-#include "_conv.h"
-#include "_conv_deconv.h"
-#include "_conv_winograd.h"
+#include "common/conv.h"
+#include "common/conv_deconv.h"
+#include "common/conv_winograd.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -7,7 +7,7 @@
 #pragma once
 #include <utility>
 
-#include "_conv_launch.h"
+#include "common/conv_launch.h"
 
 namespace tracea {
 namespace TRACEA_NS {

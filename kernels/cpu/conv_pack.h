@@ -1,7 +1,7 @@
 // One-time packing of convolution weights and biases, and the folding of BatchNormalization.
 // Destinations are zeroed before.
 #pragma once
-#include "_conv_layout.h"
+#include "common/conv_layout.h"
 
 namespace tracea {
 namespace TRACEA_NS {

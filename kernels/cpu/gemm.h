@@ -4,7 +4,7 @@
 // kRowBlock rows, kColumnBlock columns and kDepth terms. Sums are kept per kDepth terms: that
 // bounds their rounding error.
 #pragma once
-#include "_tile.h"
+#include "common/tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -1,7 +1,7 @@
 // Channels-last layout: conversion from and to NCHW, zero borders, channel-slice copies.
 #pragma once
-#include "_tasks.h"
-#include "_transpose.h"
+#include "common/tasks.h"
+#include "common/transpose.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -2,7 +2,7 @@
 // b (and a where its rows are not contiguous) is packed block by block into scratch, then the tiles
 // of the gemm unit do the work (build `--only gemm,matmul`).
 #pragma once
-#include "_tile.h"
+#include "common/tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -1,8 +1,8 @@
 // Data movement over plain layouts: strided copies (transpose, slice, expand, concat), fills,
 // gathers.
 #pragma once
-#include "_tasks.h"
-#include "_transpose.h"
+#include "common/tasks.h"
+#include "common/transpose.h"
 
 namespace tracea {
 namespace TRACEA_NS {

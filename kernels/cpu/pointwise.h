@@ -1,9 +1,9 @@
 // Pointwise programs over whole tensors: `pointwise` with broadcasting over plain layouts,
 // `pointwise_nhwc` over channels-last operands.
 #pragma once
-#include "_convert.h"
-#include "_program.h"
-#include "_tasks.h"
+#include "common/convert.h"
+#include "common/program.h"
+#include "common/tasks.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -1,8 +1,8 @@
 // Pooling over channels-last images. Channels are the vector direction; windows are clipped to the
 // image, so no border is read.
 #pragma once
-#include "_tasks.h"
-#include "simd.h"
+#include "common/simd.h"
+#include "common/tasks.h"
 
 namespace tracea {
 namespace TRACEA_NS {

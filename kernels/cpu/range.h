@@ -1,7 +1,7 @@
 // Index tensors: y[j] = start + j * delta, and gathering single elements along an axis.
 #pragma once
-#include "_tasks.h"
-#include "simd.h"
+#include "common/simd.h"
+#include "common/tasks.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -1,8 +1,8 @@
 // Resizing of channels-last images: nearest and bilinear, coordinates in float32 as ONNX Runtime
 // computes them.
 #pragma once
-#include "_tasks.h"
-#include "simd.h"
+#include "common/simd.h"
+#include "common/tasks.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -1,11 +1,11 @@
-// Kernels that work row by row: softmax and rotary embedding here, normalisations in _norm.h,
-// reductions in _reduce.h.
+// Kernels that work row by row: softmax and rotary embedding here, normalisations in common/norm.h,
+// reductions in common/reduce.h.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 
-#include "_norm.h"
-#include "_reduce.h"
+#include "common/norm.h"
+#include "common/reduce.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -15,7 +15,7 @@ class Opcode:
     """An instruction r[dst] = name(a, b, c) of a pointwise program, of which it reads the first
     `arity` registers. Comparisons and logic give 1 or 0.
 
-    numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/simd.h`; cuda: on
+    numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/common/simd.h`; cuda: on
     f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not have it."""
 
     name: str

@@ -6,7 +6,7 @@
 namespace tracea {
 namespace {
 
-constexpr int64_t kMaxRegisters = 256;  // as kernels/cpu/_program.h and program.py have it
+constexpr int64_t kMaxRegisters = 256;  // as common/program.h and expr_program.py have it
 
 void read_program(const Json& p, FamilyLaunch& l) {
   if (p.is_null()) return;

@@ -2,8 +2,8 @@
 // L2: float sums of at most kSumChunk elements, added up in double, so neither long rows nor a
 // large mean lose digits.
 #pragma once
-#include "_epilogue.h"
-#include "_lanes.h"
+#include "common/epilogue.h"
+#include "common/lanes.h"
 
 namespace tracea {
 namespace TRACEA_NS {

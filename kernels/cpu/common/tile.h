@@ -4,9 +4,9 @@
 #pragma once
 #include <algorithm>
 
-#include "_epilogue.h"
-#include "_lanes.h"
-#include "simd.h"
+#include "common/epilogue.h"
+#include "common/lanes.h"
+#include "common/simd.h"
 
 namespace tracea {
 namespace TRACEA_NS {

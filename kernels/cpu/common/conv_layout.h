@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "simd.h"
+#include "common/simd.h"
 
 namespace tracea {
 namespace TRACEA_NS {

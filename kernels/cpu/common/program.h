@@ -6,7 +6,7 @@
 //   run_program_rows(*l.prog, in, y, ldy, rows, columns);      y may be the very memory of a full
 //   input
 #pragma once
-#include "_math.h"
+#include "common/math.h"
 #include "opcodes.h"
 
 namespace tracea {

@@ -4,8 +4,8 @@
 // Weights are packed per group in panels of 32 output channels (the last one 16 when that
 // suffices): [group][panel][kh][kw][ic][32 or 16].
 #pragma once
-#include "_conv_launch.h"
-#include "_conv_tile.h"
+#include "common/conv_launch.h"
+#include "common/conv_tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -6,7 +6,7 @@
 // each panel then runs its 16 products and the output transform with the epilogue while its results
 // are hot.
 #pragma once
-#include "_conv.h"
+#include "common/conv.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -1,6 +1,6 @@
 // Strided reads of any element type into f32 or i64, and contiguous writes back.
 #pragma once
-#include "simd.h"
+#include "common/simd.h"
 
 namespace tracea {
 namespace TRACEA_NS {

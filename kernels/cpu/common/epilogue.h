@@ -10,9 +10,9 @@
 #pragma once
 #include <limits>
 
-#include "_math.h"
-#include "_program.h"
-#include "simd.h"
+#include "common/math.h"
+#include "common/program.h"
+#include "common/simd.h"
 
 namespace tracea {
 namespace TRACEA_NS {
@@ -202,14 +202,25 @@ static inline void finish_tile(const Epilogue& e, const EpilogueTile& t) {
   if (e.prog) return finish_program(e, t);
   switch (e.act) {
 #define TRACEA_ACT(name) \
-  case name: return finish_act<name>(e, t);
-    TRACEA_ACT(kNone)
-    TRACEA_ACT(kRelu) TRACEA_ACT(kLeakyRelu) TRACEA_ACT(kClip) TRACEA_ACT(kSigmoid)
-        TRACEA_ACT(kSilu) TRACEA_ACT(kHardSigmoid) TRACEA_ACT(kHardSwish) TRACEA_ACT(kTanh)
-            TRACEA_ACT(kElu) TRACEA_ACT(kGeluErf) TRACEA_ACT(kGeluTanh) TRACEA_ACT(kQuickGelu)
-                TRACEA_ACT(kMish) TRACEA_ACT(kSoftplus) TRACEA_ACT(kExp)
+  case name: return finish_act<name>(e, t)
+    TRACEA_ACT(kNone);
+    TRACEA_ACT(kRelu);
+    TRACEA_ACT(kLeakyRelu);
+    TRACEA_ACT(kClip);
+    TRACEA_ACT(kSigmoid);
+    TRACEA_ACT(kSilu);
+    TRACEA_ACT(kHardSigmoid);
+    TRACEA_ACT(kHardSwish);
+    TRACEA_ACT(kTanh);
+    TRACEA_ACT(kElu);
+    TRACEA_ACT(kGeluErf);
+    TRACEA_ACT(kGeluTanh);
+    TRACEA_ACT(kQuickGelu);
+    TRACEA_ACT(kMish);
+    TRACEA_ACT(kSoftplus);
+    TRACEA_ACT(kExp);
 #undef TRACEA_ACT
-                    default : return;
+    default: return;
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <limits>
 
-#include "_norm.h"
+#include "common/norm.h"
 
 namespace tracea {
 namespace TRACEA_NS {

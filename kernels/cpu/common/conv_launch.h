@@ -1,7 +1,7 @@
 // A convolution launch's geometry and its split into tasks.
 #pragma once
-#include "_conv_layout.h"
-#include "_epilogue.h"
+#include "common/conv_layout.h"
+#include "common/epilogue.h"
 
 namespace tracea {
 namespace TRACEA_NS {

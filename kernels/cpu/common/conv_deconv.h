@@ -9,7 +9,7 @@
 #pragma once
 #include <numeric>
 
-#include "_conv.h"
+#include "common/conv.h"
 
 namespace tracea {
 namespace TRACEA_NS {

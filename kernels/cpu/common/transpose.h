@@ -1,6 +1,6 @@
 // Transposition of a matrix of 4-byte elements in register tiles: y[c * ldy + r] = x[r * ldx + c].
 #pragma once
-#include "simd.h"
+#include "common/simd.h"
 
 namespace tracea {
 namespace TRACEA_NS {

@@ -3,7 +3,7 @@
 // the C library's. Polynomials and rationals are minimax fits in relative error over the reduced
 // range. Every formula also holds without a fused multiply-add (the base instruction set).
 #pragma once
-#include "simd.h"
+#include "common/simd.h"
 
 namespace tracea {
 namespace TRACEA_NS {
