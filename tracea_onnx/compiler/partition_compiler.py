@@ -402,7 +402,7 @@ def _fault(what: str) -> str:
     return f"internal error: {what}"
 
 
-_QUANTISE, _RESHAPES = operators(Trait.QUANTISE), operators(Trait.RESHAPE)
+_QUANTISE, _RESHAPES = operators(Trait.QUANTISE), operators(Trait.RESHAPE) | {"Dropout"}
 
 
 def _quantised(graph: Graph, op: Op) -> bool:
