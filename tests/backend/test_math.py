@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tracea_onnx.ir.abi import OPCODES
+from tracea_onnx.ir.abi import OPCODE, OPCODES
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.expr_program import evaluate
 from tracea_onnx.runtime.native_library import isas, run_kernel
@@ -84,34 +84,6 @@ EXACT = (
     "relu",
     "clip",
 )
-ARITY = {
-    **dict.fromkeys(
-        (
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "min",
-            "max",
-            "pow",
-            "mod",
-            "fmod",
-            "eq",
-            "lt",
-            "le",
-            "and",
-            "or",
-            "xor",
-            "leaky_relu",
-            "elu",
-            "quick_gelu",
-            "prelu",
-            "celu",
-        ),
-        2,
-    ),
-    **dict.fromkeys(("fma", "where", "clip", "hard_sigmoid", "selu"), 3),
-}
 
 
 def _run(op: str, inputs: list[F32], isa: str, *, scalars: tuple[int, ...] = ()) -> F32:
@@ -163,7 +135,7 @@ def _inputs(op: str, seed: int = 0, n: int = 6007) -> list[F32]:
         x = np.abs(x[np.abs(x) < 20])
     size = x.size
     rest: list[F32] = [
-        g.standard_normal(size).astype(np.float32) for _ in range(ARITY.get(op, 1) - 1)
+        g.standard_normal(size).astype(np.float32) for _ in range(OPCODE[op].arity - 1)
     ]
     if op in ("eq", "lt", "le", "and", "or", "xor", "where", "min", "max", "not"):
         x = np.round(g.standard_normal(size)).astype(np.float32)
@@ -280,7 +252,7 @@ def test_special_values(op: str, isa: str) -> None:
 def test_nan_comes_out_and_plus_infinity_stays(op: str, isa: str) -> None:
     x = np.array([np.nan, np.inf, 50.0, 3e38], np.float32)
     rest = [
-        np.full(4, v, np.float32) for v in {2: (0.5,), 3: (0.25, 0.5)}.get(ARITY.get(op, 1), ())
+        np.full(4, v, np.float32) for v in {2: (0.5,), 3: (0.25, 0.5)}.get(OPCODE[op].arity, ())
     ]
     got = _run(op, [x, *rest], isa)
     with np.errstate(all="ignore"):
@@ -306,7 +278,7 @@ def test_halves_round_to_even(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "op", [o for o in sorted(ARITY) if ARITY[o] == 2 and o not in ("mod", "fmod")]
+    "op", [o for o in sorted(OPCODE) if OPCODE[o].arity == 2 and o not in ("mod", "fmod")]
 )
 def test_scalar_operand(op: str, isa: str) -> None:
     a, b = _inputs(op, n=100)

@@ -1,5 +1,4 @@
-"""Convolutions of few channels, in or out, more than `small_c_mma` takes or with larger windows, in
-16-bit types on Hopper (`small_c_patch.cuh`); transposed ones of stride 1 too."""
+"""Convolutions of few channels, in or out, in 16-bit types on Hopper (`small_c_patch.cuh`); transposed ones of stride 1 too."""
 
 from __future__ import annotations
 

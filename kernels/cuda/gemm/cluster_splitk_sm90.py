@@ -332,8 +332,8 @@ def batched_cost(
     y: bool,
 ) -> float:
     """Clocks of `batch` products of two run-time operands, comparable with
-    `multistage_tiles.odd_cost`. crossed: `persistent_sm90.crossed` of A and B; y: as for
-    `register_mma.prices`."""
+    `multistage_tiles.odd_cost`. crossed: `persistent_sm90.crossed` of A and B; y: whether
+    rows of y begin at multiples of 16 bytes."""
     first, second = crossed[::-1] if t.swap else crossed
     (blocks, _, waves, together), steps = _turns(t, m, n, sms, batch), -(-k // 64)
     multiply = (

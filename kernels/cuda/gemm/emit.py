@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import (
@@ -166,28 +166,21 @@ def _by_tile(
             ("ldr", ldr),
         )
     ]
-    given = _Given(
-        params, select.access(r, "x", ldx, 1), select.access(r, "w", ldw, 1), (ldr,),
-        epilogue.vector(r, "y", (ldy,)), m, n, 1, 1, False, active,
-    )  # fmt: skip
-    return _by_operands(r, tile, given)
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What kernels that read their operands themselves are given, as `select.product` takes it."""
-
-    params: Sequence[tuple[str, str, Argument]]
-    a: select.Access
-    b: select.Access
-    pitches: tuple[DimLike, ...]
-    y_vector: bool
-    rows: DimLike
-    columns: DimLike
-    grid_y: DimLike
-    grid_z: DimLike
-    batched: bool
-    active: DimLike
+    return _by_operands(
+        r,
+        tile,
+        batched=False,
+        params=params,
+        a=select.access(r, "x", ldx, 1),
+        b=select.access(r, "w", ldw, 1),
+        pitches=(ldr,),
+        y_vector=epilogue.vector(r, "y", (ldy,)),
+        rows=m,
+        columns=n,
+        grid_y=1,
+        grid_z=1,
+        active=active,
+    )
 
 
 #: Of tiles whose kernels are not those of `select.product`.
@@ -198,12 +191,11 @@ _PRODUCTS: Mapping[type, Callable[..., Kernel]] = {
 }
 
 
-def _by_operands(r: Request, tile: Any, given: _Given) -> list[Kernel]:
-    arguments = {f.name: getattr(given, f.name) for f in fields(given)}
+def _by_operands(r: Request, tile: Any, *, batched: bool, **given: Any) -> list[Kernel]:
+    """Kernels that read their operands themselves. given: as `select.product` takes it."""
     if (product := _PRODUCTS.get(type(tile))) is not None:
-        return [product(r, tile, **arguments)]
-    defines = (select.to_batch(arguments.pop("batched")),)
-    return select.product(r, tile, source=0, defines=defines, **arguments)
+        return [product(r, tile, batched=batched, **given)]
+    return select.product(r, tile, source=0, defines=(select.to_batch(batched),), **given)
 
 
 def gemm(r: Request) -> list[Kernel]:
@@ -364,11 +356,21 @@ def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> li
     ]
     if not epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
-    given = _Given(
-        params, a, b, (i["ldr"],), epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
-        m, n, b1, b0, True, active,
-    )  # fmt: skip
-    return _by_operands(r, tile, given)
+    return _by_operands(
+        r,
+        tile,
+        batched=True,
+        params=params,
+        a=a,
+        b=b,
+        pitches=(i["ldr"],),
+        y_vector=epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
+        rows=m,
+        columns=n,
+        grid_y=b1,
+        grid_z=b0,
+        active=active,
+    )
 
 
 _MATMUL_STRIDES = (

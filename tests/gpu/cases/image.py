@@ -20,7 +20,7 @@ from tests.support.cuda.case import (
     stored,
     value,
 )
-from tracea_onnx.ir.abi import ACTIVATIONS, I64_OPCODES, OPCODES, DType
+from tracea_onnx.ir.abi import ACTIVATIONS, I64_OPCODES, OPCODE, OPCODES, DType
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.dims import DimLike, symbol
 from tracea_onnx.ir.expr import Expr, Instr
@@ -470,35 +470,8 @@ def _opcodes(rng: np.random.Generator, dtype: DType) -> Iterator[Case]:
         )
 
 
-_TWO = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "min",
-        "max",
-        "pow",
-        "mod",
-        "fmod",
-        "eq",
-        "lt",
-        "le",
-        "and",
-        "or",
-        "xor",
-        "leaky_relu",
-        "elu",
-        "quick_gelu",
-        "prelu",
-        "celu",
-    }
-)
-_THREE = frozenset({"fma", "where", "clip", "hard_sigmoid", "selu"})
-
-
 def _arity_expression(op: str) -> Expr:
-    n = 3 if op in _THREE else 2 if op in _TWO else 1
+    n = OPCODE[op].arity
     return Expr(n, (Instr(op, tuple(range(n))),), n)
 
 

@@ -106,6 +106,13 @@ class Lowering:
         self.values[name] = v
         return v
 
+    def forward(self, x: Value, name: str) -> None:
+        """Define `name` as the same value: its storage, constant and integers."""
+        self.settle(x)
+        out = self.define(name, x.dtype, x.shape)
+        out.view, out.nhwc, out.ints, out.data = x.view, x.nhwc, x.ints, x.data
+        out.initializer, out.counting = x.initializer, x.counting
+
     def defer(
         self,
         v: Value,

@@ -65,21 +65,10 @@ def _convolutions() -> Iterator[tuple[Sequence[DType], Conv]]:
 
 
 def cubic(dtype: DType, n: int, c: int, h: int, w: int, oh: int, ow: int) -> Trial:
-    ints = {
-        "coord": 0,
-        "N": n,
-        "C": c,
-        "IH": h,
-        "IW": w,
-        "OH": oh,
-        "OW": ow,
-        **M._pitches("x", h, w, c),
-        **M._pitches("y", oh, ow, c),
-    }
     r = R.request(
         "resize_cubic",
         dtype,
-        ints,
+        M._resized(n, c, h, w, oh, ow),
         {"scale_h": oh / h, "scale_w": ow / w, "a": -0.75},
         operands=("x", "y"),
     )

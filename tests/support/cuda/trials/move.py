@@ -221,19 +221,14 @@ def slopes(dtype: DType, h: int, w: int) -> Callable[[Tensors], Any] | None:
     return (lambda x: (h + w) / 2 * x["x"].abs().max()) if dtype == DType.F32 else None
 
 
+def _resized(n: int, c: int, h: int, w: int, oh: int, ow: int) -> dict[str, DimLike]:
+    """Sizes and pitches of a resized image, by half-pixel coordinates."""
+    sizes: dict[str, DimLike] = {"coord": 0, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow}
+    return {**sizes, **_pitches("x", h, w, c), **_pitches("y", oh, ow, c)}
+
+
 def resize(dtype: DType, n: int, c: int, h: int, w: int, oh: int, ow: int) -> Trial:
-    ints = {
-        "mode": 1,
-        "coord": 0,
-        "N": n,
-        "C": c,
-        "IH": h,
-        "IW": w,
-        "OH": oh,
-        "OW": ow,
-        **_pitches("x", h, w, c),
-        **_pitches("y", oh, ow, c),
-    }
+    ints = {"mode": 1, **_resized(n, c, h, w, oh, ow)}
     r = R.request(
         "resize2d", dtype, ints, {"scale_h": oh / h, "scale_w": ow / w}, operands=("x", "y")
     )

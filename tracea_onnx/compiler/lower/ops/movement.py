@@ -72,17 +72,7 @@ def size(ctx: Lowering, op: Op) -> None:
 
 
 def identity(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    ctx.settle(x)
-    out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = (
-        x.view,
-        x.nhwc,
-        x.ints,
-        x.data,
-        x.initializer,
-        x.counting,
-    )
+    ctx.forward(ctx.value(op.input(0)), op.outputs[0])
 
 
 def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:

@@ -95,16 +95,7 @@ def cast(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     to = element_type(op.outputs[0], int(op.attr("to")))
     if to == x.dtype:
-        out = ctx.define(op.outputs[0], to, x.shape)
-        ctx.settle(x)
-        out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = (
-            x.view,
-            x.nhwc,
-            x.ints,
-            x.data,
-            x.initializer,
-            x.counting,
-        )
+        ctx.forward(x, op.outputs[0])
         return
     lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
 
