@@ -80,7 +80,7 @@ _ROWS: tuple[tuple[str, Trait], ...] = (
     # --- movement
     ("Concat", _BF16 | T.SLICE),
     ("DepthToSpace SpaceToDepth", _MOVE | T.PERMUTE),
-    ("Dropout", _MOVE | T.SAME_SHAPE),  # no view: one in training mode changes values
+    ("Dropout", _UNARY),  # one that canonicalization leaves is in training mode
     ("Expand", _MOVE | T.STRIDED | T.AXES | T.GROWS),
     ("Flatten Reshape", _BF16 | T.RESHAPE | T.STRIDED),
     ("Gather", _BF16 | T.STRIDED | T.GROWS),
