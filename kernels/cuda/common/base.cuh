@@ -1,5 +1,10 @@
 // Vectors, warp and block reductions. Follows `cuda_text.prelude`, which has the element types and
 // conversions.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#endif  // GENERATED
+
 typedef signed char i8;
 typedef short i16;
 typedef int i32;

@@ -1,4 +1,6 @@
 // What the blocks of a cluster tell each other through shared memory.
+#pragma once
+#include "common/base.cuh"
 
 // What lies at `mine` here, as block `rank` of the cluster has it: some words.
 template <class H>

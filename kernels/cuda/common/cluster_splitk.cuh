@@ -1,5 +1,11 @@
 // What the blocks of a cluster that divide k tell each other. The generator defines SPLIT, how many
 // they are.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#define SPLIT 2
+#endif  // GENERATED
+
 #if SPLIT > 1
 DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

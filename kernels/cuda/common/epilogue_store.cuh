@@ -2,6 +2,12 @@
 //
 // The generator defines T, WHOLE_CHUNKS (the number of columns is a multiple of 8) and Y_VECTOR
 // (chunks of y lie at multiples of 16 bytes).
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr bool WHOLE_CHUNKS = false;
+#define Y_VECTOR 1
+#endif  // GENERATED
 
 // Words of a quad of lanes, o[k] of lane l being columns 2 l of chunk k, become whole chunks: lane
 // l has chunk l.

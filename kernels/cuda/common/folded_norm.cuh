@@ -5,6 +5,10 @@
 //   y[m, n] = rstd[m] * (sum_k x[m, k] w[n, k] - mean[m] * sum_k w[n, k]) + bias[n],   bias
 //   including sum_k beta[k] w[n, k];
 // a residual that is such rows is normalised when it is added.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#endif  // GENERATED
 
 struct RowNorm {
   float scale, shift;

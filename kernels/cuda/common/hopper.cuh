@@ -1,5 +1,10 @@
 // Instructions of sm_90a that all its kernels share: barriers in shared memory, tensor copies,
 // warpgroup products.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#endif  // GENERATED
+
 struct alignas(64) TensorMap {
   char bytes[128];
 };

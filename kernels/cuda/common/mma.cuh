@@ -1,4 +1,9 @@
 // Tensor-core and asynchronous-copy instructions of sm_80 and later.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#endif  // GENERATED
+
 DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 DEV void copy_async(
     u32 to, const void* from,

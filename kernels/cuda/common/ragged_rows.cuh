@@ -1,4 +1,6 @@
 // Rows whose length or address is no multiple of a vector.
+#pragma once
+#include "common/base.cuh"
 
 // n elements as whole vectors of V, which lie at multiples of their size, and fewer than V elements
 // before and after those.

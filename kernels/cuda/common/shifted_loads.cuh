@@ -1,5 +1,10 @@
 // Eight neighbouring elements of two bytes, wherever they begin, by accesses of 16 bytes: the words
 // that they meet, then these shifted.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#endif  // GENERATED
+
 struct Piece {
   uint4 low, high;
   int shift;  // bytes of `low` before the first element

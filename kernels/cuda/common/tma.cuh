@@ -1,5 +1,12 @@
 // Instructions of sm_90a that products share beyond hopper.cuh: copies of every kind, clusters,
 // waits.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#define SOURCE 0
+constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;
+#endif  // GENERATED
+#include "common/hopper.cuh"
 
 DEV void arrive_at(u32 b, u32 block) {
   asm volatile(

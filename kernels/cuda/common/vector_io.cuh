@@ -1,4 +1,6 @@
 // Elements that follow each other at any address, and their places. Follows base.cuh.
+#pragma once
+#include "common/base.cuh"
 
 // k / n by a product: `per` is (2^31 - 1) / n, at most one too few comes of it.
 DEV u32 quotient(u32 k, u32 n, u32 per) {

@@ -172,7 +172,7 @@ def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
         prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", "#define Y_VECTOR 1", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};", f"constexpr bool EARLY = {int('w' in r.constant)};",
         f"constexpr bool WHOLE_TILES = {int(bundle.columns % tile.columns == 0 and oc % bundle.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
-        grouped.constants(r), persistent_sm90.multiply(many, mma), epi.source, template("common/hopper"), template("common/tma"), grouped.template(r),
+        grouped.constants(r), persistent_sm90.multiply(many, mma), epi.source, template("common/tma"), grouped.template(r),
         template("common/epilogue_store"), template("conv/halo_resident"),
     ])  # fmt: skip
     tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), grouped.tiles(r, tile.columns)

@@ -302,7 +302,7 @@ def convolution(r: Request, tile: SlabTile, active: DimLike) -> Kernel:
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
         grouped.constants(), persistent_sm90.multiply(tile.columns, "f16" if r.dtype == DType.F16 else "bf16"), epi.source,
-        template("common/hopper"), template("common/tma"), template("common/cluster_splitk"), template("common/epilogue_store"), template("conv/halo_streamed"),
+        template("common/tma"), template("common/cluster_splitk"), template("common/epilogue_store"), template("conv/halo_streamed"),
     ])  # fmt: skip
     tiles = D.mul(
         D.ceildiv(D.mul(D.ceildiv(i["N"], tile.stack), D.ceildiv(i["OH"], tile.rows)), tile.share),

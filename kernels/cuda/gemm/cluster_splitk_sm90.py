@@ -532,7 +532,7 @@ def _product(
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(epilogue.vector(r, 'y', pitches))};",
         f"constexpr int Y_EACH = {each}, LAST = {persistent_sm90.last_products(depth)};",
         f"constexpr bool R_VECTOR = {int(epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
-        _grouped.constants(grouped), persistent_sm90.multiply(tile.columns, mma, (left, right)), template("common/hopper"), template("common/tma"),
+        _grouped.constants(grouped), persistent_sm90.multiply(tile.columns, mma, (left, right)), template("common/tma"),
         transposed.template(r) if turned else "", _grouped.template(grouped), folded_norm.template(r), epi.source, folded_norm.source(r, n, r.ints.get("K", 0)),
         template("gemm/cluster_splitk_sm90"),
     ])  # fmt: skip

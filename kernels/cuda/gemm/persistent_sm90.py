@@ -595,7 +595,7 @@ def product(
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.blocks}, ALONG_N = {tile.beside};",
         f"constexpr int STAGING = {tile.staging}, KEPT = {tile.kept};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(multiple_of(across_y) >= 8)};",
-        _grouped.constants(grouped), multiply(tile.bn, mma, across), template("common/hopper"), template("common/tma"), _grouped.template(grouped),
+        _grouped.constants(grouped), multiply(tile.bn, mma, across), template("common/tma"), _grouped.template(grouped),
         folded_norm.template(r), epi.source, folded_norm.source(r, columns, r.ints.get("K", 0)),
         template("common/epilogue_store"), template("gemm/persistent_sm90"),
     ])  # fmt: skip

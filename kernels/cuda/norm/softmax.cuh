@@ -1,6 +1,10 @@
 // Softmax over n of [outer, n, inner]: y = e^(x - max) / sum, or x - max - log(sum); NaN, +inf, or
 // nothing but -inf makes all of it NaN. A column is shared by threads, and where there are few long
 // ones by the BLOCKS blocks of a cluster: each has its own maximum and sum, and these are joined.
+#pragma once
+#include "common/base.cuh"
+#include "common/ragged_rows.cuh"
+#include "common/cluster.cuh"
 
 // exp of 0 or less, off by |x| + 2 units of f32 at most; 0 below 2^-126.
 DEV float exp_of(float x) {

@@ -82,7 +82,7 @@ def _whole(request: Request) -> bool:
 def _kernel(
     request: Request, block: int, body: str, grid: DimLike, each: DimLike = 0, cluster: int = 1
 ) -> Kernel:
-    source = f"""{prelude(request.dtype)}{template("common/base", "common/ragged_rows", "common/cluster", "norm/softmax")}
+    source = f"""{prelude(request.dtype)}{template("norm/softmax")}
 extern "C" __global__ void __launch_bounds__({block}) softmax(const T* x, T* y, int outer, int n, int inner, int each) {{
   {body}
 }}

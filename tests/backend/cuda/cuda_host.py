@@ -19,7 +19,7 @@ from tracea_onnx.ir.dims import evaluate
 from tracea_onnx.support import discovery
 
 Array = npt.NDArray[Any]
-template = discovery.module("kernels", "cuda.common.templates").template
+template_text = discovery.module("kernels", "cuda.common.templates").text
 _HOST = """
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // C's functions alone: what C++ adds takes long to read
 #include <math.h>
@@ -138,7 +138,7 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     quoted = r'"(?:[^"\\]|\\.)*"'
     text = kernel.source
     for name, of_host in _TEMPLATES.items():
-        text = text.replace(template(name), of_host)
+        text = text.replace(template_text(name), of_host)
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", text)
     declared = re.search(r"#define PARAMETERS (.*)", text) or re.search(
         rf"__global__ .*\b{kernel.symbol}\(([^)]*)\) \{{", text
