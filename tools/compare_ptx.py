@@ -69,7 +69,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     found = kernels(options.only)
-    unique = {(symbol, record.code(source), arch): source for symbol, source, arch in found.values()}
+    unique = {
+        (symbol, record.code(source), arch): source for symbol, source, arch in found.values()
+    }
     with ThreadPoolExecutor(options.jobs) as pool:
         hashes = dict(
             zip(

@@ -25,9 +25,6 @@ C_TYPES = {
 }  # fmt: skip
 
 
-
-
-
 def prelude(dtype: DType, *, fast: bool | None = None) -> str:
     """Types, conversions (`to_float`, `from_float`, `pack2`, `unpack2`) and math functions (`exp_`,
     `gelu_erf_`, ...); `T` is the element type.

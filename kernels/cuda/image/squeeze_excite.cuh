@@ -214,7 +214,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   const float size = float(pixels);
   auto mean = [&](int c, float s) {
     means[c] = first + c % WIDTH < C ? s / size : 0.f;
-  };                               // pad channels hold anything
+  };  // pad channels hold anything
   if (BLOCKS > 1) cluster_wait();  // every block has set up its barriers
   join<GROUPS, IMAGES * WIDTH, IMAGES * WIDTH, 1>(scratch, [&](int c, float s, int part) {
     if constexpr (DOWN == 1) {
