@@ -1,13 +1,14 @@
 """Errors a user can act on.
 
-Each carries what happened, how to fix it, and the exit code of `docs/architecture.md`.
+Each carries what happened, how to fix it, and the exit code of the
+command line (`docs/reference/options.md`).
 """
 
 from __future__ import annotations
 
 
 class TraceaError(Exception):
-    """Base: one clear line. `what` happened, `fix` says how to mend it."""
+    """Any other error: `what` happened, and `fix` says how to mend it."""
 
     exit_code = 1
 
@@ -17,6 +18,8 @@ class TraceaError(Exception):
 
 
 class UsageError(TraceaError):
+    """A command or a call asks for what does not exist or cannot be had."""
+
     exit_code = 2
 
 
@@ -29,8 +32,12 @@ class ModelError(TraceaError):
 
 
 class VerificationError(TraceaError):
+    """Results differ from those of the original by more than their bounds, or cannot be compared."""
+
     exit_code = 4
 
 
 class MissingFusionError(TraceaError):
+    """A rule that `--only` asks for fused nothing."""
+
     exit_code = 5

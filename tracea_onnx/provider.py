@@ -1,9 +1,12 @@
 """The execution provider seen from Python: register it with ONNX Runtime, and check that a session
-really uses it.
+really uses it:
 
-tracea_onnx.register() session = onnxruntime.InferenceSession("model.onnx",
-providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
-tracea_onnx.assert_provider_selected(session)"""
+    tracea_onnx.register()
+    session = onnxruntime.InferenceSession(
+        "model.onnx", providers=["TraceaExecutionProvider", "CPUExecutionProvider"]
+    )
+    tracea_onnx.assert_provider_selected(session)
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import TraceaError, UsageError
@@ -27,6 +30,79 @@ PROVIDERS_LIST_ORT = (1, 25, 1)
 #: Metadata of the provider's devices: what ONNX Runtime compares with the option device_id (-1: the
 #: host), and whose they are.
 _DEVICE_ID, _BACKEND = "cuda_device_id", "tracea_backend"
+
+
+class Option(NamedTuple):
+    """A provider option, as the native side reads it: its values in words, its default ("" where
+    there is none, or where it follows from the rest).
+    """
+
+    name: str
+    values: str
+    default: str
+    help: str
+
+
+#: Provider options of every session, then those of single backends. The native side reads them
+#: (`ep/ort/options.cc`, `runtime.cc` of each backend); `tests/host/test_pages.py` compares names.
+OPTIONS = (
+    Option(
+        "backend", "a backend's name", "",
+        "what the session runs on, when no device says so; the tensors of the session stay on the"
+        " host, unless `device_id` says otherwise",
+    ),
+    Option(
+        "device_id", "0 to 1023", "",
+        "the GPU that the session runs on; its tensors are device memory",
+    ),
+    Option("kernel_pack", "path", "", "a pack to take compiled Plans from, in place of a compiler"),
+    Option(
+        "kernel_pack_sha256", "64 hexadecimal digits", "",
+        "the only pack that may be loaded: a session over another one fails",
+    ),
+    Option(
+        "cache_dir", "path", "", "the folder of compiled Plans, in place of the user's cache folder"
+    ),
+    Option(
+        "claim", "`auto`, `all`", "auto",
+        "whether the provider leaves partitions to ONNX Runtime that would not pay",
+    ),
+    Option(
+        "specs", "`rematch`, `trust`", "rematch",
+        "whether the spec of a fused op is believed; by default its body is matched again",
+    ),
+    Option(
+        "log_level", "`verbose`, `info`, `warning`, `error`, `off`", "off",
+        "also print the provider's log to stderr, from this level on",
+    ),
+    Option(
+        "num_threads", "0 to 1024", "0",
+        "CPU: 1 is the calling thread alone, n at most n threads of the session's pool, 0 all of it",
+    ),
+    Option(
+        "isa", "`avx512`, `avx2`, `base`", "", "CPU: the instruction set, in place of the best one"
+    ),
+    Option(
+        "tf32", "0, 1", "0",
+        "GPU: products of fp32 round their elements to TF32, which is faster and less accurate",
+    ),
+    Option(
+        "enable_cuda_graph", "0, 1, `session`", "1",
+        "GPU: replay each partition as a CUDA graph; `session` is ONNX Runtime's own capture",
+    ),
+    Option(
+        "gpu_mem_limit", "bytes", "",
+        "GPU: bound of the process's memory pool on this GPU: the least limit of its sessions",
+    ),
+    Option(
+        "user_compute_stream", "a `CUstream` as a number", "",
+        "GPU: the stream that all of the session's work goes to; it must outlive the session's runs",
+    ),
+    Option(
+        "sync_launches", "0, 1", "0",
+        "GPU: wait for every launch, so that an error names its kernel; for debugging",
+    ),
+)  # fmt: skip
 
 #: Session config that makes ONNX Runtime remember which provider got which node.
 _RECORD = "session.record_ep_graph_assignment_info"
@@ -140,9 +216,7 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
     """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on
     every supported ONNX Runtime, 1.24 included.
 
-    `options` are provider options: kernel_pack, kernel_pack_sha256, cache_dir, num_threads,
-    log_level, isa, claim, specs; backend=cuda, device_id, enable_cuda_graph, gpu_mem_limit,
-    user_compute_stream, sync_launches, tf32. Registers the provider if need be."""
+    `options` are provider options (`OPTIONS`). Registers the provider if need be."""
     ort = _ort()
     register()
     chosen = session_options if session_options is not None else ort.SessionOptions()

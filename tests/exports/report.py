@@ -19,25 +19,34 @@ from tests.exports.matrix import Cell  # noqa: E402
 BEYOND = """\
 ## Beyond the matrix
 
-Models that are not in this repository, exported by torch and checked in the same way (small sizes, random weights, opsets 11 to 23, eager and SDPA, fixed
-and dynamic sizes), against ONNX Runtime without optimisations. The rules were extended with part of them at hand, so another network may fare worse.
+Models that are not in this repository, exported by torch and checked in the same way (small sizes,
+random weights, opsets 11 to 23, eager and SDPA, fixed and dynamic sizes), against ONNX Runtime
+without optimisations. The rules were extended with part of them at hand, so another network may
+fare worse.
 
-- 133 networks, of texts, images and sound, decoders with a cache among them, in 560 files: 1145 of 1216 softmaxes fused as attention; wrong results: 0.
-- bert, vit, gpt2, llama, t5, swin, whisper and clip in half precision, in 37 files of opsets 13, 20 and 23: 80 of 82; wrong results: 0.
-- 134 other chains (fp32 and fp16) in 850 files: 817 fuse; wrong results: 0. The same in bf16 do not run on ONNX Runtime's CPU provider, and were not compared.
+- 133 networks, of texts, images and sound, decoders with a cache among them, in 560 files: 1145 of
+  1216 softmaxes fused as attention; wrong results: 0.
+- bert, vit, gpt2, llama, t5, swin, whisper and clip in half precision, in 37 files of opsets 13, 20
+  and 23: 80 of 82; wrong results: 0.
+- 134 other chains (fp32 and fp16) in 850 files: 817 fuse; wrong results: 0. The same in bf16 do not
+  run on ONNX Runtime's CPU provider, and were not compared.
 
 What stays unfused, and why:
 
-- attention whose scores are more than scale, masks and products: bounded by a tanh (Gemma 2), multiplied by a factor per head (SwinV2), the sum of several
-  relative-position products (XLNet, Funnel, ProphetNet in dynamic exports), of rank 5 (Hiera), or multiplied by a triangle, then masked once more (GPT-1);
+- attention whose scores are more than scale, masks and products: bounded by a tanh (Gemma 2),
+  multiplied by a factor per head (SwinV2), the sum of several relative-position products (XLNet,
+  Funnel, ProphetNet in dynamic exports), of rank 5 (Hiera), or multiplied by a triangle, then
+  masked once more (GPT-1);
 - some masks of decoders with a cache, whose size the file does not tell (GPT-Neo);
-- a softmax that is not attention: over groups (GroupViT), of a kernel (ConvBERT), over contexts (MobileViTv2, SwiftFormer);
+- a softmax that is not attention: over groups (GroupViT), of a kernel (ConvBERT), over contexts
+  (MobileViTv2, SwiftFormer);
 - scores in another type than the queries: an fp16 model exported with an fp32 mask;
 - exp(x) / sum(exp(x)) without a maximum subtracted, which overflows where softmax does not;
-- ONNX Runtime's own Attention, GroupQueryAttention and MultiHeadAttention with a bias: they also compute projections or keep a cache (`explain` says what to
-  export instead);
-- convolutions in three dimensions, a one-dimensional convolution as a channel gate (ECA), BatchNormalization over a number of channels that is not in the file,
-  and a pointwise operator behind a pixel shuffle.
+- ONNX Runtime's own Attention, GroupQueryAttention and MultiHeadAttention with a bias: they also
+  compute projections or keep a cache (`explain` says what to export instead);
+- convolutions in three dimensions, a one-dimensional convolution as a channel gate (ECA),
+  BatchNormalization over a number of channels that is not in the file, and a pointwise operator
+  behind a pixel shuffle.
 """
 
 
@@ -73,10 +82,12 @@ def main() -> int:
     lines = [
         "# Fusion matrix",
         "",
-        "Written by `python tests/exports/report.py`; files, modules and exporters are in `tests/exports/`. `ts17d` is torch's TorchScript exporter at opset 17",
-        "with a dynamic batch, `dynamo23` its torch.export exporter at opset 23 with fixed sizes, `hand` a graph written as tf2onnx, Keras or",
-        "ONNX Runtime's own tools write it. A cell is ✓ when everything its chain is made of fused; an empty one means that the exporter has no such form.",
-        "Every cell is checked: each fused spec against float64, and the model's results against ONNX Runtime without optimisations.",
+        "Written by `python tests/exports/report.py`; files, modules and exporters are in `tests/exports/`.",
+        "`ts17d` is torch's TorchScript exporter at opset 17 with a dynamic batch, `dynamo23` its",
+        "torch.export exporter at opset 23 with fixed sizes, `hand` a graph written as tf2onnx, Keras or ONNX",
+        "Runtime's own tools write it. A cell is ✓ when everything its chain is made of fused; an empty one",
+        "means that the exporter has no such form. Every cell is checked: each fused spec against float64,",
+        "and the model's results against ONNX Runtime without optimisations.",
         "",
         f"- chains without attention: {good(other)} cells fused",
         f"- attention chains: {good(attention)} cells fused",

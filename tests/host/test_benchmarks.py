@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import harness
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+PAGES = (*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
 
 
 def test_ratios_are_paired_within_a_round() -> None:

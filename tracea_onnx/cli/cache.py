@@ -20,7 +20,7 @@ def add(subparsers: options.Subparsers) -> None:
     p = subparsers.add_parser(
         "cache", help="list, measure or clear the cache of compiled code", description=__doc__
     )
-    p.add_argument("action", choices=("list", "size", "clear"))
+    p.add_argument("action", choices=("list", "size", "clear"), help="what to do")
     p.add_argument(
         "--folder", type=Path, help="the cache's folder (default: the one that `size` names)"
     )

@@ -18,7 +18,7 @@ def add(subparsers: options.Subparsers) -> None:
     p = subparsers.add_parser(
         "explain", help="say why each chain was, or was not, fused", description=__doc__
     )
-    p.add_argument("model", type=Path)
+    p.add_argument("model", type=Path, help="an ONNX file")
     p.add_argument(
         "--node", action="append", default=[], metavar="NAME", help="this anchor only (repeatable)"
     )

@@ -16,8 +16,8 @@ def add(subparsers: options.Subparsers) -> None:
     p = subparsers.add_parser(
         "inline", help="turn fused ops back into plain ONNX", description=__doc__
     )
-    p.add_argument("model", type=Path)
-    p.add_argument("-o", "--output", type=Path, required=True)
+    p.add_argument("model", type=Path, help="an ONNX file")
+    p.add_argument("-o", "--output", type=Path, required=True, help="where to write")
     p.add_argument(
         "--external-data",
         choices=model_file.EXTERNAL_DATA,

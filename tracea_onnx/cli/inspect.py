@@ -16,7 +16,7 @@ def add(subparsers: options.Subparsers) -> None:
         help="show what is in a model, and where its fused ops come from",
         description=__doc__,
     )
-    p.add_argument("model", type=Path)
+    p.add_argument("model", type=Path, help="an ONNX file")
     p.add_argument(
         "--all", action="store_true", help="list every fused op with the nodes it replaced"
     )

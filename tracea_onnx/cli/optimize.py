@@ -17,7 +17,7 @@ def add(subparsers: options.Subparsers) -> None:
         help="fuse what the rules find, verify the result, write it",
         description=__doc__,
     )
-    p.add_argument("model", type=Path)
+    p.add_argument("model", type=Path, help="an ONNX file")
     p.add_argument(
         "-o",
         "--output",

@@ -25,7 +25,7 @@ def add(subparsers: options.Subparsers) -> None:
         help="measure which kernels are the fastest for a model on this GPU, and remember",
         description=__doc__,
     )
-    p.add_argument("model", type=Path)
+    p.add_argument("model", type=Path, help="an ONNX file")
     options.add_input_shapes(p)
     p.add_argument("--device-id", type=int, default=0, metavar="N", help="the GPU (default: 0)")
     p.add_argument(

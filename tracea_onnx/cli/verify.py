@@ -22,8 +22,8 @@ def add(subparsers: options.Subparsers) -> None:
     p = subparsers.add_parser(
         "verify", help="compare two models on the same inputs", description=__doc__
     )
-    p.add_argument("reference", type=Path)
-    p.add_argument("candidate", type=Path)
+    p.add_argument("reference", type=Path, help="the model to compare with")
+    p.add_argument("candidate", type=Path, help="the model that should give the same results")
     options.add_verification(p)
     p.add_argument(
         "--bisect",

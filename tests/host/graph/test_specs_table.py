@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,20 +17,6 @@ from tracea_onnx.match import spec_table
 
 def test_every_op_that_is_lowered_is_in_the_table() -> None:
     assert {f":{op}" for op in spec_table.OPS} == {kind for kind in LOWER if kind.startswith(":")}
-
-
-def row(op: type[spec_table.Attributes]) -> str:
-    """A line of the table in docs/spec.md."""
-    roles = [*op.roles, *(f"{r}?" for r in op.optional), *(["e*"] if op.extras else [])]
-    optional = {n for n in op.forms() if getattr(op, n, 0) in (None, ())}
-    attrs = [f"{n}?" if n in optional else n for n in op.forms()]
-    return f"| `{op.op}` | {', '.join(roles) or 'x0, x1, ...'} | {', '.join(attrs)} |"
-
-
-@pytest.mark.parametrize("op", spec_table.OPS)
-def test_the_page_has_the_table(op: str) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "spec.md"
-    assert row(spec_table.OPS[op]) in page.read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
