@@ -23,7 +23,7 @@ from tracea_onnx.match import spec_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_PART = re.compile(r"(<!-- generated: (\w+) ?([\w-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- generated: (\w+) ?([\w/-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -188,12 +188,15 @@ def _spec(op: type[spec_table.Attributes]) -> tuple[str, str, str]:
 
 
 def _results(name: str) -> Iterator[str]:
-    """The tables of one claim, where and when they were measured, what they do not show.
+    """The tables of one claim, where and when they were measured, what was lost.
 
     `columns` have names and formats of a cell: of a number, or of a list that is spread over it. A
-    text stands as it is, and null leaves the cell empty.
+    text stands as it is, and null leaves the cell empty. What a program of `benchmarks/` wrote
+    with --json will do, too.
     """
     found = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    if "program" in found:
+        found = _measured(found)
     yield ", ".join(str(found[k]) for k in ("date", "machine", "versions") if found.get(k)) + "."
     for command in found.get("commands", []):
         yield from ("", f"    {command}")
@@ -210,6 +213,42 @@ def _results(name: str) -> Iterator[str]:
         if found.get(head):
             yield ""
             yield from (f"- **Loss**: {n}" if head == "losses" else f"- {n}" for n in found[head])
+
+
+def _measured(report: dict[str, Any]) -> dict[str, Any]:
+    """The rows of `benchmarks.harness.Report` that have times, as a table: microseconds of each
+    variant, and each peer's time over ours.
+    """
+    rows = [r for r in report["rows"] if r.get("times")]
+    variants = list(dict.fromkeys(v for r in rows for v in r["times"]["us"]))
+    peers = list(dict.fromkeys(v for r in rows for v in r["times"]["ratios"]))
+    return {
+        "date": report["date"],
+        "machine": report["gpu"].get("device", "") or report["machine"],
+        "versions": report["machine"] if report["gpu"] else "",
+        "commands": [f"python -m {report['program']}"],
+        "tables": [
+            {
+                "columns": [
+                    {"name": "name"},
+                    *({"name": f"{v}, us", "format": "{:.2f}"} for v in variants),
+                    *({"name": f"{v} / ours", "format": "{:.3f} [{:.3f}, {:.3f}]"} for v in peers),
+                ],
+                "rows": [
+                    [
+                        r["name"],
+                        *(r["times"]["us"].get(v) for v in variants),
+                        *(r["times"]["ratios"].get(v) for v in peers),
+                    ]
+                    for r in rows
+                ],
+            }
+        ],
+        "losses": [
+            f"{r['name']}: {v} is faster" for r in rows for v in peers
+            if r["times"]["ratios"].get(v, [1])[0] < 1
+        ],
+    }  # fmt: skip
 
 
 def _cell(value: Any, form: str) -> str:
