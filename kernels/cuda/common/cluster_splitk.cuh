@@ -1,9 +1,10 @@
-// What the blocks of a cluster that divide k tell each other. The generator defines SPLIT, how many
-// they are.
+// What the blocks of a cluster that divide k tell each other.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-#define SPLIT 2
+#ifndef SPLIT
+#define SPLIT 2  // CTAs of a cluster that divide k
+#endif
 #endif  // GENERATED
 
 #if SPLIT > 1

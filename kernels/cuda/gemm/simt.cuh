@@ -7,13 +7,27 @@
 // A lane has LANE_M rows by LANE_N columns and reads those of the next k while it multiplies those
 // of one; a warp has 4 by 8 lanes, or 8 by 4 (TALL). Warps that share rows and columns (WARPS_K)
 // take fours of k in turn; their sums meet in shared memory.
-//
-// The generator defines: LANE_M, LANE_N, WARPS_M, WARPS_N, WARPS_K, STAGES (steps in shared
-// memory), HELD (these are 2, and copies go through registers), BK (k of a step), BESIDE (blocks of
-// a multiprocessor), A_ALONG, B_ALONG (contiguous along k), A_GATHER, B_GATHER (contiguous neither
-// along k nor along rows), A_BYTES, B_BYTES (that lines along rows lie at multiples of: 16, else
-// 4), SPLIT (blocks of a cluster that divide k), STRAIGHT (lanes write their sums, four columns at
-// a time), TALL, TO_BATCH and the epilogue (struct Epilogue, finish).
+#pragma once
+#ifndef GENERATED
+#define IS_F32 1
+#define WIDTH 1
+#include "common/instance.cuh"
+constexpr int LANE_M = 8, LANE_N = 4;    // rows and columns of a lane, multiples of 4
+constexpr int WARPS_M = 2, WARPS_N = 1;  // warps along rows and columns
+constexpr int WARPS_K = 2;               // warps that share rows and columns and divide k
+constexpr int STAGES = 2;                // steps of k in shared memory
+constexpr int BK = 16;                   // k of a step: 16, 32 or 64
+constexpr int BESIDE = 4;                // CTAs of an SM that registers must do for
+constexpr int A_BYTES = 4, B_BYTES = 4;  // at multiples of which lines along rows lie: 4 or 16
+constexpr bool A_ALONG = true, B_ALONG = true;      // the operand is contiguous along k
+constexpr bool A_GATHER = false, B_GATHER = false;  // contiguous neither along k nor along rows
+constexpr bool TALL = false;                        // a warp has 8 by 4 lanes, else 4 by 8
+constexpr bool STRAIGHT = false;  // lanes write their sums where they belong, 4 columns at a time
+#define HELD 1                    // copies go through registers (STAGES is 2), else asynchronously
+
+#endif  // GENERATED
+#include "common/cluster_splitk.cuh"
+#include "gemm/operands.cuh"
 
 constexpr int LANES_M = TALL ? 8 : 4,
               LANES_N = 32 / LANES_M;  // lanes of a warp along rows and columns

@@ -12,10 +12,8 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import epilogue
-from ..common.launch import declared
-from ..common.prelude import prelude
-from ..common.templates import template
-from . import block_costs, select
+from ..common.instantiate import instantiate
+from . import block_costs
 
 _HELD = 2  # stages of copies that go through registers
 
@@ -172,37 +170,33 @@ def product(
     """The kernel, with parameters as `select.product` takes them."""
     single = replace(r, unaligned=frozenset(r.operands))  # a lane finishes one result at a time
     epi = epilogue.epilogue(single, pitches, 1, scaled=r.family == "matmul", width=1)
-    parameters = [*params, *epi.parameters]
-    sizes = {
+    constants: dict[str, bool | int] = {
         name.upper(): getattr(tile, name)
-        for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")
+        for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages", "tall")
     }
-    sizes |= {"BK": tile.bk, "BESIDE": tile.beside if tile.stages == _HELD else 1}
-    ways: dict[str, int] = {"STRAIGHT": int(y_vector and tile.straight), "TALL": int(tile.tall)}
+    held = tile.stages == _HELD
+    constants |= {"BK": tile.bk, "BESIDE": tile.beside if held else 1}
+    constants |= {"STRAIGHT": y_vector and tile.straight}
     for o, how in (("A", a), ("B", b)):
-        sizes[f"{o}_BYTES"] = (
-            how.bytes if how.bytes == 16 and (how.trans or tile.stages == _HELD) else 4
-        )
-        ways |= {f"{o}_ALONG": int(not (how.trans or how.gather)), f"{o}_GATHER": int(how.gather)}
-    text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", f"#define HELD {int(tile.stages == _HELD)}", select.to_batch(batched),
-        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes.items())};",
-        f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, template("common/cluster_splitk"), template("gemm/simt"),
-    ])  # fmt: skip
+        constants |= {
+            f"{o}_BYTES": how.bytes if how.bytes == 16 and (how.trans or held) else 4,
+            f"{o}_ALONG": not (how.trans or how.gather),
+            f"{o}_GATHER": how.gather,
+        }
     grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
-    smem = (
-        tile.smem
-        if tile.split > 1
-        else block_costs.even(r, tile.smem, D.product([grid, grid_y, grid_z]), tile.resident)
-    )
-    return Kernel(
-        text,
+    smem = tile.smem
+    if tile.split == 1:
+        smem = block_costs.even(r, smem, D.product([grid, grid_y, grid_z]), tile.resident)
+    return instantiate(
+        r,
         "product_lanes",
+        "gemm/simt",
+        params,
         (grid, grid_y, grid_z),
         tile.threads,
-        tuple(v for _, _, v in parameters),
-        smem,
-        tile.split,
-        True,
+        epilogue=epi,
+        macros={"SPLIT": tile.split, "HELD": held, "BATCHED": batched},
+        constants=constants,
+        smem=smem,
+        cluster=tile.split,
     )

@@ -1,0 +1,96 @@
+"""A header (`.cuh`) and what its generator defines become a kernel.
+
+instantiate(
+    request, "gemm_simt", "gemm/simt", [pointer("const T", "a"), *ints({"M": m})], grid, 256,
+    epilogue=epilogue.epilogue(...), macros={"SPLIT": 2}, constants={"BK": 16, "TALL": True},
+)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+
+from .epilogue import Epilogue, Parameter
+from .launch import declared, overlapped
+from .prelude import prelude
+from .templates import template
+
+
+def ints(values: Mapping[str, DimLike]) -> list[Parameter]:
+    """Parameters of type `int`."""
+    return [("int", name, Int32(v)) for name, v in values.items()]
+
+
+def longs(values: Mapping[str, DimLike]) -> list[Parameter]:
+    """Parameters of type `i64`."""
+    return [("i64", name, Int64(v)) for name, v in values.items()]
+
+
+def sizes(request: Request, *names: str) -> dict[str, DimLike]:
+    """Integer parameters of the request; lowering leaves out what is 0."""
+    return {name: request.ints.get(name, 0) for name in names}
+
+
+def pointer(ctype: str, operand: str, name: str = "") -> Parameter:
+    """The parameter that points to `operand`, called so or `name`; `ctype` is of its elements."""
+    return f"{ctype}*", name or operand, Pointer(operand)
+
+
+def constexprs(values: Mapping[str, bool | int]) -> str:
+    """`constexpr` definitions."""
+    return "".join(
+        f"constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};\n"
+        for name, v in values.items()
+    )
+
+
+def defines(values: Mapping[str, bool | int | str]) -> str:
+    """`#define`s: of what the preprocessor must know, or that is no expression."""
+    return "".join(
+        f"#define {name} {v if isinstance(v, str) else int(v)}\n" for name, v in values.items()
+    )
+
+
+def instantiate(
+    request: Request,
+    symbol: str,
+    header: str,
+    parameters: Sequence[Parameter],
+    grid: tuple[DimLike, DimLike, DimLike],
+    threads: int,
+    *,
+    epilogue: Epilogue | None = None,
+    macros: Mapping[str, bool | int | str] = {},
+    constants: Mapping[str, bool | int] = {},
+    text: str = "",
+    smem: int = 0,
+    cluster: int = 1,
+    scratch: tuple[DimLike, ...] = (),
+    fast: bool | None = None,
+) -> Kernel:
+    """The kernel `symbol` of `header`, which may use: the prelude of the request's element type
+    (fast: as for `prelude`), IS_F32, `macros` and `constants`, the macro PARAMETERS (of
+    `parameters` and those of `epilogue`), further `text`, and the epilogue with the macro
+    EPILOGUE_ARGUMENTS. smem: bytes; cluster: CTAs; the rest as in `Kernel`."""
+    given = [*parameters, *(epilogue.parameters if epilogue else ())]
+    defined = {
+        "IS_F32": request.dtype == DType.F32,
+        **macros,
+        "PARAMETERS": declared(request, given),
+        **({"EPILOGUE_ARGUMENTS": epilogue.arguments} if epilogue else {}),
+    }
+    source = (
+        prelude(request.dtype, fast=fast)
+        + defines(defined)
+        + constexprs(constants)
+        + text
+        + (epilogue.source if epilogue else "")
+        + template(header)
+    )
+    args = tuple(v for _, _, v in given)
+    pdl = overlapped(request)
+    return Kernel(source, symbol, grid, threads, args, smem, cluster, pdl, scratch)
