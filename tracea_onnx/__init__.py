@@ -10,12 +10,22 @@ from tracea_onnx._version import __version__
 
 if TYPE_CHECKING:
     from tracea_onnx.pipeline.optimizer import OptimizeResult, optimize
-    from tracea_onnx.provider import assert_provider_selected, library_path, register
+    from tracea_onnx.provider import (
+        assert_provider_selected,
+        get_ep_name,
+        get_ep_names,
+        get_library_path,
+        library_path,
+        register,
+    )
 
 __all__ = [
     "OptimizeResult",
     "__version__",
     "assert_provider_selected",
+    "get_ep_name",
+    "get_ep_names",
+    "get_library_path",
     "library_path",
     "optimize",
     "register",
@@ -26,6 +36,7 @@ __all__ = [
 _HOMES = {
     "optimize": "pipeline.optimizer", "OptimizeResult": "pipeline.optimizer",
     "register": "provider", "library_path": "provider", "assert_provider_selected": "provider",
+    "get_library_path": "provider", "get_ep_names": "provider", "get_ep_name": "provider",
 }  # fmt: skip
 
 

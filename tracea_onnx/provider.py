@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracea_onnx._version import __version__
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.runtime import native_library
@@ -56,6 +57,11 @@ OPTIONS = (
         "the GPU that the session runs on; its tensors are device memory",
     ),
     Option("kernel_pack", "path", "", "a pack to take compiled Plans from, in place of a compiler"),
+    Option(
+        "python", "path", "",
+        "a Python with tracea-onnx, started to compile where the process has none; `TRACEA_PYTHON`"
+        " names it, too, and without either it is the one the library is installed in",
+    ),
     Option(
         "kernel_pack_sha256", "64 hexadecimal digits", "",
         "the only pack that may be loaded: a session over another one fails",
@@ -175,12 +181,41 @@ def register() -> None:
     ort = _ort()
     with _lock:
         if not _keep:
-            lib = ctypes.CDLL(library_path())
-            callback = _Compiler(_compile)
-            lib.tracea_set_compiler(callback)
-            _keep.extend((lib, callback))
+            attach(library_path())
         if not _devices(ort):
             ort.register_execution_provider_library("tracea_onnx", library_path())
+
+
+def attach(library: str) -> None:
+    """Let this process compile for the provider's library at that path. A library that was
+    registered by its path alone calls this.
+
+    Raises TraceaError when it is of another version than this package."""
+    lib = ctypes.CDLL(library)
+    lib.tracea_version.restype = ctypes.c_char_p
+    if (version := lib.tracea_version().decode()) != __version__:
+        raise TraceaError(
+            f"{library} is of version {version}, the package of version {__version__}",
+            "use the library of the installed package: tracea_onnx.get_library_path()",
+        )
+    callback = _Compiler(_compile)
+    lib.tracea_set_compiler(callback)
+    _keep.extend((lib, callback))
+
+
+def get_library_path() -> str:
+    """Path of the provider's library for `onnxruntime.register_execution_provider_library`."""
+    return library_path()
+
+
+def get_ep_names() -> list[str]:
+    """Names of the execution providers that the library has."""
+    return [PROVIDER_NAME]
+
+
+def get_ep_name() -> str:
+    """Name of the library's one execution provider."""
+    return PROVIDER_NAME
 
 
 def _devices(ort: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-// Runs a model on the tracea-onnx provider from C++, without Python: the provider's library and a
-// pack file are all it takes.
+// Runs a model on the tracea-onnx provider from C++. With a pack, the provider's library is all it
+// takes; without one ("") the provider starts a Python that has tracea-onnx to compile the model.
 //
-//   run LIBONNXRUNTIME LIBTRACEA_ONNX MODEL.onnx MODEL.pack [SIZE_OF_SYMBOLIC_DIMS]
+//   run LIBONNXRUNTIME LIBTRACEA_ONNX MODEL.onnx MODEL.pack|"" [SIZE_OF_SYMBOLIC_DIMS]
 //
 // A program that has ONNX Runtime's headers uses the same calls by name; here they are looked up by
 // their slots, so that the example builds on any machine. Inputs are filled with a fixed pattern;
@@ -120,7 +120,7 @@ static void print_output(const char* name, void* value) {
 int main(int argc, char** argv) {
   if (argc < 5)
     return fprintf(stderr,
-                   "usage: %s LIBONNXRUNTIME LIBTRACEA_ONNX MODEL.onnx MODEL.pack "
+                   "usage: %s LIBONNXRUNTIME LIBTRACEA_ONNX MODEL.onnx MODEL.pack|\"\" "
                    "[SIZE_OF_SYMBOLIC_DIMS]\n",
                    argv[0]),
            2;
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
 
   void *environment = nullptr, *options = nullptr, *session = nullptr, *allocator = nullptr,
        *memory = nullptr;
-  check(call(3 /* CreateEnv */, 3 /* errors only */, "example", &environment), "environment");
+  check(call(3 /* CreateEnv */, 2 /* warnings */, "example", &environment), "environment");
   check(call(301 /* RegisterExecutionProviderLibrary */, environment, "tracea_onnx",
              static_cast<const char*>(argv[2])),
         "register the provider");
@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
   check(call(304 /* SessionOptionsAppendExecutionProvider_V2 */, options, environment,
              static_cast<const void* const*>(&device), size_t(1),
              static_cast<const char* const*>(keys), static_cast<const char* const*>(values),
-             size_t(1)),
+             size_t(*argv[4] ? 1 : 0)),
         "select the provider");
   check(call(7 /* CreateSession */, static_cast<const void*>(environment),
              static_cast<const char*>(argv[3]), static_cast<const void*>(options), &session),

@@ -188,6 +188,14 @@ def truncated(t: TensorProto) -> ModelError:
     )
 
 
+def _of_this_process(address: int, size: int) -> bytes | memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address))
+
+
+#: Reads the memory of the process that asks for Plans; `compiler/serve.py` is a process for others.
+read_memory: Callable[[int, int], bytes | memoryview] = _of_this_process
+
+
 def request_array(t: TensorProto) -> Array:
     """The values of a constant of a compile request, in place: where the request says so, at an
     address.
@@ -204,8 +212,8 @@ def request_array(t: TensorProto) -> Array:
             what,
             "the provider and the Python package are of different versions: install them again",
         )
-    at = (ctypes.c_ubyte * size).from_address(int(info["offset"])) if size else b""
-    return _typed(t, np.frombuffer(memoryview(at), np.uint8))
+    stored = read_memory(int(info["offset"]), size) if size else b""
+    return _typed(t, np.frombuffer(stored, np.uint8))
 
 
 def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "ort/boundary.h"
+#include "ort/python.h"
 #include "plan/failure.h"
 #include "plan/stats.h"
 
@@ -27,15 +28,25 @@ void new_session() { interrupted = false; }
 
 bool has_compiler() { return callback.load() != nullptr; }
 
-std::shared_ptr<const Pack> compile(const std::string& request) {
-  const Compiler ask = callback.load();
-  if (!ask) throw Failure("no compiler is registered");
+bool find_compiler(const std::string& python) {
+  return has_compiler() || attach_own_python() || !child_python(python).empty();
+}
+
+std::shared_ptr<const Pack> compile(const std::string& request, const std::vector<Blob>& constants,
+                                    const std::string& python) {
   if (interrupted) throw Failure("interrupted");
+  stats.compile_requests++;
+  const Compiler ask = callback.load();
+  if (!ask) {
+    bool failed = false;
+    const std::string reply = ask_child(child_python(python), request, constants, failed);
+    if (failed) throw Failure(reply);
+    return Pack::parse(reply.data(), reply.size());
+  }
   struct {
     std::string bytes;
     bool whole = false;
   } reply;
-  stats.compile_requests++;
   const Reply take = [](void* context, const uint8_t* bytes, size_t n) {
     auto& r = *static_cast<decltype(reply)*>(context);
     r.bytes.assign(reinterpret_cast<const char*>(bytes), n);

@@ -1,4 +1,5 @@
 // The library's entry points for ONNX Runtime: one factory, with the devices of all runtimes.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -13,7 +14,16 @@ Ort ort;
 
 namespace {
 
+struct Factory;
+// The one that offers the devices: a library that is registered twice has each of them once.
+std::atomic<const Factory*> offering{nullptr};
+
 struct Factory : OrtEpFactory {
+  ~Factory() {
+    const Factory* self = this;
+    offering.compare_exchange_strong(self, nullptr);
+  }
+
   Log log;
   std::vector<std::unique_ptr<Devices>> devices;  // the host's first
 
@@ -32,6 +42,8 @@ const Factory& of(const OrtEpFactory* factory) { return *static_cast<const Facto
 void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices, size_t n,
                        OrtEpDevice** out, size_t max, size_t* count) {
   *count = 0;
+  const Factory* none = nullptr;
+  if (!offering.compare_exchange_strong(none, &factory) && none != &factory) return;
   for (const auto& d : factory.devices) {
     try {
       d->add(&factory, devices, n, out, max, count);

@@ -64,6 +64,7 @@ Options read_options(const OrtSessionOptions* session) {
       throw Failure("provider option kernel_pack_sha256 is of a kernel_pack, which is not given");
   }
   o.cache_dir = option(session, "cache_dir");
+  o.python = option(session, "python");
   if (const std::string v = option(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all")
     throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");

@@ -24,6 +24,7 @@ struct Options {
   std::string kernel_pack;         // path of a pack file
   std::string kernel_pack_sha256;  // what that file must have, in lower case; empty = anything
   std::string cache_dir;           // for the compiler
+  std::string python;              // path of one that can compile, where no callback is set
   std::string claim = "auto";      // auto: partitions that pay; all: every node a kernel can run
   std::string specs = "rematch";  // whether a fused op's spec is believed: rematch (never: its body
                                   // is matched again), trust; for the compiler

@@ -189,8 +189,11 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   const auto device = device_->metadata();
   metadata.insert(metadata.end(), device.begin(), device.end());
   std::shared_ptr<const Pack> pack;
+  std::vector<Blob> constants;
+  for (const Value& v : graph.values)
+    if (v.constant) constants.push_back({static_cast<const char*>(v.data), v.bytes});
   try {
-    pack = compile(graph.serialize(metadata));
+    pack = compile(graph.serialize(metadata), constants, options_.python);
   } catch (const Failure& e) {
     log_(LogLevel::kError, "nothing of graph '" + graph.name + "' was compiled: " + e.what());
   }
@@ -310,12 +313,17 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   };
   if (pack_) claim(pack_, Fit::kWhole);
   if (pack_ && !claimed && !has_compiler()) claim(pack_, Fit::kSlower);  // better than none
-  if (!claimed && has_compiler()) {
+  if (claimed) {
+  } else if (pack_ ? has_compiler() : find_compiler(options_.python)) {
     if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, Fit::kWhole);
-  } else if (!claimed) {
-    log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'"
-                                : "nothing claimed in graph '" + graph.name +
-                                      "': no compiler is registered and no kernel_pack was given");
+  } else if (pack_) {
+    log_(LogLevel::kInfo, "no plan of the kernel pack matches graph '" + graph.name + "'");
+  } else if (!warned_) {
+    warned_ = true;
+    log_(LogLevel::kWarning,
+         "the provider runs nothing of this model, since it has no compiler; give the session a "
+         "kernel_pack (`tracea-onnx optimize --pack`), or name a Python that has tracea-onnx in "
+         "the provider option python or in TRACEA_PYTHON");
   }
   if (parent && claimed) device_->expect_bodies();
   stats.claimed_nodes += claimed;
