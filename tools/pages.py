@@ -20,6 +20,7 @@ from tracea_onnx import errors, provider
 from tracea_onnx.cli import main
 from tracea_onnx.ir.refusals import Advice, Why
 from tracea_onnx.match import spec_table
+from tracea_onnx.support import discovery
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -173,6 +174,17 @@ def _text(node: ast.expr, known: dict[str, str]) -> str:
     return known.get(node.id, "…") or "…" if isinstance(node, ast.Name) else "…"
 
 
+def _rules() -> Iterator[str]:
+    """The rules of each file, with the first paragraph of its docstring."""
+    rows = []
+    for name in discovery.names("fusion_rules"):
+        m = discovery.module("fusion_rules", name)
+        rules = [m.RULE] if hasattr(m, "RULE") else m.RULES
+        doc = " ".join((m.__doc__ or "").split("\n\n")[0].split())
+        rows.append((", ".join(f"`{r.name}`" for r in rules), doc))
+    return _table(("rule", "chain"), rows)
+
+
 def _specs() -> Iterator[str]:
     return _table(("op", "roles", "attributes"), map(_spec, spec_table.OPS.values()))
 
@@ -263,6 +275,7 @@ KINDS: dict[str, Callable[..., Iterator[str]]] = {
     "exit_codes": _exit_codes,
     "refusals": _refusals,
     "error_lines": _error_lines,
+    "rules": _rules,
     "specs": _specs,
     "results": _results,
 }

@@ -149,6 +149,17 @@ def product(r: Random) -> ModelProto:
     return built([*nodes, *tail(r, value, "y", constants)], inputs, constants)
 
 
+def einsum_linear(r: Random) -> ModelProto:
+    k, n, turned = r.choice((3, 4)), r.choice((2, 5)), r.random() < 0.5
+    lead: tuple[int | str, ...] = r.choice(((3,), (2, 3), ("batch", 4)))
+    letters = "ab"[: len(lead)]
+    equation = f"{letters}k,{'nk' if turned else 'kn'}->{letters}n"
+    constants: Constants = {"w": weights(r, *((n, k) if turned else (k, n))), "b": weights(r, n)}
+    nodes = [node("Einsum", "x w", "p", equation=equation), node("Add", either(r, "p", "b"), "c")]
+    nodes += tail(r, "c", "y", constants)
+    return built(nodes, {"x": (*lead, k)}, constants)
+
+
 def gated(r: Random) -> ModelProto:
     k, n = r.choice(((3, 2), (5, 4), (4, 4)))
     constants: Constants = {
@@ -366,6 +377,7 @@ BASES: dict[str, Callable[[Random], ModelProto]] = {
     "conv": lambda r: fused_convolution(r) if r.random() < 0.1 else convolution(r),
     "conv_transpose": lambda r: convolution(r, "ConvTranspose"),
     "gemm": product,
+    "einsum_linear": einsum_linear,
     "swiglu": gated,
     "squeeze_excite": squeeze_excite,
     "batch_norm": batch_norm,
