@@ -1,12 +1,31 @@
-"""What the shape function of an operator may ask of the graph around it."""
+"""What the shape function of an operator may ask of it and of the graph around it."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from tracea_onnx.ir.dim_proofs import Dims
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Array, Graph
+
+
+class Unsupported(ValueError):
+    """A node that ONNX does not define, or that the provider does not run; the sentence says why.
+    ONNX Runtime's own provider keeps it.
+    """
+
+
+class Operator(Protocol):
+    """An ONNX node, or an op of the lowering."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    def input(self, k: int) -> str: ...
+    def attr(self, name: str, default: Any = None) -> Any: ...
 
 
 class ShapeEnv(Protocol):

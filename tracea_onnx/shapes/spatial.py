@@ -6,75 +6,34 @@ block could not be shown to have one shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dim_proofs import Dims
-from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Node
 from tracea_onnx.shapes.environment import ShapeEnv
-
-
-def _windows(node: Node, sizes: Sequence[DimLike], kernel: Sequence[int]) -> list[DimLike] | None:
-    """Output sizes of a sliding window; None for ceil_mode and unknown padding."""
-    n = len(sizes)
-    strides, dilations = node.attr("strides") or [1] * n, node.attr("dilations") or [1] * n
-    auto = node.attr("auto_pad", "NOTSET") or "NOTSET"
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        return [D.ceildiv(h, s) for h, s in zip(sizes, strides, strict=True)]
-    pads = (node.attr("pads") or [0] * (2 * n)) if auto == "NOTSET" else [0] * (2 * n)
-    if node.attr("ceil_mode", 0) or auto not in ("NOTSET", "VALID"):
-        return None
-    spare = [pads[k] + pads[k + n] - dilations[k] * (kernel[k] - 1) - 1 for k in range(n)]
-    return [
-        D.add(D.floordiv(D.add(h, e), s), 1) for h, e, s in zip(sizes, spare, strides, strict=True)
-    ]
-
-
-def _unknown(node: Node, count: int) -> list[DimLike]:
-    """Sizes nothing is known of: symbols of their own."""
-    return [D.symbol(f"{node.outputs[0]}:{k + 2}") for k in range(count)]
+from tracea_onnx.shapes.windows import windows
 
 
 def _conv(s: ShapeEnv, n: Node, _: int) -> Dims | None:
+    """Of a convolution, transposed or not."""
     x, w = s.dims(n.input(0)), s.dims(n.input(1))
-    if w is None or any(not isinstance(d, int) for d in w):
+    transposed = n.op == "ConvTranspose"
+    if w is None or any(not isinstance(d, int) for d in w[transposed:]):
         return None
+    channels = D.mul(w[1], int(n.attr("group", 1))) if transposed else w[0]
     if x is None:  # the weight fixes the rank
-        return (D.symbol(f"{n.outputs[0]}:0"), w[0], *_unknown(n, len(w) - 2))
-    kernel = [d for d in w[2:] if isinstance(d, int)]
-    return (x[0], w[0], *(_windows(n, x[2:], kernel) or _unknown(n, len(kernel))))
-
-
-def _conv_transpose(s: ShapeEnv, n: Node, _: int) -> Dims | None:
-    x, w = s.dims(n.input(0)), s.dims(n.input(1))
-    if x is None or w is None or any(not isinstance(d, int) for d in w[1:]):
-        return None
-    kernel = [d for d in w[2:] if isinstance(d, int)]
-    count = len(kernel)
-    channels = D.mul(w[1], int(n.attr("group", 1)))
-    if n.attr("output_shape"):
-        return (x[0], channels, *n.attr("output_shape")[-count:])
-    if (n.attr("auto_pad", "NOTSET") or "NOTSET") not in ("NOTSET", "VALID"):
-        return (x[0], channels, *_unknown(n, count))
-    strides, dilations = n.attr("strides") or [1] * count, n.attr("dilations") or [1] * count
-    pads, extra = n.attr("pads") or [0] * (2 * count), n.attr("output_padding") or [0] * count
-    rest = [
-        extra[k] + dilations[k] * (kernel[k] - 1) + 1 - pads[k] - pads[k + count]
-        for k in range(count)
-    ]
-    return (
-        x[0],
-        channels,
-        *(D.add(D.mul(D.sub(h, 1), t), r) for h, t, r in zip(x[2:], strides, rest, strict=True)),
-    )
+        x = tuple(D.symbol(f"{n.outputs[0]}:{k}") for k in range(len(w)))
+        return (x[0], channels, *x[2:])
+    found = windows(n, x[2:], w[2:], transposed=transposed)
+    return (x[0], channels, *(d.out for d in found))
 
 
 def _pool(s: ShapeEnv, n: Node, _: int) -> Dims | None:
     x, kernel = s.dims(n.input(0)), n.attr("kernel_shape")
     if x is None or not kernel:
         return None
-    return (x[0], x[1], *(_windows(n, x[2:], kernel) or _unknown(n, len(kernel))))
+    return (*x[:2], *(d.out for d in windows(n, x[2:], kernel)))
 
 
 def _global_pool(s: ShapeEnv, n: Node, _: int) -> Dims | None:
@@ -134,7 +93,7 @@ def _blocks(s: ShapeEnv, n: Node, _: int) -> Dims | None:
 
 
 SPATIAL: dict[str, Callable[[ShapeEnv, Node, int], Dims | None]] = {
-    "Conv": _conv, "com.microsoft.FusedConv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool,
+    "Conv": _conv, "com.microsoft.FusedConv": _conv, "ConvTranspose": _conv, "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool,
     "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "Pad": _pad, "Flatten": _flatten, "Resize": _resize, "Upsample": _resize,
     "DepthToSpace": _blocks, "SpaceToDepth": _blocks,
 }  # fmt: skip

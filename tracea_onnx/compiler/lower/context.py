@@ -199,11 +199,8 @@ class Lowering:
 
     def new_nhwc(self, v: Value) -> Nhwc:
         """Give the image `v` channels-last storage with the zero border its readers need."""
-        n, c, h, w = v.image()
-        if not isinstance(c, int):
-            raise Unsupported(
-                f"the number of channels of '{v.name}' is symbolic; the kernels need a constant"
-            )
+        n, _, h, w = v.image()
+        c = v.channels
         if v.name in self.slots:
             whole, first = self.slots[v.name]
             base = self._concat_storage(whole, v)
@@ -234,25 +231,9 @@ class Lowering:
         inner = ref.at(D.mul(D.mul(rs, t) + left * cs, dtype.size))
         out = Nhwc(inner, cs, rs, ns, border)
         if any(border):
-            self.plan.launch(
-                "zero_border",
-                {},
-                {"y": inner},
-                {
-                    "N": n,
-                    "H": h,
-                    "W": w,
-                    "PT": t,
-                    "PL": left,
-                    "PB": b,
-                    "PR": r,
-                    "y_cs": cs,
-                    "y_rs": rs,
-                    "y_ns": ns,
-                },
-                whole=False,
-                dtype=dtype,
-            )
+            ints = {"N": n, "H": h, "W": w, "PT": t, "PL": left, "PB": b, "PR": r}
+            ints |= out.pitches("y")
+            self.plan.launch("zero_border", {}, {"y": inner}, ints, whole=False, dtype=dtype)
         return out
 
     def _concat_storage(self, whole: str, part: Value) -> Nhwc:
@@ -290,16 +271,9 @@ class Lowering:
             old = v.view
             self.copy(old, self.fresh(v), v.shape, v.dtype)
         elif v.nhwc is not None:
-            n, c, h, w = v.image()
-            src = v.nhwc
-            ref = self.fresh(v)
-            self.plan.launch(
-                "nhwc_to_nchw",
-                {"x": src.ref},
-                {"y": ref.ref},
-                {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns},
-                dtype=v.dtype,
-            )
+            src, to = v.nhwc, self.fresh(v).ref
+            ints = v.nchw() | src.pitches("x")
+            self.plan.launch("nhwc_to_nchw", {"x": src.ref}, {"y": to}, ints, dtype=v.dtype)
         elif v.ints is not None and v.data is None:
             self._store_ints(v)
         elif v.initializer:
@@ -419,12 +393,9 @@ class Lowering:
 
         `stem` allows a smaller pitch of up to 4 channels.
         """
-        n, c, h, w = v.image()
+        n, _, h, w = v.image()
         self.require(v, "an image")
-        if not isinstance(c, int):
-            raise Unsupported(
-                f"the number of channels of '{v.name}' is symbolic; the kernels need a constant"
-            )
+        c = v.channels
         if v.nhwc is not None and all(
             have >= want for have, want in zip(v.nhwc.border, border, strict=True)
         ):
@@ -457,25 +428,13 @@ class Lowering:
         new = self._nhwc_storage(
             v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0
         )
-        shape = {"N": n, "C": c, "H": h, "W": w, "y_cs": new.cs, "y_rs": new.rs, "y_ns": new.ns}
+        ints = v.nchw() | new.pitches("y")
         if old is not None:
-            self.plan.launch(
-                "copy_nhwc",
-                {"x": old.ref},
-                {"y": new.ref},
-                {**shape, "x_cs": old.cs, "x_rs": old.rs, "x_ns": old.ns},
-                whole=False,
-                dtype=v.dtype,
-            )
+            family, source = "copy_nhwc", old.ref
+            ints |= old.pitches("x")
         else:
-            self.plan.launch(
-                "nchw_to_nhwc",
-                {"x": self.plain(v)},
-                {"y": new.ref},
-                shape,
-                whole=False,
-                dtype=v.dtype,
-            )
+            family, source = "nchw_to_nhwc", self.plain(v)
+        self.plan.launch(family, {"x": source}, {"y": new.ref}, ints, whole=False, dtype=v.dtype)
         v.nhwc = new
         return new
 

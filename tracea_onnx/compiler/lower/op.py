@@ -30,6 +30,10 @@ class Op:
     opset: int = 0
     by_role: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def op(self) -> str:
+        return self.kind
+
     def input(self, k: int) -> str:
         return self.inputs[k] if k < len(self.inputs) else ""
 

@@ -11,15 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dim_proofs import Dims as Dims
 from tracea_onnx.ir.dims import DimLike, mul, product
 from tracea_onnx.ir.graph import Array
 from tracea_onnx.plan.builder import Ref
-
-Dims = tuple[DimLike, ...]
-
-
-class Unsupported(Exception):
-    """A node the provider does not run; the sentence says why. ORT's own provider keeps it."""
+from tracea_onnx.shapes.environment import Unsupported as Unsupported
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,11 @@ class Nhwc:
     cs: DimLike
     rs: DimLike
     ns: DimLike
-    border: tuple[int, int, int, int]
+    border: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def pitches(self, operand: str) -> dict[str, DimLike]:
+        """The parameters of a launch that say where the images of this operand lie."""
+        return {f"{operand}_cs": self.cs, f"{operand}_rs": self.rs, f"{operand}_ns": self.ns}
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,20 @@ class Value:
         raise Unsupported(
             f"'{self.name}' has rank {self.rank}; convolution and pooling kernels take rank 3 or 4"
         )
+
+    def nchw(self) -> dict[str, DimLike]:
+        """The same as parameters of a launch."""
+        return dict(zip("NCHW", self.image(), strict=True))
+
+    @property
+    def channels(self) -> int:
+        """How many channels an image has."""
+        c = self.shape[1]
+        if not isinstance(c, int):
+            raise Unsupported(
+                f"the number of channels of '{self.name}' is symbolic; the kernels need a constant"
+            )
+        return c
 
 
 def contiguous(shape: Sequence[DimLike]) -> Dims:

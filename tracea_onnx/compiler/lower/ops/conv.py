@@ -14,14 +14,17 @@ from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool
 from tracea_onnx.compiler.lower.passes.focus_stem import spread_weight
 from tracea_onnx.compiler.lower.passes.fold_affine import Scaled, scaled
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
-from tracea_onnx.compiler.lower.window import pair, resolve_pads
+from tracea_onnx.compiler.lower.window import over_axes, sides
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.pointwise_ops import Code, fused_activation
+from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.match.spec_table import ConvSpec, ConvTransposeSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.shapes.windows import Window, windows
 
 #: Up to how many times its pixels an image may have with the zeros that a dilated convolution reads
 #: around it; sizes of images and lines not known before a run.
@@ -33,23 +36,18 @@ def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
     (a hint, not a promise).
     """
     roles = op.operands("x", "w", "b")
-    shape = graph.shape(roles.get("w", ""))
-    if shape is None or len(shape) not in (3, 4) or any(not isinstance(d, int) for d in shape):
+    known = shapes(graph)
+    x, w = known.dims(roles["x"]) or (), known.dims(roles.get("w", "")) or ()
+    if len(w) not in (3, 4):
         return None
-    kernel = [int(d) for d in shape[2:] if isinstance(d, int)]
-    x = graph.shape(roles["x"])
-    dims: list[DimLike] = [d if isinstance(d, int) else D.symbol("?") for d in (x or ())[2:]] or [
-        D.symbol("?")
-    ] * len(kernel)
-    spec = ConvSpec.of(op.attrs)
-    strides = spec.strides or [1] * len(kernel)
-    dilations = spec.dilations or [1] * len(kernel)
     try:
-        t, left, b, r = resolve_pads(spec, dims, kernel, strides, dilations)
+        axes = windows(op, x[2:] or [D.symbol("?")] * (len(w) - 2), w[2:])
+        (t, b), (left, r) = ((0, 0), *(a.padding() for a in axes))[-2:]
     except Unsupported:
         return None
-    if kernel == [3, 3] and strides == [1, 1] and dilations == [1, 1] and spec.group == 1:
-        b, r = b + 1, r + 1  # Winograd tiles may read one row and column further
+    if len(axes) == 2 and all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in axes):
+        more = op.attr("group", 1) == 1  # Winograd tiles may read one row and column further
+        b, r = b + more, r + more
     return roles["x"], (t, left, b, r)
 
 
@@ -90,9 +88,8 @@ def conv(ctx: Lowering, op: Op) -> None:
     blocks = ctx.blocks.get(x.name)
     if blocks is not None:
         x, w = blocks.image, spread_weight(ctx, w, blocks)
-    spatial = w.rank - 2
     oc, icg = int(w.shape[0]), int(w.shape[1])
-    kernel, spec = [int(k) for k in w.shape[2:]], ConvSpec.of(op.attrs)
+    spec = ConvSpec.of(op.attrs)
     g = _groups(spec)
     _as_many_channels(ctx, x, icg * g)
     n, ic, h, wd = x.image()
@@ -100,36 +97,25 @@ def conv(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             f"the input has {ic} channels, and the weight takes {icg} in each of {g} groups"
         )
-    sh, sw = pair(spec.strides, 1, spatial)
-    dh, dw = pair(spec.dilations, 1, spatial)
     if blocks is not None:
-        sh = sw = 2
-    strides, dilations = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
-    pads = resolve_pads(spec, (h, wd) if spatial == 2 else (wd,), kernel, strides, dilations)
-    if blocks is not None:
-        pads = (2 * pads[0], 2 * pads[1], 2 * pads[2], 2 * pads[3])
-    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
-    oh = D.floordiv(h + (pads[0] + pads[2] - dh * (kh - 1) - 1), sh) + 1
-    ow = D.floordiv(wd + (pads[1] + pads[3] - dw * (kw - 1) - 1), sw) + 1
-    if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
-        raise Unsupported("the convolution has an empty output")
-    # a line under a 2-d weight is an image of height 1, and so is its result
-    out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
+        doubled = {"strides": [2, 2], "pads": [2 * p for p in spec.pads]}
+        op = replace(op, attrs={**op.attrs, **doubled})
+    axes = over_axes(op, x, w.shape[2:])
+    (kh, kw), (oh, ow), dilation = _taps(axes), [a.out for a in axes], max(a.dilation for a in axes)
+    out_shape: Dims = (n, oc, *(a.out for a in axes[4 - x.rank :]))
     depthwise = g == ic > 1 and (oc == ic or "deconv2d_dw" in ctx.target.families)
     wino = (
         "conv2d_wino" in ctx.target.families
-        and kh == kw == 3
-        and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1)
+        and all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in axes)
+        and g == 1
         and ic >= 16
         and oc >= 16
-        and spatial == 2
     )
-    border = (
-        (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
-    )
-    if max(dh, dw) > 1 and _padded(h, wd, border) > _MOST_PADDED:
+    (top, bottom), (left, right) = (a.padding() for a in axes)
+    border = (top, left, bottom + wino, right + wino) if ctx.target.border else (0, 0, 0, 0)
+    if dilation > 1 and _padded(h, wd, border) > _MOST_PADDED:
         raise Unsupported(
-            f"dilation {max(dh, dw)} on this image would mostly multiply padding;"
+            f"dilation {dilation} on this image would mostly multiply padding;"
             " ONNX Runtime's kernel skips it"
         )
     planes: DimLike = 0
@@ -137,23 +123,25 @@ def conv(ctx: Lowering, op: Op) -> None:
         ic <= ctx.target.planar
         and g == 1
         and x.nhwc is None
-        and _in_planes(x, (kh, kw), (sh, sw), (dh, dw), D.product([n, oh, ow, oc, ic]))
+        and _in_planes(x, axes, D.product([n, oh, ow, oc, ic]))
     )
     patches = (
         blocks is None
         and ctx.target.few_launches
         and x.view is not None
-        and _patches(x, kernel, (sh, sw), (dh, dw), pads, g)
+        and g == 1
+        and _patches(x, axes)
     )
     if patches and not (planar and x.dtype.size == 4 and ic * kh * kw <= _SHORT):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
-        ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
+        axes = (Window(oh, out=oh), Window(ow, out=ow))
+        ic, kh, kw = ic * kh * kw, 1, 1
     elif planar:
         view = ctx.strided(x)
         s_n, planes, s_h, s_w = (
             view.strides if x.rank == 4 else (*view.strides[:2], 0, view.strides[2])
         )
-        src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
+        src = Nhwc(view.ref, s_w, s_h, s_n)
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
     after = scaled(ctx, op, spec, roles, oc, out_shape)
@@ -169,15 +157,11 @@ def conv(ctx: Lowering, op: Op) -> None:
             {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch},
         )
     packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
-    ints: dict[str, DimLike] = {
-        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
-        "SH": sh, "SW": sw, "DH": dh, "DW": dw,
-        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
-        **({"x_c": planes} if planes != 0 else {}),
-    }  # fmt: skip
-    _launch(
-        ctx, op, after, x.dtype, family, src, packed, _bias(ctx, roles, after, oc), ints, out_shape
-    )
+    ints = {"N": n, "IC": ic, "OC": oc, "G": g, **sides(axes), **src.pitches("x")}
+    if planes != 0:
+        ints["x_c"] = planes
+    bias = _bias(ctx, roles, after, oc)
+    _launch(ctx, op, after, x.dtype, family, src, packed, bias, ints, out_shape)
 
 
 #: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel
@@ -187,68 +171,47 @@ _LITTLE = 1 << 25
 _SHORT = 64
 
 
-def _in_planes(
-    x: Value,
-    kernel: tuple[int, int],
-    strides: tuple[int, int],
-    dilations: tuple[int, int],
-    each: DimLike,
-) -> bool:
+def _taps(axes: Sequence[Window]) -> list[int]:
+    return [a.kernel for a in axes]
+
+
+def _in_planes(x: Value, axes: Sequence[Window], each: DimLike) -> bool:
     """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small
     windows on tensor cores in 16-bit types, by FFMA those in f32, lines and what is little work.
     each: multiply-adds of one tap."""
+    stride, line = max(a.stride for a in axes), axes[0].kernel == 1
     if (
         x.dtype.size == 2
         and x.rank == 4
-        and max(kernel) <= 8
-        and max(strides) <= 4
-        and dilations == (1, 1)
+        and stride <= 4
+        and all(a.kernel <= 8 and a.dilation == 1 for a in axes)
     ):
         return True
-    taps, channels = math.prod(kernel), x.shape[1]
-    wide = max((k - 1) * d for k, d in zip(kernel, dilations, strict=True))
-    little = (
-        x.dtype.size == 4 or kernel[0] == 1 or (isinstance(each, int) and each * taps <= _LITTLE)
-    )
+    taps, channels = math.prod(_taps(axes)), x.shape[1]
+    wide = max((a.kernel - 1) * a.dilation for a in axes)
+    little = x.dtype.size == 4 or line or (isinstance(each, int) and each * taps <= _LITTLE)
     return (
         little
         and isinstance(channels, int)
         and taps * channels <= 400
-        and wide <= (31 if kernel[0] == 1 else 15)
-        and max(strides) <= (8 if kernel[0] == 1 else 4)
+        and wide <= (31 if line else 15)
+        and stride <= (8 if line else 4)
     )
 
 
-def _patches(
-    x: Value,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Border,
-    groups: int,
-) -> bool:
+def _patches(x: Value, axes: Sequence[Window]) -> bool:
     """Whether the windows of a convolution tile the image."""
-    return (
-        x.rank == 4
-        and list(kernel) == list(strides)
-        and math.prod(kernel) > 1
-        and set(dilations) == {1}
-        and not any(pads)
-        and groups == 1
-    )
+    tiles = all(a.kernel == a.stride and a.dilation == 1 and not any(a.pads) for a in axes)
+    return x.rank == 4 and tiles and math.prod(_taps(axes)) > 1
 
 
 def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int) -> Nhwc:
     """The windows of size kh x kw of an image as pixels of c * kh * kw channels, in the order of a
     convolution's weights.
     """
-    n, c, _, _ = x.image()
+    n, c = x.shape[0], x.channels
     view = ctx.strided(x)
     s_n, s_c, s_h, s_w = view.strides
-    if not isinstance(c, int):
-        raise Unsupported(
-            f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"
-        )
     to = ctx.images(x.dtype, n, c * kh * kw, oh, ow)
     source = View(view.ref, (s_n, D.mul(s_h, kh), D.mul(s_w, kw), s_c, s_h, s_w))
     ctx.copy(
@@ -266,54 +229,33 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     roles = op.operands("x", "w", "b")
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     _check(ctx, x, w)
-    spatial, spec = w.rank - 2, ConvTransposeSpec.of(op.attrs)
+    spec = ConvTransposeSpec.of(op.attrs)
     g = _groups(spec)
-    oc, kernel = int(w.shape[1]) * g, [int(k) for k in w.shape[2:]]
+    oc = int(w.shape[1]) * g
     _as_many_channels(ctx, x, int(w.shape[0]))
-    n, ic, h, wd = x.image()
+    n, ic, *_ = x.image()
     if not isinstance(ic, int) or ic != w.shape[0] or ic % g:
         raise Unsupported(
             f"the input has {ic} channels, and the weight takes {w.shape[0]} in {g} groups"
         )
     if spec.output_shape or spec.auto_pad not in ("", "NOTSET", "VALID"):
         raise Unsupported("no kernel computes ConvTranspose with output_shape or auto_pad")
-    sh, sw = pair(spec.strides, 1, spatial)
-    dh, dw = pair(spec.dilations, 1, spatial)
-    extra = spec.output_padding or [0] * spatial
-    eh, ew = (extra[0], extra[1]) if spatial == 2 else (0, extra[0])
-    pads = resolve_pads(
-        spec, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial
-    )
-    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
-    oh = D.mul(h - 1, sh) + (eh + dh * (kh - 1) + 1 - pads[0] - pads[2])
-    ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
+    axes = over_axes(op, x, w.shape[2:], transposed=True)
     src = ctx.nhwc(x)
-    shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
+    shape = (n, oc, *(a.out for a in axes[4 - x.rank :]))
     after = scaled(ctx, op, spec, roles, oc, shape)
-    depthwise = "deconv2d_dw" in ctx.target.families and g == ic > 1 and dh == dw == 1
+    (kh, kw), dilations = _taps(axes), {a.dilation for a in axes}
+    depthwise = "deconv2d_dw" in ctx.target.families and g == ic > 1 and dilations == {1}
     packing, params = "pack_deconv2d", {"OC": oc, "KH": kh, "KW": kw}
     if depthwise:
         packing = "pack_conv2d_dw"
     else:
         params |= {"IC": ic, "G": g}
     packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
-    ints: dict[str, DimLike] = {
-        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
-        "SH": sh, "SW": sw, "DH": dh, "DW": dw,
-        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
-    }  # fmt: skip
-    _launch(
-        ctx,
-        op,
-        after,
-        x.dtype,
-        "deconv2d_dw" if depthwise else "deconv2d",
-        src,
-        packed,
-        _bias(ctx, roles, after, oc),
-        ints,
-        shape,
-    )
+    family = "deconv2d_dw" if depthwise else "deconv2d"
+    ints = {"N": n, "IC": ic, "OC": oc, "G": g, **sides(axes), **src.pitches("x")}
+    bias = _bias(ctx, roles, after, oc)
+    _launch(ctx, op, after, x.dtype, family, src, packed, bias, ints, shape)
 
 
 def _check(ctx: Lowering, x: Value, w: Value) -> None:
@@ -381,7 +323,7 @@ def _launch(
             for (k, _), s in zip(epi.full, stored, strict=False):
                 operands[f"o{k}"] = s.ref
             if stored:
-                ints |= {"r_cs": stored[0].cs, "r_rs": stored[0].rs, "r_ns": stored[0].ns}
+                ints |= stored[0].pitches("r")
             ints |= epi.ints
     if (
         family == "conv2d"
@@ -390,7 +332,7 @@ def _launch(
     ):
         return
     dst = ctx.new_nhwc(out)
-    ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
+    ints |= dst.pitches("y")
     ctx.plan.launch(
         family,
         operands,
@@ -410,40 +352,18 @@ def _same_pitches(a: Nhwc, b: Nhwc) -> bool:
     return a.cs == b.cs and (a.rs is b.rs or a.rs == b.rs) and (a.ns is b.ns or a.ns == b.ns)
 
 
-_ORT_ACTIVATIONS = {
-    "Relu": ("relu",), "Sigmoid": ("sigmoid",), "Tanh": ("tanh",),
-    "LeakyRelu": ("leaky_relu", 0.01),
-    "Clip": ("clip", -3.4028234663852886e38, 3.4028234663852886e38),
-    "HardSigmoid": ("hard_sigmoid", 0.2, 0.5),
-}  # fmt: skip
-
-
 def ort_fused_conv(ctx: Lowering, op: Op) -> None:
-    """com.microsoft.FusedConv(x, w, b?, z?): convolution, optional sum, then the named activation;
-    what ORT's own tools leave behind.
-    """
-    name = op.attr("activation", "")
-    if name and name not in _ORT_ACTIVATIONS:
-        raise Unsupported(f"no kernel computes FusedConv with activation {name}")
-    code: list[Instr] = []
-    n_in = 2 if op.input(3) else 1
-    value = 0
+    """com.microsoft.FusedConv(x, w, b?, z?): activation(convolution + z)."""
+    code, value = Code([op.outputs[0]]), -1
     if op.input(3):
-        code.append(Instr("add", (0, 1)))
-        value = n_in
-    if name:
-        opcode, *defaults = _ORT_ACTIVATIONS[name]
-        given = [float(p) for p in op.attr("activation_params") or []]
-        args = [value]
-        for p in given or defaults:
-            code.append(Instr("const", (), float(p)))
-            args.append(n_in + len(code) - 1)
-        code.append(Instr(str(opcode), tuple(args)))
-        value = n_in + len(code) - 1
+        value = code.op("add", value, code.operand(op.input(3)))
+    try:
+        params = op.attr("activation_params") or []
+        expr = code.finish(fused_activation(code, op.nodes[0], value, params))
+    except Refuse as why:
+        raise Unsupported(str(why)) from None
     roles = {r: n for r, n in zip(("x", "w", "b", "e0"), op.inputs, strict=False) if n}
-    spec = ConvSpec.of(op.attrs)
-    if code:
-        spec = replace(spec, expr=Expr(n_in, tuple(code), value))
+    spec = replace(ConvSpec.of(op.attrs), expr=expr if expr.code else None)
     conv(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
 
 

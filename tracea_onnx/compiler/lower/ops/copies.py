@@ -81,7 +81,6 @@ def _join(ctx: Lowering, out: Value, parts: list[Value], k: int) -> None:
 
 
 def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> None:
-    n, _, h, w = out.image()
     if out.name in ctx.concats:  # some producers wrote their slice in place
         dst = out.nhwc = ctx.concats[out.name]
     else:
@@ -89,8 +88,8 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
     at = 0
     moves: list[tuple[View, DimLike, Dims]] = []
     for p in parts:
-        c = p.shape[1]
-        assert isinstance(c, int)
+        n, _, h, w = out.image()
+        c = p.channels
         there = replace(dst, ref=dst.ref.at(out.dtype.size * at))
         if p.nhwc is None or (
             ctx.slots.get(p.name) != (out.name, at)
@@ -102,24 +101,9 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
                 moves.append((View(src.ref, (src.ns, src.rs, src.cs, 1)), at, (n, h, w, c)))
                 at += c
                 continue
+            ints = {**out.nchw(), "C": c, **src.pitches("x"), **dst.pitches("y")}
             ctx.plan.launch(
-                "copy_nhwc",
-                {"x": src.ref},
-                {"y": there.ref},
-                {
-                    "N": n,
-                    "C": c,
-                    "H": h,
-                    "W": w,
-                    "x_cs": src.cs,
-                    "x_rs": src.rs,
-                    "x_ns": src.ns,
-                    "y_cs": dst.cs,
-                    "y_rs": dst.rs,
-                    "y_ns": dst.ns,
-                },
-                whole=False,
-                dtype=out.dtype,
+                "copy_nhwc", {"x": src.ref}, {"y": there.ref}, ints, whole=False, dtype=out.dtype
             )
         at += c
     ctx.copy_all(View(dst.ref, (dst.ns, dst.rs, dst.cs, 1)), out.dtype, moves)
@@ -284,10 +268,8 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
 
 def depth_to_space(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    n, c, h, w = x.shape
-    b = int(op.attr("blocksize"))
-    if not isinstance(c, int):
-        raise Unsupported("the number of channels of DepthToSpace is symbolic")
+    n, _, h, w = x.shape
+    b, c = int(op.attr("blocksize")), x.channels
     ctx.multiple(c, b * b, f"the channels of DepthToSpace '{op.label}'")
     out = ctx.define(op.outputs[0], x.dtype, (n, c // (b * b), D.mul(h, b), D.mul(w, b)))
     image, view = x.nhwc is not None and x.view is None, ctx.as_view(x)

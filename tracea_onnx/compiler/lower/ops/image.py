@@ -14,8 +14,8 @@ from tracea_onnx.compiler.lower.ops.conv import conv
 from tracea_onnx.compiler.lower.ops.gemm import gemm
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import conv3d_by_2d
-from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
-from tracea_onnx.compiler.lower.window import pooling
+from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.window import launch_pool, pooling
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -29,34 +29,25 @@ def pool(ctx: Lowering, op: Op) -> None:
         return  # the convolution that made its input pooled it
     x = ctx.value(op.input(0))
     mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
-    if x.rank == 5:
-        conv3d_by_2d.pool(ctx, op, x, mode)
-        return
-    p = pooling(op, x)
-    n, c, h, w = x.image()
-    (oh, ow), (kh, kw), (sh, sw), (dh, dw), pads = p.out, p.kernel, p.strides, p.dilations, p.pads
-    shape: Dims = (n, c, oh, ow) if x.rank == 4 else (n, c, ow)
+    axes = pooling(op, x)
     ctx.require(x, "pooling")
+    if x.rank == 5:
+        conv3d_by_2d.pool(ctx, op, x, mode, axes)
+        return
+    shape = (*x.shape[:2], *(w.out for w in axes[4 - x.rank :]))
     out = ctx.define(op.outputs[0], x.dtype, shape)
-    src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
-    ints: dict[str, DimLike] = {
-        "mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw,
-        "SH": sh, "SW": sw, "DH": dh, "DW": dw,
-        "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3], "x_cs": src.cs, "x_rs": src.rs,
-        "x_ns": src.ns,
-        "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
-    }  # fmt: skip
-    ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+    launch_pool(ctx, x, mode, ctx.nhwc(x), ctx.new_nhwc(out), x.shape[:2], axes)
 
 
 def global_pool(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     ctx.require(x, "global pooling")
-    out = ctx.define(op.outputs[0], x.dtype, (x.shape[0], x.shape[1], *(1 for _ in x.shape[2:])))
-    _global_pool(ctx, x, out, 0 if op.kind == "GlobalMaxPool" else 1)
+    out = ctx.define(op.outputs[0], x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))
+    pool_globally(ctx, x, out, 0 if op.kind == "GlobalMaxPool" else 1)
 
 
-def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
+def pool_globally(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
+    """mode: 0 for the largest element of each channel, 1 for the mean."""
     if x.nhwc is None or x.view is not None:
         # plain storage: a reduction over contiguous rows
         ints: dict[str, DimLike] = {
@@ -70,14 +61,9 @@ def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
             "reduce", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype
         )
         return
-    n, c, h, w = x.image()
-    src = x.nhwc
-    ctx.plan.launch(
-        "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
-        {"mode": mode, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs,
-         "x_ns": src.ns, "y_ns": c},
-        dtype=x.dtype,
-    )  # fmt: skip
+    ints = {"mode": mode, **x.nchw(), **x.nhwc.pitches("x"), "y_ns": x.shape[1]}
+    y = ctx.new_plain(out)
+    ctx.plan.launch("global_pool", {"x": x.nhwc.ref}, {"y": y}, ints, dtype=x.dtype)
 
 
 _COORD = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3}
@@ -174,8 +160,7 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
         **how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
-        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs,
-        "y_ns": dst.ns,
+        **src.pitches("x"), **dst.pitches("y"),
     }  # fmt: skip
     ctx.plan.launch(
         how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype
@@ -189,14 +174,9 @@ def lrn(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"no {ctx.plan.backend} kernel computes LRN; ONNX Runtime's own runs it")
     if x.rank != 4:
         raise Unsupported(f"LRN has an operand of rank {x.rank}; the kernel takes 4")
-    n, c, h, w = x.image()
     src = ctx.nhwc(x)
     dst = ctx.new_nhwc(ctx.define(op.outputs[0], x.dtype, x.shape))
-    ints: dict[str, DimLike] = {
-        "size": int(op.attr("size")), "N": n, "C": c, "H": h, "W": w,
-        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs,
-        "y_ns": dst.ns,
-    }  # fmt: skip
+    ints = {"size": int(op.attr("size")), **x.nchw(), **src.pitches("x"), **dst.pitches("y")}
     floats = {
         "alpha": float(op.attr("alpha", 1e-4)),
         "beta": float(op.attr("beta", 0.75)),
@@ -237,8 +217,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     ints: dict[str, DimLike] = {
         "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)),
         "grid_dtype": int(grid.dtype), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
-        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs,
-        "y_ns": dst.ns,
+        **src.pitches("x"), **dst.pitches("y"),
     }  # fmt: skip
     ctx.plan.launch(
         "grid_sample",
@@ -309,13 +288,11 @@ def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:
         else None
         for b, n in zip(biases, (r, c), strict=True)
     ]
-    n, _, h, w = x.image()
     src = x.nhwc
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     dst = ctx.new_nhwc(out)
-    ints: dict[str, DimLike] = {
-        "N": n, "C": c, "R": r, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
-        "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    ints = {
+        **x.nchw(), "R": r, **src.pitches("x"), **dst.pitches("y"),
         "act1": act1[0], "act2": act2[0],
     }  # fmt: skip
     floats = {"p0": act1[1], "p1": act1[2], "q0": act2[1], "q1": act2[2]}
@@ -348,7 +325,7 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             f"squeeze-and-excitation has an operand of rank {x.rank}; the kernel takes 4"
         )
-    _global_pool(ctx, x, pooled, 1)
+    pool_globally(ctx, x, pooled, 1)
     step = pooled.name
     for k, expr in ((1, spec.expr1), (2, spec.expr2)):
         roles = {"x": step, "w": op.role(f"w{k}")}

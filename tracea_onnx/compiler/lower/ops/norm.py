@@ -8,6 +8,7 @@ from tracea_onnx.compiler.lower.axes import axis_of, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.image import pool_globally
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import gemm_norm, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
@@ -160,9 +161,7 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
         raise Unsupported("the scale of GroupNormalization is per group before opset 21")
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
-    c = x.shape[1]
-    if not isinstance(c, int):
-        raise Unsupported("the number of channels of the group norm is symbolic")
+    c = x.channels
     # InstanceNormalization has no number of groups
     spec = GroupNormSpec.of({"num_groups": -1, "epsilon": 1e-5, **op.attrs})
     groups = c if spec.groups == -1 else spec.groups
@@ -178,13 +177,8 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     floats = {"eps": spec.eps, "p0": p0, "p1": p1}
     if x.nhwc is not None and x.view is None:
-        n, _, h, w = x.image()
         src, dst = x.nhwc, ctx.new_nhwc(out)
-        ints: dict[str, DimLike] = {
-            "N": n, "C": c, "G": groups, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs,
-            "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
-            "act": act,
-        }  # fmt: skip
+        ints = {**x.nchw(), "G": groups, **src.pitches("x"), **dst.pitches("y"), "act": act}
         ctx.plan.launch(
             "groupnorm_nhwc",
             {"x": src.ref, **operands},
@@ -283,16 +277,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
         and x.view is None
         and kind in (1, 2)
     ):
-        n, c, h, w = x.image()
-        assert isinstance(c, int)
-        out = ctx.define(op.outputs[0], x.dtype, shape)
-        src = x.nhwc
-        ctx.plan.launch(
-            "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
-            {"mode": 1 if kind == 1 else 0, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs,
-             "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
-            dtype=x.dtype,
-        )  # fmt: skip
+        pool_globally(ctx, x, ctx.define(op.outputs[0], x.dtype, shape), int(kind == 1))
         return
     if gone != list(range(gone[0], gone[-1] + 1)) if gone else False:
         kept = [k for k in range(x.rank) if k not in gone]

@@ -165,23 +165,22 @@ def _image(
     if any(k is None for k in kinds) or FULL not in kinds or not isinstance(shape[1], int):
         return False
     out = ctx.define(name, dtype, shape)
-    n, c, h, w = out.image()
     operands: dict[str, Ref | None] = {}
-    ints: dict[str, DimLike] = {"N": n, "C": c, "H": h, "W": w}
+    ints = out.nchw()
     for k, (v, kind) in enumerate(zip(inputs, kinds, strict=True)):
         assert kind is not None
         ints[f"x{k}_kind"] = kind
         if kind == FULL:
             src = ctx.nhwc(v)
             operands[f"x{k}"] = src.ref
-            ints |= {f"x{k}_cs": src.cs, f"x{k}_rs": src.rs, f"x{k}_ns": src.ns}
+            ints |= src.pitches(f"x{k}")
         else:
             operands[f"x{k}"] = ctx.plain(v)
             ints[f"x{k}_ns"] = (
-                c if kind != SCALAR and v.rank == len(shape) and v.shape[0] != 1 else 0
+                shape[1] if kind != SCALAR and v.rank == len(shape) and v.shape[0] != 1 else 0
             )
     dst = ctx.new_nhwc(out)
-    ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
+    ints |= dst.pitches("y")
     ctx.plan.launch(
         "pointwise_nhwc",
         operands,

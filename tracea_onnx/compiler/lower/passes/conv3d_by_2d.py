@@ -11,29 +11,23 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.padding import with_zeros
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
-from tracea_onnx.compiler.lower.window import Extent, extents, pooled_window
+from tracea_onnx.compiler.lower.window import launch_pool, over_axes
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, factor
 from tracea_onnx.match.spec_table import ConvSpec
+from tracea_onnx.shapes.windows import Window
 
-_NO_BORDER = (0, 0, 0, 0)
 
-
-def slices(ctx: Lowering, x: Value, depth: Extent) -> tuple[Nhwc, DimLike, int]:
+def slices(ctx: Lowering, x: Value, depth: Window) -> tuple[Nhwc, DimLike, int]:
     """The image of each step along the depth, whose channels are those of `x` for every tap there:
     its storage, how many there are, their channels.
     """
-    c = x.shape[1]
     if not ctx.target.few_launches:
         raise Unsupported(f"no {ctx.plan.backend} kernel runs over 3 spatial dims")
-    if not isinstance(c, int):
-        raise Unsupported(
-            f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"
-        )
-    if depth.before or depth.after:
-        x = with_zeros(
-            ctx, f"{x.name}\0deep", x, (0, 0, depth.before, 0, 0, 0, 0, depth.after, 0, 0)
-        )
+    c = x.channels
+    before, after = depth.padding()
+    if before or after:
+        x = with_zeros(ctx, f"{x.name}\0deep", x, (0, 0, before, 0, 0, 0, 0, after, 0, 0))
     n, _, _, h, w = x.shape
     s_n, s_c, s_d, s_h, s_w = ctx.strided(x).strides
     count, taps = D.mul(n, depth.out), depth.kernel
@@ -44,7 +38,7 @@ def slices(ctx: Lowering, x: Value, depth: Extent) -> tuple[Nhwc, DimLike, int]:
         and all(factor(s) % ctx.target.vector == 0 for s in (s_w, s_h, s_d))
     )
     if lies:
-        return Nhwc(ctx.strided(x).ref, s_w, s_h, s_d, _NO_BORDER), count, c
+        return Nhwc(ctx.strided(x).ref, s_w, s_h, s_d), count, c
     wide = c * taps
     to = ctx.images(x.dtype, count, wide, h, w)
     shape: Dims = (n, depth.out, h, w, c, taps)
@@ -65,10 +59,8 @@ def slices(ctx: Lowering, x: Value, depth: Extent) -> tuple[Nhwc, DimLike, int]:
 def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, Op], None]) -> None:
     """lower: what lowers a convolution over height and width."""
     ctx.require(x, "a convolution")
-    if not isinstance(x.shape[1], int) or any(not isinstance(d, int) for d in w.shape):
-        raise Unsupported("the number of channels of the convolution is symbolic")
     oc, icg, *kernel = (int(d) for d in w.shape if isinstance(d, int))
-    depth, *plane = extents(op, x.shape[2:], kernel)
+    depth, *plane = over_axes(op, x, kernel)
     src, count, wide = slices(ctx, x, depth)
     name, image, filters = (f"{op.outputs[0]}\0{part}" for part in ("flat", "slices", "filters"))
     v = ctx.define(image, x.dtype, (count, wide, *x.shape[3:]))
@@ -80,7 +72,7 @@ def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, O
     )
     spec = ConvSpec(
         group=ConvSpec.of(op.attrs).group,
-        pads=[e.before for e in plane] + [e.after for e in plane],
+        pads=[e.padding()[side] for side in (0, 1) for e in plane],
         strides=[e.stride for e in plane],
         dilations=[e.dilation for e in plane],
     )
@@ -96,46 +88,18 @@ def give(ctx: Lowering, op: Op, image: Nhwc, x: Value, shape: Dims) -> None:
     out.view = View(image.ref, (D.mul(shape[2], image.ns), 1, image.ns, image.rs, image.cs))
 
 
-def pool(ctx: Lowering, op: Op, x: Value, mode: int) -> None:
+def pool(ctx: Lowering, op: Op, x: Value, mode: int, axes: Sequence[Window]) -> None:
     """mode: as `pool2d` has it."""
-    ctx.require(x, "pooling")
-    depth, *plane = extents(op, x.shape[2:], pooled_window(op))
-    n, c, d, h, w = x.shape
-    if not isinstance(c, int):
-        raise Unsupported(
-            f"the number of channels of '{x.name}' is symbolic; the kernels need a constant"
-        )
-    src, count, _ = slices(ctx, x, Extent(d, 1, 1, 1, 0, 0, d))
+    depth, *plane = axes
+    n, d, c = x.shape[0], x.shape[2], x.channels
+    src, count, _ = slices(ctx, x, Window(d, out=d))
     oh, ow = plane[0].out, plane[1].out
     flat = ctx.images(x.dtype, count, c, oh, ow)
-    _launch(ctx, x, mode, src, flat, (count, c, h, w), plane)
+    launch_pool(ctx, x, mode, src, flat, (count, c), plane)
     # Rows of these images are pixels of one row, whose image's height is the depth.
-    lines = Nhwc(flat.ref, flat.cs, flat.ns, D.mul(d, flat.ns), _NO_BORDER)
+    lines = Nhwc(flat.ref, flat.cs, flat.ns, D.mul(d, flat.ns))
     width = D.mul(oh, ow)
     deep = ctx.images(x.dtype, n, c, depth.out, width)
-    _launch(
-        ctx, x, mode, lines, deep, (n, c, d, width), (depth, Extent(width, 1, 1, 1, 0, 0, width))
-    )
-    give(
-        ctx,
-        op,
-        Nhwc(deep.ref, deep.cs, D.mul(ow, deep.cs), deep.rs, _NO_BORDER),
-        x,
-        (n, c, depth.out, oh, ow),
-    )
-
-
-def _launch(
-    ctx: Lowering, x: Value, mode: int, src: Nhwc, dst: Nhwc, sizes: Dims, axes: Sequence[Extent]
-) -> None:
-    ints: dict[str, DimLike] = {
-        "mode": mode,
-        **dict(zip(("N", "C", "IH", "IW"), sizes, strict=True)),
-    }
-    for a, e in zip("HW", axes, strict=True):
-        ints |= {f"O{a}": e.out, f"K{a}": e.kernel, f"S{a}": e.stride, f"D{a}": e.dilation}
-    ints |= {"PT": axes[0].before, "PL": axes[1].before, "PB": axes[0].after, "PR": axes[1].after}
-    ints |= {
-        f"{s}_{p}": getattr(v, p) for s, v in (("x", src), ("y", dst)) for p in ("cs", "rs", "ns")
-    }
-    ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+    launch_pool(ctx, x, mode, lines, deep, (n, c), (depth, Window(width, out=width)))
+    rows = Nhwc(deep.ref, deep.cs, D.mul(ow, deep.cs), deep.rs)
+    give(ctx, op, rows, x, (n, c, depth.out, oh, ow))

@@ -46,23 +46,21 @@ def launch(
     if pool is None or dtype.size != 2 or x.rank != 4 or epi.full or epi.residual is not None:
         return False
     try:
-        p = pooling(pool, x)
+        rows, columns = pooling(pool, x)
+        # a window may see nothing
+        padded = any(max(w.padding()) >= w.kernel for w in (rows, columns))
     except Unsupported:
         return False
-    # a window may see nothing
-    padded = any(pad >= size for pad, size in zip(p.pads, p.kernel * 2, strict=True))
-    if (
-        not _WINDOWS.issuperset(p.kernel)
-        or set(p.strides) != {_STRIDE}
-        or set(p.dilations) != {1}
-        or padded
+    if padded or any(
+        w.kernel not in _WINDOWS or w.stride != _STRIDE or w.dilation != 1 for w in (rows, columns)
     ):
         return False
-    out = ctx.define(pool.outputs[0], dtype, (*x.shape[:2], *p.out))
+    out = ctx.define(pool.outputs[0], dtype, (*x.shape[:2], rows.out, columns.out))
     dst = ctx.new_nhwc(out)
     window: dict[str, DimLike] = {
-        "PKH": p.kernel[0], "PKW": p.kernel[1], "PPT": p.pads[0], "PPL": p.pads[1], "PH": p.out[0], "PW": p.out[1],
-        "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "PKH": rows.kernel, "PKW": columns.kernel, "PPT": rows.padding()[0],
+        "PPL": columns.padding()[0],
+        "PH": rows.out, "PW": columns.out, **dst.pitches("y"),
     }  # fmt: skip
     try:
         ctx.plan.launch(
