@@ -47,7 +47,7 @@ def conv() -> Iterator[Subject]:
         trial, steps = products.convolution(F16, v), taps * -(-v.c // 64)
         found = [
             *T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7),
-            *T.window_tiles(trial.requests[0], steps),
+            *T.halo_tiles(trial.requests[0], resident=True),
         ]
         yield trial, {T.tile_name(t): t for t in found}
 

@@ -3,7 +3,9 @@
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
+#ifndef SOURCE
 #define SOURCE 0
+#endif
 constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;
 #endif  // GENERATED
 #include "common/hopper.cuh"

@@ -27,15 +27,7 @@ from ..common import epilogue
 from ..gemm import cluster_splitk_sm90, persistent_sm90, select
 from ..gemm import emit as gemm_emit
 from ..gemm.multistage_sm80 import tiles as multistage_tiles
-from . import (
-    grouped,
-    halo_resident,
-    halo_streamed,
-    narrow_simt,
-    small_c_patch,
-    small_c_pool,
-    small_c_simt,
-)
+from . import grouped, halo, narrow_simt, small_c_patch, small_c_pool, small_c_simt
 from . import transposed as _transposed
 from .depthwise import emit as depthwise
 
@@ -225,7 +217,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
                 for t, cost in mapped.items()
             }
         if maps and stored:
-            costs |= halo_resident.prices(r, size, maps) | halo_streamed.prices(r, size)
+            costs |= halo.prices(r, size)
         if g > 1 or not maps or ic < _NARROW:
             costs |= tiles(size)
         return (
@@ -242,11 +234,8 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
         if isinstance(tile, cluster_splitk_sm90.SplitTile):
             kernels.append(cluster_splitk_sm90.convolution(r, tile, rows, active))
             continue
-        if isinstance(tile, halo_resident.WindowTile):
-            kernels.append(halo_resident.convolution(r, tile, active))
-            continue
-        if isinstance(tile, halo_streamed.SlabTile):
-            kernels.append(halo_streamed.convolution(r, tile, active))
+        if isinstance(tile, halo.HaloTile):
+            kernels.append(halo.emit(r, tile, active))
             continue
         if isinstance(tile, (narrow_simt.NarrowTile, small_c_patch.PatchTile)):
             kernels.append(_of(tile).convolution(r, tile, transposed, active))

@@ -1,10 +1,18 @@
 // Convolutions in groups whose tiles also multiply pixels of other groups, by zeros in the filters.
 // 0 * Inf is NaN: an Inf or NaN there would reach sums that it has no part in. So sums that are not
 // finite are taken again, from the pixels and the filters of their own group alone.
-//
-// The generator defines OWN_GROUP (what makes one from the kernel's parameters) and OWN_TAPS,
-// OWN_KW, OWN_SH, OWN_SW, OWN_DH, OWN_DW, OWN_PT, OWN_PL, OWN_IN, OWN_OUT (input and output
-// channels of a group).
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int OWN_TAPS = 9, OWN_KW = 3;  // taps of the window, of a row of it
+constexpr int OWN_SH = 1, OWN_SW = 1;    // stride
+constexpr int OWN_DH = 1, OWN_DW = 1;    // dilation
+constexpr int OWN_PT = 1, OWN_PL = 1;    // padding above and at the left
+constexpr int OWN_IN = 8, OWN_OUT = 8;   // input and output channels of a group
+// What makes an Own from the kernel's parameters.
+#define OWN_GROUP \
+  Own { own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW }
+#endif  // GENERATED
 
 struct Own {
   const T *x, *w;  // pixels, and filters [output channel][tap][round_up(OWN_IN, 8)]

@@ -1,9 +1,15 @@
 // Phases of a transposed convolution whose windows have no dilation: output pixels every TURN_SH-th
-// row and TURN_SW-th column.
-//
-// The generator defines: TURN_KH, TURN_KW, TURN_SH, TURN_SW, TURN_PT, TURN_PL, and LOW_H, LOW_W,
-// the first input row and column that any phase reads for its first output pixel. Every phase has a
-// tap.
+// row and TURN_SW-th column. Every phase has a tap.
+#pragma once
+#ifndef GENERATED
+#define SOURCE 1
+constexpr int TURN_KH = 4, TURN_KW = 4;  // filter window
+constexpr int TURN_SH = 2, TURN_SW = 2;  // stride
+constexpr int TURN_PT = 1, TURN_PL = 1;  // padding above and at the left
+// The first input row and column that any phase reads for its first output pixel.
+constexpr int LOW_H = -1, LOW_W = -1;
+#include "common/tma.cuh"
+#endif  // GENERATED
 
 // Along one axis: `taps` of them meet output `at` of a phase, tap t being `first + t * stride` of
 // the window; it takes input `offset(t)` beyond the window's begin.

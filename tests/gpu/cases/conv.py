@@ -193,7 +193,7 @@ def bundle_tiles(v: Conv, dtype: DType) -> list[Any]:
         split(64, 24, True, 2),
         split(64, 48, False, 2, 2),
     ]
-    return [*tiles, *T.window_tiles(r, steps)]
+    return [*tiles, *T.halo_tiles(r, resident=True)]
 
 
 def bias_case(dtype: DType, channels: int) -> Case:
@@ -257,10 +257,12 @@ def check_cases() -> list[Case]:
                 if d != DType.BF16 or v == S.EVERY_TILE[0]
             ]
         for v in S.WINDOWS:
-            steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
-            cases += [conv_case(v, d, tile) for tile in T.window_tiles(conv_request(v, d), steps)]
+            cases += [
+                conv_case(v, d, tile) for tile in T.halo_tiles(conv_request(v, d), resident=True)
+            ]
         for v in S.SLABS:
             cases += [
-                conv_case(v, d, tile, wild=v.n == 3) for tile in T.slab_tiles(conv_request(v, d))
+                conv_case(v, d, tile, wild=v.n == 3)
+                for tile in T.halo_tiles(conv_request(v, d), resident=False)
             ]
     return cases

@@ -293,33 +293,28 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         Conv(2, 64, 13, 17, 136),
         Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)),
     ):
-        for window in discovery.module("kernels", "cuda.conv.halo_resident").candidates(
-            O.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)
-        ):
-            yield with_tile(conv(rng, v, F16), window)
+        for tile in T.halo_tiles(O.conv_request(v, F16), resident=True):
+            yield with_tile(conv(rng, v, F16), tile)
     for v in (
         Conv(5, 88, 9, 11, 72, (5, 5), pads=(2, 2, 2, 2), res_mode=1),
         Conv(2, 144, 6, 6, 45, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)),
     ):
-        for slab in T.slab_tiles(O.conv_request(v, F16)):
-            yield with_tile(conv(rng, v, F16), slab)
+        for tile in T.halo_tiles(O.conv_request(v, F16), resident=False):
+            yield with_tile(conv(rng, v, F16), tile)
     bundles = (
         Conv(3, 48, 11, 9, 48, groups=12),
         Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)),
         Conv(1, 40, 9, 11, 320, (3, 2), groups=10),
     )
     for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
-        r = O.conv_request(v, dtype)
-        windows = discovery.module("kernels", "cuda.conv.halo_resident").candidates(
-            r, v.kernel[0] * v.kernel[1]
-        )
+        halo = T.halo_tiles(O.conv_request(v, dtype), resident=True)
         tiles = (
             hopper(128, 64, True, 2),
             hopper(128, 64, True, 1, v.kernel[0] * v.kernel[1]),
             split(64, 24, True, 2, 1, 1),
             split(64, 48, False, 2, 2, 1),
         )
-        for tile in (*tiles, *windows):
+        for tile in (*tiles, *halo):
             yield with_tile(conv(rng, v, dtype), tile)
     yield with_tile(
         conv(rng, Conv(2, 192, 9, 7, 192, groups=2, res_mode=1), F16), hopper(64, 128, True, 2)

@@ -39,29 +39,18 @@ def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
     )
 
 
-def window_tiles(r: Request, steps: int) -> list[Any]:
-    """Tiles of the kernel for convolutions of stride 1 whose weights fit into shared memory."""
-    return (
-        list(discovery.module("kernels", "cuda.conv.halo_resident").candidates(r, steps))
-        if r.arch == 90 and r.dtype != DType.F32
-        else []
-    )
-
-
-def slab_tiles(r: Request) -> list[Any]:
-    """Some tiles of the kernel for convolutions of stride 1 whose weights do not, of each height
-    and each split.
+def halo_tiles(r: Request, *, resident: bool) -> list[Any]:
+    """Tiles of the kernel for convolutions of stride 1 whose weights stay in shared memory, or some
+    of those whose weights do not: of each height and each split.
     """
-    found = (
-        list(discovery.module("kernels", "cuda.conv.halo_streamed").candidates(r))
-        if r.arch == 90 and r.dtype != DType.F32
-        else []
-    )
-    alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.split == t.share == 1}
-    return [
-        *alone.values(),
-        *{(t.split, t.share): t for t in found if t.split > 1 or t.share > 1}.values(),
-    ]
+    if r.arch != 90 or r.dtype == DType.F32:
+        return []
+    halo = discovery.module("kernels", "cuda.conv.halo")
+    found = [t for t in halo.configs(r) if t.resident == resident]
+    if resident:
+        return found
+    alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.clustered == 1}
+    return [*alone.values(), *{(t.split, t.share): t for t in found if t.clustered > 1}.values()]
 
 
 def _tile_modules() -> tuple[Any, Any, Any]:
