@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tracea_onnx.ir.traits import Trait as T
+
+_NONE = T(0)
+
 
 @dataclass(frozen=True)
 class Opcode:
@@ -16,7 +20,9 @@ class Opcode:
     `arity` registers. Comparisons and logic give 1 or 0.
 
     numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/common/simd.h`; cuda: on
-    f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not have it."""
+    f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not have it.
+    onnx: the operator that is this instruction, with the attributes that are its last operands:
+    "Elu(alpha=1.0)"; traits: what is true of it (`op_traits.py`)."""
 
     name: str
     arity: int
@@ -26,25 +32,69 @@ class Opcode:
     int_cpu: str = ""
     int_cuda: str = ""
     commutative: bool = False
+    onnx: str = ""
+    traits: T = _NONE
 
 
 def _test(
-    name: str, numpy: str, cpu: str, cuda: str, integer: str, commutative: bool = False
+    name: str,
+    numpy: str,
+    cpu: str,
+    cuda: str,
+    integer: str,
+    commutative: bool = False,
+    onnx: str = "",
 ) -> Opcode:
     """A comparison of two registers, or what is true of them."""
     floats = f"select({cpu}, one, zero)", f"({cuda} ? 1.f : 0.f)"
-    return Opcode(name, 2, numpy, *floats, integer, f"(i64)({integer})", commutative)
+    return Opcode(
+        name, 2, numpy, *floats, integer, f"(i64)({integer})", commutative, onnx, T.BOOLEAN
+    )
 
 
 _ROWS = (
     # --- const loads `imm`, which in programs of integers is an integer below 2**24
     Opcode("const", 0, "", "", "", "ins.imm", "imm"),
     Opcode("copy", 1, "a", "a", "a", "a", "a"),
-    Opcode("add", 2, "a + b", "a + b", "a + b", "u(a) + u(b)", "a + b", commutative=True),
-    Opcode("sub", 2, "a - b", "a - b", "a - b", "u(a) - u(b)", "a - b"),
-    Opcode("mul", 2, "a * b", "a * b", "a * b", "u(a) * u(b)", "a * b", commutative=True),
+    Opcode(
+        "add",
+        2,
+        "a + b",
+        "a + b",
+        "a + b",
+        "u(a) + u(b)",
+        "a + b",
+        commutative=True,
+        onnx="Add",
+        traits=T.NARROW,
+    ),
+    Opcode(
+        "sub", 2, "a - b", "a - b", "a - b", "u(a) - u(b)", "a - b", onnx="Sub", traits=T.NARROW
+    ),
+    Opcode(
+        "mul",
+        2,
+        "a * b",
+        "a * b",
+        "a * b",
+        "u(a) * u(b)",
+        "a * b",
+        commutative=True,
+        onnx="Mul",
+        traits=T.NARROW,
+    ),
     # of integers it truncates toward zero, as ONNX's Div
-    Opcode("div", 2, "a / b", "a / b", "divide_(a, b)", "divide(a, b)", "(b ? a / b : 0)"),
+    Opcode(
+        "div",
+        2,
+        "a / b",
+        "a / b",
+        "divide_(a, b)",
+        "divide(a, b)",
+        "(b ? a / b : 0)",
+        onnx="Div",
+        traits=T.NARROW,
+    ),
     Opcode("fma", 3, "a * b + c", "fma(a, b, c)", "fmaf(a, b, c)"),
     Opcode(
         "min",
@@ -66,22 +116,40 @@ _ROWS = (
         "(a > b ? a : b)",
         commutative=True,
     ),
-    Opcode("neg", 1, "-a", "-a", "-a", "0 - u(a)", "-a"),
+    Opcode("neg", 1, "-a", "-a", "-a", "0 - u(a)", "-a", onnx="Neg", traits=T.EXACT | T.NARROW),
     Opcode(
-        "abs", 1, "np.abs(a)", "vabs(a)", "fabsf(a)", "a < 0 ? 0 - u(a) : u(a)", "(a < 0 ? -a : a)"
+        "abs",
+        1,
+        "np.abs(a)",
+        "vabs(a)",
+        "fabsf(a)",
+        "a < 0 ? 0 - u(a) : u(a)",
+        "(a < 0 ? -a : a)",
+        onnx="Abs",
+        traits=T.EXACT | T.NARROW,
     ),
-    Opcode("sqrt", 1, "np.sqrt(a)", "vsqrt(a)", "sqrtf(a)"),
+    Opcode("sqrt", 1, "np.sqrt(a)", "vsqrt(a)", "sqrtf(a)", onnx="Sqrt", traits=T.STEEP),
     Opcode("rsqrt", 1, "1 / np.sqrt(a)", "one / vsqrt(a)", "rsqrtf(a)"),
-    Opcode("reciprocal", 1, "1 / a", "one / a", "reciprocal_(a)"),
-    Opcode("exp", 1, "np.exp(a)", "vexp(a)", "exp_(a)"),
-    Opcode("log", 1, "np.log(a)", "vlog(a)", "log_(a)"),
-    Opcode("erf", 1, "erf(a)", "verf(a)", "erf_(a)"),
-    Opcode("tanh", 1, "np.tanh(a)", "vtanh(a)", "tanh_(a)"),
-    Opcode("sigmoid", 1, "sigmoid(a)", "vsigmoid(a)", "sigmoid_(a)"),
-    Opcode("floor", 1, "np.floor(a)", "vfloor(a)", "floorf(a)"),
-    Opcode("ceil", 1, "np.ceil(a)", "-vfloor(-a)", "ceilf(a)"),
+    Opcode(
+        "reciprocal", 1, "1 / a", "one / a", "reciprocal_(a)", onnx="Reciprocal", traits=T.STEEP
+    ),
+    Opcode("exp", 1, "np.exp(a)", "vexp(a)", "exp_(a)", onnx="Exp", traits=T.STEEP),
+    Opcode("log", 1, "np.log(a)", "vlog(a)", "log_(a)", onnx="Log", traits=T.STEEP),
+    Opcode("erf", 1, "erf(a)", "verf(a)", "erf_(a)", onnx="Erf", traits=T.NARROW),
+    Opcode("tanh", 1, "np.tanh(a)", "vtanh(a)", "tanh_(a)", onnx="Tanh", traits=T.NARROW),
+    Opcode(
+        "sigmoid", 1, "sigmoid(a)", "vsigmoid(a)", "sigmoid_(a)", onnx="Sigmoid", traits=T.NARROW
+    ),
+    Opcode(
+        "floor", 1, "np.floor(a)", "vfloor(a)", "floorf(a)", onnx="Floor", traits=T.EXACT | T.NARROW
+    ),
+    Opcode(
+        "ceil", 1, "np.ceil(a)", "-vfloor(-a)", "ceilf(a)", onnx="Ceil", traits=T.EXACT | T.NARROW
+    ),
     # half to even
-    Opcode("round", 1, "np.rint(a)", "vround(a)", "rintf(a)"),
+    Opcode(
+        "round", 1, "np.rint(a)", "vround(a)", "rintf(a)", onnx="Round", traits=T.EXACT | T.NARROW
+    ),
     Opcode(
         "sign",
         1,
@@ -90,6 +158,8 @@ _ROWS = (
         "(a > 0.f ? 1.f : a < 0.f ? -1.f : a)",
         "(a > 0) - (a < 0)",
         "(i64)((a > 0) - (a < 0))",
+        onnx="Sign",
+        traits=T.EXACT | T.NARROW,
     ),
     Opcode("pow", 2, "np.power(a, b)", "vpow(a, b)", "powf(a, b)"),
     # the sign of the divisor; the sign of the dividend
@@ -111,11 +181,11 @@ _ROWS = (
         "remainder_of_dividend(a, b)",
         "(b ? a % b : 0)",
     ),
-    Opcode("sin", 1, "np.sin(a)", "vsin(a)", "sinf(a)"),
-    Opcode("cos", 1, "np.cos(a)", "vcos(a)", "cosf(a)"),
-    _test("eq", "a == b", "a == b", "a == b", "a == b", commutative=True),
-    _test("lt", "a < b", "a < b", "a < b", "a < b"),
-    _test("le", "a <= b", "a <= b", "a <= b", "a <= b"),
+    Opcode("sin", 1, "np.sin(a)", "vsin(a)", "sinf(a)", onnx="Sin", traits=T.STEEP),
+    Opcode("cos", 1, "np.cos(a)", "vcos(a)", "cosf(a)", onnx="Cos", traits=T.STEEP),
+    _test("eq", "a == b", "a == b", "a == b", "a == b", commutative=True, onnx="Equal"),
+    _test("lt", "a < b", "a < b", "a < b", "a < b", onnx="Less"),
+    _test("le", "a <= b", "a <= b", "a <= b", "a <= b", onnx="LessOrEqual"),
     _test(
         "and",
         "(a != 0) & (b != 0)",
@@ -123,6 +193,7 @@ _ROWS = (
         "a != 0.f && b != 0.f",
         "a && b",
         commutative=True,
+        onnx="And",
     ),
     _test(
         "or",
@@ -131,6 +202,7 @@ _ROWS = (
         "a != 0.f || b != 0.f",
         "a || b",
         commutative=True,
+        onnx="Or",
     ),
     Opcode(
         "not",
@@ -140,6 +212,8 @@ _ROWS = (
         "(a == 0.f ? 1.f : 0.f)",
         "!a",
         "(i64)!a",
+        onnx="Not",
+        traits=T.BOOLEAN,
     ),
     _test(
         "xor",
@@ -148,6 +222,7 @@ _ROWS = (
         "(a != 0.f) != (b != 0.f)",
         "!a != !b",
         commutative=True,
+        onnx="Xor",
     ),
     Opcode(
         "where",
@@ -157,8 +232,18 @@ _ROWS = (
         "(a != 0.f ? b : c)",
         "a ? b : c",
         "(a ? b : c)",
+        onnx="Where",
+        traits=T.MOVE | T.EXACT | T.NARROW,
     ),
-    Opcode("isnan", 1, "np.isnan(a)", "select(a != a, one, zero)", "(a != a ? 1.f : 0.f)"),
+    Opcode(
+        "isnan",
+        1,
+        "np.isnan(a)",
+        "select(a != a, one, zero)",
+        "(a != a ? 1.f : 0.f)",
+        onnx="IsNaN",
+        traits=T.BOOLEAN,
+    ),
     Opcode(
         "isinf",
         1,
@@ -167,9 +252,23 @@ _ROWS = (
         "(fabsf(a) == __int_as_float(0x7f800000) ? 1.f : 0.f)",
     ),
     # --- activations: after their operand come their parameters
-    Opcode("relu", 1, "np.maximum(a, 0.0)", "vrelu(a)", "keep_max(a, 0.f)"),
     Opcode(
-        "leaky_relu", 2, "np.where(a < 0, b * a, a)", "vleaky_relu(a, b)", "(a >= 0.f ? a : b * a)"
+        "relu",
+        1,
+        "np.maximum(a, 0.0)",
+        "vrelu(a)",
+        "keep_max(a, 0.f)",
+        onnx="Relu",
+        traits=T.EXACT | T.NARROW,
+    ),
+    Opcode(
+        "leaky_relu",
+        2,
+        "np.where(a < 0, b * a, a)",
+        "vleaky_relu(a, b)",
+        "(a >= 0.f ? a : b * a)",
+        onnx="LeakyRelu(alpha=0.01)",
+        traits=T.NARROW,
     ),
     Opcode("clip", 3, "np.minimum(np.maximum(a, b), c)", "clamp(a, b, c)", "clip_(a, b, c)"),
     Opcode("silu", 1, "a * sigmoid(a)", "vsilu(a)", "silu_(a, 1.f)"),
@@ -179,6 +278,8 @@ _ROWS = (
         "np.clip(b * a + c, 0.0, 1.0)",
         "vhard_sigmoid(a, b, c)",
         "clip_(b * a + c, 0.f, 1.f)",
+        onnx="HardSigmoid(alpha=0.2, beta=0.5)",
+        traits=T.NARROW,
     ),
     Opcode(
         "hard_swish",
@@ -186,8 +287,18 @@ _ROWS = (
         "a * np.clip(a / 6 + 0.5, 0.0, 1.0)",
         "vhard_swish(a)",
         "a * __saturatef(fmaf(a, 1.f / 6.f, 0.5f))",
+        onnx="HardSwish",
+        traits=T.NARROW,
     ),
-    Opcode("elu", 2, "elu(a, b)", "velu(a, b)", "(a >= 0.f ? a : b * expm1_(a))"),
+    Opcode(
+        "elu",
+        2,
+        "elu(a, b)",
+        "velu(a, b)",
+        "(a >= 0.f ? a : b * expm1_(a))",
+        onnx="Elu(alpha=1.0)",
+        traits=T.NARROW,
+    ),
     Opcode("gelu_erf", 1, "0.5 * a * erfc(-a / np.sqrt(2))", "vgelu_erf(a)", "gelu_erf_(a)"),
     Opcode(
         "gelu_tanh",
@@ -196,9 +307,33 @@ _ROWS = (
         "vgelu_tanh(a)",
         "gelu_tanh_(a)",
     ),
-    Opcode("quick_gelu", 2, "a * sigmoid(b * a)", "vquick_gelu(a, b)", "silu_(a, b)"),
-    Opcode("mish", 1, "a * np.tanh(np.logaddexp(0.0, a))", "vmish(a)", "mish_(a)"),
-    Opcode("softplus", 1, "np.logaddexp(0.0, a)", "vsoftplus(a)", "softplus_(a)"),
+    Opcode(
+        "quick_gelu",
+        2,
+        "a * sigmoid(b * a)",
+        "vquick_gelu(a, b)",
+        "silu_(a, b)",
+        onnx="Swish(alpha=1.0)",
+        traits=T.NARROW,
+    ),
+    Opcode(
+        "mish",
+        1,
+        "a * np.tanh(np.logaddexp(0.0, a))",
+        "vmish(a)",
+        "mish_(a)",
+        onnx="Mish",
+        traits=T.NARROW,
+    ),
+    Opcode(
+        "softplus",
+        1,
+        "np.logaddexp(0.0, a)",
+        "vsoftplus(a)",
+        "softplus_(a)",
+        onnx="Softplus",
+        traits=T.STEEP,
+    ),
     # --- others
     Opcode("square", 1, "a * a", "a * a", "a * a", "u(a) * u(a)", "a * a"),
     Opcode(
@@ -207,29 +342,111 @@ _ROWS = (
         "np.where(a >= 0, a, b * a)",
         "select(a >= zero, a, a * b)",
         "(a >= 0.f ? a : b * a)",
+        onnx="PRelu",
+        traits=T.SAME_SHAPE | T.NARROW,
     ),
-    Opcode("atan", 1, "np.arctan(a)", "per_lane(a, TRACEA_LANE(atanf))", "atanf(a)"),
-    Opcode("tan", 1, "np.tan(a)", "per_lane(a, TRACEA_LANE(tanf))", "tanf(a)"),
-    Opcode("asin", 1, "np.arcsin(a)", "per_lane(a, TRACEA_LANE(asinf))", "asinf(a)"),
-    Opcode("acos", 1, "np.arccos(a)", "per_lane(a, TRACEA_LANE(acosf))", "acosf(a)"),
-    Opcode("sinh", 1, "np.sinh(a)", "per_lane(a, TRACEA_LANE(sinhf))", "sinhf(a)"),
-    Opcode("cosh", 1, "np.cosh(a)", "per_lane(a, TRACEA_LANE(coshf))", "coshf(a)"),
+    Opcode(
+        "atan",
+        1,
+        "np.arctan(a)",
+        "per_lane(a, TRACEA_LANE(atanf))",
+        "atanf(a)",
+        onnx="Atan",
+        traits=T.NARROW,
+    ),
+    Opcode(
+        "tan",
+        1,
+        "np.tan(a)",
+        "per_lane(a, TRACEA_LANE(tanf))",
+        "tanf(a)",
+        onnx="Tan",
+        traits=T.STEEP,
+    ),
+    Opcode(
+        "asin",
+        1,
+        "np.arcsin(a)",
+        "per_lane(a, TRACEA_LANE(asinf))",
+        "asinf(a)",
+        onnx="Asin",
+        traits=T.STEEP,
+    ),
+    Opcode(
+        "acos",
+        1,
+        "np.arccos(a)",
+        "per_lane(a, TRACEA_LANE(acosf))",
+        "acosf(a)",
+        onnx="Acos",
+        traits=T.STEEP,
+    ),
+    Opcode(
+        "sinh",
+        1,
+        "np.sinh(a)",
+        "per_lane(a, TRACEA_LANE(sinhf))",
+        "sinhf(a)",
+        onnx="Sinh",
+        traits=T.STEEP,
+    ),
+    Opcode(
+        "cosh",
+        1,
+        "np.cosh(a)",
+        "per_lane(a, TRACEA_LANE(coshf))",
+        "coshf(a)",
+        onnx="Cosh",
+        traits=T.STEEP,
+    ),
     # its parameters are alpha and gamma
-    Opcode("selu", 3, "c * elu(a, b)", "c * velu(a, b)", "c * (a > 0.f ? a : b * expm1_(a))"),
+    Opcode(
+        "selu",
+        3,
+        "c * elu(a, b)",
+        "c * velu(a, b)",
+        "c * (a > 0.f ? a : b * expm1_(a))",
+        onnx="Selu(alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)",
+        traits=T.NARROW,
+    ),
     Opcode(
         "celu",
         2,
         "np.where(a < 0, b * np.expm1(np.minimum(a, 0.0) / b), a)",
         "select(a < zero, b * vexpm1(a / b), a)",
         "(keep_max(a, 0.f) + keep_min(0.f, b * expm1_(divide_(a, b))))",
+        onnx="Celu(alpha=1.0)",
+        traits=T.NARROW,
     ),
     Opcode(
-        "softsign", 1, "a / (1 + np.abs(a))", "a / (vabs(a) + one)", "divide_(a, 1.f + fabsf(a))"
+        "softsign",
+        1,
+        "a / (1 + np.abs(a))",
+        "a / (vabs(a) + one)",
+        "divide_(a, 1.f + fabsf(a))",
+        onnx="Softsign",
+        traits=T.NARROW,
     ),
     Opcode("trunc", 1, "np.trunc(a)", "copysign(vfloor(vabs(a)), a)", "truncf(a)"),
 )
 OPCODE = {row.name: row for row in _ROWS}
 OPCODES = tuple(OPCODE)
+
+
+def _operator(text: str) -> tuple[str, dict[str, float]]:
+    """The name in "Elu(alpha=1.0)", and the defaults of the attributes."""
+    name, _, inside = text.removesuffix(")").partition("(")
+    given = (a.split("=") for a in inside.split(", ") if a)
+    return name, {k: float(v) for k, v in given}
+
+
+#: ONNX operators that are one instruction: its opcode, and attributes that are its last operands.
+OPCODES_OF = {
+    name: (row, attributes)
+    for row in _ROWS
+    if row.onnx
+    for name, attributes in [_operator(row.onnx)]
+}
 #: Opcodes of programs of integers.
 I64_OPCODES = frozenset(row.name for row in _ROWS if row.int_cpu)
 #: Activations a fused epilogue has built in: `none`, and opcodes whose parameters are the launch
@@ -263,14 +480,6 @@ class DType(IntEnum):
         return _SIZES[self]
 
 
-#: Floating-point types of expressions, and those of them that backends may have kernels for.
-FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
-KERNEL_FLOATS = FLOATS - {DType.F64}
-#: The largest finite number of each.
-LARGEST = {
-    DType.F32: 3.4028234663852886e38, DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38,
-    DType.F64: 1.7976931348623157e308,
-}  # fmt: skip
 #: Floating-point types of expressions, and those of them that backends may have kernels for.
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
 KERNEL_FLOATS = FLOATS - {DType.F64}

@@ -1,54 +1,17 @@
-"""What is true of each operator: the one table that all sets of operators come from.
+"""What is true of each operator, and which of its attributes were read: the one table that all sets
+of operators come from.
 
 `operators(Trait.POOL)` are the ONNX operators with a trait; `kinds` has the ops of specs too, which
-are written with a colon (`:gemm`). An operator whose trait nothing asks for has no row."""
+are written with a colon (`:gemm`). A pointwise operator that is one instruction has its row in the
+table of opcodes (`abi.py`), one that is made of several in `COMPOSED`."""
 
 from __future__ import annotations
 
-from enum import Flag, auto
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-
-class Trait(Flag):
-    # --- the first output, compared with the inputs
-    SAME_SHAPE = auto()  # it has the dims of the first input
-    BROADCAST = auto()  # it has the dims that all inputs broadcast to
-    SAME_TYPE = auto()  # it has the element type of the first input (Where: of the second)
-    BOOLEAN = auto()  # it is true or false
-    RESHAPE = auto()  # it has the elements of the first input in their order
-    PERMUTE = auto()  # it has every element of the first input once, in another order
-    STRIDED = auto()  # it may be strides over the first input (`match/strided_view.py`)
-    AXES = auto()  # it is the first input with axes of size one added, removed or repeated
-    MOVE = auto()  # its elements are elements of the inputs (Pad: or a constant)
-    EXACT = auto()  # its elements need no rounding where those of the inputs need none
-    GROWS = auto()  # it may be much larger than the inputs, by values that inference may not know
-    RANDOM = auto()  # it is no function of the inputs
-    SUM = auto()  # its elements are sums of many terms
-    STEEP = auto()  # values or slopes may leave fp16's range, or lose all digits in it
-    # --- what it is
-    CONV = auto()
-    DECONV = auto()
-    PRODUCT = auto()  # by a weight
-    FUSED_PRODUCT = auto()  # of ONNX Runtime, with an activation or more transposes
-    BATCHED = auto()  # a product of any number of matrices
-    ROW_NORM = auto()  # over the last axes
-    CHANNEL_NORM = auto()  # of [N, C, ...], per image
-    BATCH_NORM = auto()
-    POOL = auto()
-    GLOBAL_POOL = auto()
-    CONTROL = auto()  # it has bodies
-    QUANTISE = auto()  # ONNX Runtime's int8 kernels look for it next to their operator
-    SHAPE_ONLY = auto()  # it reads the shape of its input alone
-    # --- what is done with it
-    HEAVY = auto()  # a kernel for it is always worth a partition
-    ASKED = auto()  # not that, but `explain` says why it is not fused
-    NARROW = auto()  # harmless in fp16: it stays there behind an operator that is worth a cast
-    SEED = auto()  # worth a cast to fp16
-    NARROW_BODY = auto()  # a fused op whose body is narrow node by node; of others it is fp32
-    ORT_BF16 = auto()  # ONNX Runtime's CPU provider computes it in bf16
-    IMAGE = auto()  # lowering writes its result channels-last
-    KEEPS_IMAGE = auto()  # lowering does so where its operand is
-    SLICE = auto()  # lowering reads a slice of a wider projection in place, or copies it anyway
-
+from tracea_onnx.ir.abi import OPCODES_OF, Opcode
+from tracea_onnx.ir.traits import Trait as Trait
 
 T = Trait
 _UNARY = T.SAME_SHAPE | T.SAME_TYPE
@@ -58,98 +21,214 @@ _BF16 = _MOVE | T.ORT_BF16
 _HEAVY = T.HEAVY | T.SUM | T.SAME_TYPE
 _SEED = _HEAVY | T.SEED
 _NORM = _UNARY | T.NARROW | T.SUM
+_IMAGES = _NORM | T.CHANNEL_NORM | T.HEAVY | T.KEEPS_IMAGE
 _ORT = "com.microsoft."
+_WINDOW = "auto_pad dilations kernel_shape pads strides"
+_REDUCTION = "axes keepdims noop_with_empty_axes"
+_RESIZE = "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
+_TRANSPOSED = "transA transB"
 
-#: Operators of one row share their traits; a colon marks the op of a spec.
-_ROWS: tuple[tuple[str, Trait], ...] = (
-    # --- pointwise (`pointwise_ops.py`)
-    ("Celu Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink", _UNARY | T.NARROW),
-    ("Atan Clip Sigmoid Softsign Swish Tanh ThresholdedRelu", _UNARY | T.NARROW),
-    ("Acos Asin Cos Cosh Exp Log Reciprocal Sin Sinh Softplus Sqrt Tan", _UNARY | T.STEEP),
-    ("Abs Ceil Floor Neg Relu Round Sign", _UNARY | T.EXACT | T.NARROW),
-    (f"{_ORT}BiasGelu {_ORT}FastGelu {_ORT}Gelu {_ORT}QuickGelu", _UNARY),
-    ("Add Div Mean Mul Sub Sum", _BINARY | T.NARROW),
-    ("Mod Pow", _BINARY | T.STEEP),
-    ("Max Min", _BINARY | T.EXACT | T.NARROW),
-    ("And Equal Greater GreaterOrEqual Less LessOrEqual Or Xor", T.BROADCAST | T.BOOLEAN),
-    ("IsInf IsNaN Not", T.SAME_SHAPE | T.BOOLEAN),
-    ("Cast", T.SAME_SHAPE | T.EXACT),
-    ("Identity", _BF16 | T.SAME_SHAPE | T.RESHAPE | T.STRIDED | T.AXES),
-    ("Where", _MOVE | T.BROADCAST),
-    (":pointwise", T.NARROW | T.KEEPS_IMAGE),
-    # --- movement
-    ("Concat", _BF16 | T.SLICE),
-    ("DepthToSpace SpaceToDepth", _MOVE | T.PERMUTE),
-    ("Dropout", _UNARY),  # one that canonicalization leaves is in training mode
-    ("Expand", _MOVE | T.STRIDED | T.AXES | T.GROWS),
-    ("Flatten Reshape", _BF16 | T.RESHAPE | T.STRIDED),
-    ("Gather", _BF16 | T.STRIDED | T.GROWS),
-    ("GatherElements GatherND", _BF16),
-    ("Pad", _MOVE | T.GROWS),
-    ("Slice Split", _BF16 | T.STRIDED),
-    ("Squeeze Unsqueeze", _BF16 | T.RESHAPE | T.STRIDED | T.AXES),
-    ("Tile", _MOVE | T.STRIDED | T.GROWS),
-    ("Transpose", _BF16 | T.PERMUTE | T.STRIDED),
-    ("Trilu", _MOVE | T.SAME_SHAPE),
-    ("Scatter ScatterElements", _UNARY),
-    ("ScatterND", _UNARY | T.GROWS),
-    ("Constant", T.EXACT),
-    ("ConstantOfShape", T.EXACT | T.GROWS),
-    ("EyeLike OneHot Range", T.GROWS),
-    ("Shape Size", T.SHAPE_ONLY),
-    # --- products, convolutions, attention
-    ("Conv", _SEED | T.CONV | T.IMAGE),
-    (f"{_ORT}FusedConv", _HEAVY | T.CONV | T.IMAGE),
-    (":conv", _SEED | T.CONV | T.IMAGE | T.NARROW_BODY),
-    ("ConvTranspose", _SEED | T.DECONV | T.IMAGE),
-    (":conv_transpose", _SEED | T.DECONV | T.IMAGE | T.NARROW_BODY),
-    ("MatMul", _SEED | T.PRODUCT | T.BATCHED | T.GROWS),
-    ("Gemm", _SEED | T.PRODUCT),
-    (":gemm", _SEED | T.PRODUCT | T.NARROW_BODY),
-    (f"{_ORT}FusedGemm", T.FUSED_PRODUCT | T.SAME_TYPE),
-    (f"{_ORT}FusedMatMul", T.FUSED_PRODUCT | T.BATCHED | T.SAME_TYPE),
-    ("Einsum", _SEED | T.BATCHED),
-    (":swiglu", _SEED | T.NARROW_BODY),
-    ("Attention", _SEED),
-    (":attention", _SEED | T.SLICE),
-    (f"{_ORT}Attention {_ORT}MultiHeadAttention", _HEAVY),
-    ("RotaryEmbedding", _UNARY | T.HEAVY | T.NARROW | T.SLICE),
-    (f"{_ORT}RotaryEmbedding", _UNARY | T.HEAVY),
-    (":rope", T.HEAVY | T.NARROW | T.SLICE),
-    (":squeeze_excite", T.HEAVY | T.NARROW | T.NARROW_BODY | T.KEEPS_IMAGE),
-    ("GRU LSTM RNN", T.ASKED | T.SUM),
-    ("ConvInteger DeformConv MatMulInteger QLinearConv QLinearMatMul", T.ASKED),
-    (f"{_ORT}EmbedLayerNormalization {_ORT}GroupQueryAttention", T.ASKED),
-    (f"{_ORT}MatMulNBits {_ORT}QAttention", T.ASKED),
-    # --- norms, reductions, images
-    ("LayerNormalization RMSNormalization :layernorm", _NORM | T.ROW_NORM | T.HEAVY),
-    (f"SimplifiedLayerNormalization {_ORT}SimplifiedLayerNormalization", _UNARY),
-    (f"{_ORT}SkipLayerNormalization {_ORT}SkipSimplifiedLayerNormalization", _UNARY),
-    (
-        "GroupNormalization InstanceNormalization :groupnorm",
-        _NORM | T.CHANNEL_NORM | T.HEAVY | T.KEEPS_IMAGE,
+
+@dataclass(frozen=True)
+class Composed:
+    """A pointwise operator as an expression of opcodes: `x`, `y`, `z` are its inputs, the names of
+    `attributes`, which hold ONNX's defaults, its attributes, and `...` folds over all inputs.
+    """
+
+    expression: str
+    traits: Trait
+    attributes: Mapping[str, float] = field(default_factory=dict)
+
+
+COMPOSED: dict[str, Composed] = {
+    "Greater": Composed("lt(y, x)", T.BROADCAST | T.BOOLEAN),
+    "GreaterOrEqual": Composed("le(y, x)", T.BROADCAST | T.BOOLEAN),
+    "Identity": Composed("x", _BF16 | T.SAME_SHAPE | T.RESHAPE | T.STRIDED | T.AXES),
+    "Max": Composed("max(...)", _BINARY | T.EXACT | T.NARROW),
+    "Min": Composed("min(...)", _BINARY | T.EXACT | T.NARROW),
+    "Shrink": Composed(
+        "where(lt(x, neg(lambd)), add(x, bias), where(lt(lambd, x), sub(x, bias), 0))",
+        _UNARY | T.NARROW,
+        {"lambd": 0.5, "bias": 0.0},
     ),
-    ("BatchNormalization :batchnorm", _UNARY | T.NARROW | T.BATCH_NORM | T.ASKED),
-    ("LogSoftmax Softmax :softmax", _NORM | T.ASKED),
-    ("Hardmax LRN LpNormalization MeanVarianceNormalization", _UNARY | T.ASKED),
-    ("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean", T.SAME_TYPE | T.SUM),
-    ("ReduceProd ReduceSum ReduceSumSquare", T.SAME_TYPE | T.SUM),
-    ("ReduceMax ReduceMin TopK", T.SAME_TYPE | T.EXACT),
-    ("CumSum", _UNARY),
-    ("MaxPool", T.POOL | T.SAME_TYPE | T.EXACT | T.NARROW | T.IMAGE),
-    ("AveragePool", T.POOL | T.SAME_TYPE | T.NARROW | T.IMAGE),
-    ("LpPool", T.POOL | T.SAME_TYPE),
-    ("GlobalAveragePool", T.GLOBAL_POOL | T.SAME_TYPE | T.NARROW),
-    ("GlobalMaxPool", T.GLOBAL_POOL | T.SAME_TYPE | T.EXACT | T.NARROW),
-    ("Resize", T.SAME_TYPE | T.NARROW | T.IMAGE | T.GROWS),
-    ("Upsample", T.SAME_TYPE | T.IMAGE | T.GROWS),
+    "Sum": Composed("add(...)", _BINARY | T.NARROW),
+    "ThresholdedRelu": Composed("where(lt(alpha, x), x, 0)", _UNARY | T.NARROW, {"alpha": 1.0}),
+    f"{_ORT}QuickGelu": Composed("quick_gelu(x, alpha)", _UNARY, {"alpha": 1.702}),
+}
+
+#: Operators of one row share their traits and the attributes that are read, or that change no result
+#: (seed, momentum, stash_type: float32 is what kernels accumulate in). None: nobody read them, and
+#: no node is passed over for an attribute. A colon marks the op of a spec.
+_ROWS: tuple[tuple[str, Trait, str | None], ...] = (
+    # --- pointwise, by functions of `pointwise_ops.py`
+    ("Cast", T.SAME_SHAPE | T.EXACT, "round_mode saturate to"),
+    ("Clip", _UNARY | T.NARROW, "max min"),
+    ("Gelu", _UNARY | T.NARROW, "approximate"),
+    ("IsInf", T.SAME_SHAPE | T.BOOLEAN, "detect_negative detect_positive"),
+    ("Mean", _BINARY | T.NARROW, ""),
+    ("Mod", _BINARY | T.STEEP, "fmod"),
+    ("Pow", _BINARY | T.STEEP, ""),
+    (f"{_ORT}BiasGelu {_ORT}FastGelu {_ORT}Gelu", _UNARY, ""),
+    (":pointwise", T.NARROW | T.KEEPS_IMAGE, None),
+    # --- movement
+    ("Concat", _BF16 | T.SLICE, "axis"),
+    ("DepthToSpace SpaceToDepth", _MOVE | T.PERMUTE, "blocksize mode"),
+    ("Dropout", _UNARY, "ratio seed"),  # one that canonicalization leaves is in training mode
+    ("Expand", _MOVE | T.STRIDED | T.AXES | T.GROWS, ""),
+    ("Flatten", _BF16 | T.RESHAPE | T.STRIDED, "axis"),
+    ("Reshape", _BF16 | T.RESHAPE | T.STRIDED, "allowzero shape"),
+    ("Gather", _BF16 | T.STRIDED | T.GROWS, "axis"),
+    ("GatherElements", _BF16, "axis"),
+    ("GatherND", _BF16, "batch_dims"),
+    ("Pad", _MOVE | T.GROWS, "mode pads value"),
+    ("Slice", _BF16 | T.STRIDED, "axes ends starts"),
+    ("Split", _BF16 | T.STRIDED, "axis num_outputs split"),
+    ("Squeeze Unsqueeze", _BF16 | T.RESHAPE | T.STRIDED | T.AXES, "axes"),
+    ("Tile", _MOVE | T.STRIDED | T.GROWS, ""),
+    ("Transpose", _BF16 | T.PERMUTE | T.STRIDED, "perm"),
+    ("Trilu", _MOVE | T.SAME_SHAPE, "upper"),
+    ("Scatter", _UNARY, "axis"),
+    ("ScatterElements", _UNARY, "axis reduction"),
+    ("ScatterND", _UNARY | T.GROWS, "reduction"),
+    ("Constant", T.EXACT, None),
+    ("ConstantOfShape", T.EXACT | T.GROWS, "value"),
+    ("EyeLike", T.GROWS, None),
+    ("OneHot", T.GROWS, "axis"),
+    ("Range", T.GROWS, "stash_type"),
+    ("Shape", T.SHAPE_ONLY, "end start"),
+    ("Size", T.SHAPE_ONLY, ""),
+    # --- products, convolutions, attention
+    ("Conv", _SEED | T.CONV | T.IMAGE, f"{_WINDOW} group"),
+    (
+        f"{_ORT}FusedConv",
+        _HEAVY | T.CONV | T.IMAGE,
+        f"{_WINDOW} activation activation_params group",
+    ),
+    (":conv", _SEED | T.CONV | T.IMAGE | T.NARROW_BODY, None),
+    ("ConvTranspose", _SEED | T.DECONV | T.IMAGE, f"{_WINDOW} group output_padding output_shape"),
+    (":conv_transpose", _SEED | T.DECONV | T.IMAGE | T.NARROW_BODY, None),
+    ("MatMul", _SEED | T.PRODUCT | T.BATCHED | T.GROWS, ""),
+    ("Gemm", _SEED | T.PRODUCT, f"alpha beta broadcast {_TRANSPOSED}"),
+    (":gemm", _SEED | T.PRODUCT | T.NARROW_BODY, None),
+    (
+        f"{_ORT}FusedGemm",
+        T.FUSED_PRODUCT | T.SAME_TYPE,
+        f"activation activation_alpha activation_beta activation_gamma alpha beta {_TRANSPOSED}",
+    ),
+    (
+        f"{_ORT}FusedMatMul",
+        T.FUSED_PRODUCT | T.BATCHED | T.SAME_TYPE,
+        f"alpha {_TRANSPOSED} transBatchA transBatchB",
+    ),
+    ("Einsum", _SEED | T.BATCHED, "equation"),
+    (":swiglu", _SEED | T.NARROW_BODY, None),
+    (
+        "Attention",
+        _SEED,
+        "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision",
+    ),
+    (":attention", _SEED | T.SLICE, None),
+    (
+        f"{_ORT}Attention",
+        _HEAVY,
+        "do_rotary mask_filter_value num_heads qkv_hidden_sizes scale unidirectional",
+    ),
+    (f"{_ORT}MultiHeadAttention", _HEAVY, "mask_filter_value num_heads scale unidirectional"),
+    (
+        "RotaryEmbedding",
+        _UNARY | T.HEAVY | T.NARROW | T.SLICE,
+        "interleaved num_heads rotary_embedding_dim",
+    ),
+    (
+        f"{_ORT}RotaryEmbedding",
+        _UNARY | T.HEAVY,
+        "interleaved is_packed_batching num_heads rotary_embedding_dim scale",
+    ),
+    (":rope", T.HEAVY | T.NARROW | T.SLICE, None),
+    (":squeeze_excite", T.HEAVY | T.NARROW | T.NARROW_BODY | T.KEEPS_IMAGE, None),
+    ("GRU LSTM RNN", T.ASKED | T.SUM, None),
+    ("ConvInteger DeformConv MatMulInteger QLinearConv QLinearMatMul", T.ASKED, None),
+    (f"{_ORT}EmbedLayerNormalization", T.ASKED, "epsilon"),
+    (f"{_ORT}GroupQueryAttention {_ORT}MatMulNBits {_ORT}QAttention", T.ASKED, None),
+    # --- norms, reductions, images
+    (
+        "LayerNormalization RMSNormalization",
+        _NORM | T.ROW_NORM | T.HEAVY,
+        "axis epsilon stash_type",
+    ),
+    (":layernorm", _NORM | T.ROW_NORM | T.HEAVY, None),
+    (
+        f"SimplifiedLayerNormalization {_ORT}SimplifiedLayerNormalization",
+        _UNARY,
+        "axis epsilon stash_type",
+    ),
+    (f"{_ORT}SkipLayerNormalization {_ORT}SkipSimplifiedLayerNormalization", _UNARY, "epsilon"),
+    ("GroupNormalization", _IMAGES, "epsilon num_groups stash_type"),
+    ("InstanceNormalization", _IMAGES, "epsilon"),
+    (":groupnorm", _IMAGES, None),
+    (
+        "BatchNormalization",
+        _UNARY | T.NARROW | T.BATCH_NORM | T.ASKED,
+        "epsilon momentum spatial training_mode",
+    ),
+    (":batchnorm", _UNARY | T.NARROW | T.BATCH_NORM | T.ASKED, None),
+    ("LogSoftmax Softmax", _NORM | T.ASKED, "axis"),
+    (":softmax", _NORM | T.ASKED, None),
+    ("LRN", _UNARY | T.ASKED, "alpha beta bias size"),
+    ("Hardmax LpNormalization MeanVarianceNormalization", _UNARY | T.ASKED, None),
+    ("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean", T.SAME_TYPE | T.SUM, _REDUCTION),
+    ("ReduceProd ReduceSum ReduceSumSquare", T.SAME_TYPE | T.SUM, _REDUCTION),
+    ("ReduceMax ReduceMin", T.SAME_TYPE | T.EXACT, _REDUCTION),
+    ("ArgMax ArgMin", T(0), "axis keepdims select_last_index"),
+    ("TopK", T.SAME_TYPE | T.EXACT, "axis k largest sorted"),
+    ("CumSum", _UNARY, "exclusive reverse"),
+    (
+        "MaxPool",
+        T.POOL | T.SAME_TYPE | T.EXACT | T.NARROW | T.IMAGE,
+        f"{_WINDOW} ceil_mode storage_order",
+    ),
+    (
+        "AveragePool",
+        T.POOL | T.SAME_TYPE | T.NARROW | T.IMAGE,
+        f"{_WINDOW} ceil_mode count_include_pad",
+    ),
+    ("LpPool", T.POOL | T.SAME_TYPE, None),
+    ("GlobalAveragePool", T.GLOBAL_POOL | T.SAME_TYPE | T.NARROW, ""),
+    ("GlobalMaxPool", T.GLOBAL_POOL | T.SAME_TYPE | T.EXACT | T.NARROW, ""),
+    ("GridSample", T(0), "align_corners mode padding_mode"),
+    (
+        "Resize",
+        T.SAME_TYPE | T.NARROW | T.IMAGE | T.GROWS,
+        f"{_RESIZE} extrapolation_value keep_aspect_ratio_policy mode nearest_mode scales",
+    ),
+    ("Upsample", T.SAME_TYPE | T.IMAGE | T.GROWS, "mode scales"),
     # --- what no rule starts at
-    ("If Loop Scan SequenceMap", T.CONTROL),
-    ("DequantizeLinear QuantizeLinear", T.QUANTISE),
-    ("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform", T.RANDOM),
-    ("RandomUniformLike", T.RANDOM),
+    ("If Loop Scan SequenceMap", T.CONTROL, None),
+    ("DequantizeLinear QuantizeLinear", T.QUANTISE, None),
+    ("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform", T.RANDOM, None),
+    ("RandomUniformLike", T.RANDOM, None),
 )
-TRAITS = {op: traits for ops, traits in _ROWS for op in ops.split()}
+
+
+def _traits(opcode: Opcode, attributes: Mapping[str, float]) -> Trait:
+    """Of the operator that is this instruction."""
+    traits = opcode.traits
+    if T.SAME_SHAPE not in traits:
+        traits |= T.SAME_SHAPE if opcode.arity - len(attributes) == 1 else T.BROADCAST
+    return traits if T.BOOLEAN in traits else traits | T.SAME_TYPE
+
+
+TRAITS = {
+    **{op: traits for ops, traits, _ in _ROWS for op in ops.split()},
+    **{op: _traits(*row) for op, row in OPCODES_OF.items()},
+    **{op: made.traits for op, made in COMPOSED.items()},
+}
+#: The attributes of each operator that were read.
+READ: dict[str, frozenset[str]] = {
+    **{op: frozenset(a.split()) for ops, _, a in _ROWS if a is not None for op in ops.split()},
+    **{op: frozenset(attributes) for op, (_, attributes) in OPCODES_OF.items()},
+    **{op: frozenset(made.attributes) for op, made in COMPOSED.items()},
+}
 
 
 def kinds(*traits: Trait) -> frozenset[str]:

@@ -1,8 +1,8 @@
-"""Which versions and attributes of each operator the project has read.
+"""Whether a node says only what the project has read.
 
-An operator newer than its version here, or with an attribute that is not listed, may mean what
-nothing here knows of: rules, canonicalisation and lowering pass over such a node, and ONNX Runtime
-runs it. An attribute at its default says nothing new."""
+An operator newer than what was read, or with an attribute that `op_traits.py` does not list, may
+mean what nothing here knows of: rules, canonicalization and lowering pass over such a node, and
+ONNX Runtime runs it. An attribute at its default says nothing new."""
 
 from __future__ import annotations
 
@@ -10,98 +10,25 @@ from functools import cache
 
 from onnx import AttributeProto, NodeProto, defs, helper
 
+from tracea_onnx.ir.op_traits import READ
+
 #: The newest opset of the default domain whose changes were read.
 NEWEST = 28
 
-_WINDOW = "auto_pad dilations kernel_shape pads strides"
-_REDUCTION = "axes keepdims noop_with_empty_axes"
-
-
-def _each(operators: str, attributes: str) -> dict[str, str]:
-    return dict.fromkeys(operators.split(), attributes)
-
-
-#: Attributes that are read, or that change no result (seed, momentum, stash_type: float32 is what
-#: kernels accumulate in).
-_ATTRIBUTES: dict[str, str] = {
-    **_each("Abs Acos Add And Asin Atan Ceil Cos Cosh Div Equal Erf Exp Expand Floor GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSwish "
-        "Identity IsNaN Less LessOrEqual Log MatMul Max Mean Min Mish Mul Neg Not Or PRelu Pow Reciprocal Relu Round Sigmoid Sign Sin Sinh Size "
-        "Softplus Softsign Sqrt Sub Sum Tan Tanh Tile Where Xor", ""),
-    **_each("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare", _REDUCTION),
-    **_each("Celu Elu LeakyRelu Swish ThresholdedRelu", "alpha"),
-    **_each("Concat Flatten Gather GatherElements LogSoftmax OneHot Scatter Softmax", "axis"),
-    **_each("ArgMax ArgMin", "axis keepdims select_last_index"),
-    **_each("DepthToSpace SpaceToDepth", "blocksize mode"),
-    **_each("Squeeze Unsqueeze", "axes"),
-    **_each("LayerNormalization RMSNormalization SimplifiedLayerNormalization", "axis epsilon stash_type"),
-    "Attention": "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision",
-    "AveragePool": f"{_WINDOW} ceil_mode count_include_pad",
-    "BatchNormalization": "epsilon momentum spatial training_mode",
-    "Cast": "round_mode saturate to",
-    "Clip": "max min",
-    "ConstantOfShape": "value",
-    "Conv": f"{_WINDOW} group",
-    "ConvTranspose": f"{_WINDOW} group output_padding output_shape",
-    "CumSum": "exclusive reverse",
-    "Dropout": "ratio seed",
-    "Einsum": "equation",
-    "GatherND": "batch_dims",
-    "Gelu": "approximate",
-    "Gemm": "alpha beta broadcast transA transB",
-    "GridSample": "align_corners mode padding_mode",
-    "GroupNormalization": "epsilon num_groups stash_type",
-    "HardSigmoid": "alpha beta",
-    "InstanceNormalization": "epsilon",
-    "IsInf": "detect_negative detect_positive",
-    "LRN": "alpha beta bias size",
-    "MaxPool": f"{_WINDOW} ceil_mode storage_order",
-    "Mod": "fmod",
-    "Pad": "mode pads value",
-    "Range": "stash_type",
-    "Reshape": "allowzero shape",
-    "Resize": "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value keep_aspect_ratio_policy mode nearest_mode scales",
-    "RotaryEmbedding": "interleaved num_heads rotary_embedding_dim",
-    "ScatterElements": "axis reduction",
-    "ScatterND": "reduction",
-    "Selu": "alpha gamma",
-    "Shape": "end start",
-    "Shrink": "bias lambd",
-    "Slice": "axes ends starts",
-    "Split": "axis num_outputs split",
-    "TopK": "axis k largest sorted",
-    "Transpose": "perm",
-    "Trilu": "upper",
-    "Upsample": "mode scales",
-    "com.microsoft.Attention": "do_rotary mask_filter_value num_heads qkv_hidden_sizes scale unidirectional",
-    "com.microsoft.BiasGelu": "",
-    "com.microsoft.EmbedLayerNormalization": "epsilon",
-    "com.microsoft.FastGelu": "",
-    "com.microsoft.FusedConv": f"{_WINDOW} activation activation_params group",
-    "com.microsoft.FusedGemm": "activation activation_alpha activation_beta activation_gamma alpha beta transA transB",
-    "com.microsoft.FusedMatMul": "alpha transA transB transBatchA transBatchB",
-    "com.microsoft.Gelu": "",
-    "com.microsoft.MultiHeadAttention": "mask_filter_value num_heads scale unidirectional",
-    "com.microsoft.QuickGelu": "alpha",
-    "com.microsoft.RotaryEmbedding": "interleaved is_packed_batching num_heads rotary_embedding_dim scale",
-    "com.microsoft.SimplifiedLayerNormalization": "axis epsilon stash_type",
-    "com.microsoft.SkipLayerNormalization": "epsilon",
-    "com.microsoft.SkipSimplifiedLayerNormalization": "epsilon",
-}  # fmt: skip
 #: What is true or false. ONNX says nothing of other numbers, and ONNX Runtime's kernels take them
 #: for one or the other.
 _TRUTHS = frozenset(
-    _each(
-        "align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary "
-        "exclude_outside exclusive fmod interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted "
-        "spatial storage_order training_mode transA transB transBatchA transBatchB unidirectional upper",
-        "",
+    (
+        "align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "count_include_pad",
+        "detect_negative", "detect_positive", "do_rotary", "exclude_outside", "exclusive", "fmod",
+        "interleaved", "is_causal", "is_packed_batching", "keepdims", "largest",
+        "noop_with_empty_axes", "reverse", "saturate", "select_last_index", "sorted", "spatial",
+        "storage_order", "training_mode", "transA", "transB", "transBatchA", "transBatchB",
+        "unidirectional", "upper",
     )
-)
+)  # fmt: skip
 #: ONNX Runtime narrows the other integers, each in places of its own.
 _INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
-READ: dict[str, frozenset[str]] = {
-    op: frozenset(names.split()) for op, names in _ATTRIBUTES.items()
-}
 
 
 @cache

@@ -1,21 +1,21 @@
-"""Every pointwise ONNX operator as instructions of a pointwise expression: one table, one line per
-operator.
+"""Every pointwise ONNX operator as instructions of a pointwise expression.
 
 A new spelling of an activation needs nothing here as long as it is made of these operators; a new
-operator costs a line. `emit(code, node, args)` appends what the node computes and returns the
+operator is a row of `op_traits.py` or `abi.py`. `emit(code, node, args)` appends what the node computes and returns the
 result's id, or raises `Refuse` for a form the expression language cannot say (integer arithmetic,
 an unknown mode)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ast
+from collections.abc import Callable, Mapping, Sequence
 
 from onnx import TensorProto
 
-from tracea_onnx.ir.abi import FLOATS, LARGEST, OPCODE, DType
+from tracea_onnx.ir.abi import FLOATS, LARGEST, OPCODE, OPCODES_OF, DType, Opcode
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.op_traits import Trait, operators
+from tracea_onnx.ir.op_traits import COMPOSED, Composed, Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why, require
 
 BOOL = int(TensorProto.BOOL)
@@ -84,44 +84,50 @@ class Code:
 Emit = Callable[[Code, Graph, Node, list[int]], int]
 
 
-def _plain(op: str) -> Emit:
-    """The instruction of the same arguments."""
-    return lambda code, graph, node, a: code.op(op, *a)
-
-
-def _swapped(op: str) -> Emit:
-    return lambda code, graph, node, a: code.op(op, a[1], a[0])
-
-
-def _with(op: str, **defaults: float) -> Emit:
-    """An instruction whose further arguments are the node's attributes, in this order, with ONNX's
-    defaults.
-    """
+def _instruction(opcode: Opcode, attributes: Mapping[str, float]) -> Emit:
+    """One instruction, of the node's inputs and its attributes."""
 
     def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-        return code.op(op, a[0], *(code.const(node.attr(k, v)) for k, v in defaults.items()))
+        return code.op(
+            opcode.name, *a, *(code.const(node.attr(k, v)) for k, v in attributes.items())
+        )
 
     return emit
 
 
-def _fold(op: str) -> Emit:
+def _composed(made: Composed) -> Emit:
+    """What an expression of the table says."""
+    tree = ast.parse(made.expression, mode="eval").body
+
+    def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+        def value(e: ast.expr) -> int:
+            if isinstance(e, ast.Constant) and isinstance(e.value, (int, float)):
+                return code.const(e.value)
+            if isinstance(e, ast.Name) and e.id in made.attributes:
+                return code.const(node.attr(e.id, made.attributes[e.id]))
+            if isinstance(e, ast.Name):
+                return a["xyz".index(e.id)]
+            assert isinstance(e, ast.Call) and isinstance(e.func, ast.Name)
+            op = e.func.id
+            if any(isinstance(x, ast.Constant) and x.value is ... for x in e.args):
+                return _folded(code, op, a)
+            return code.op(op, *map(value, e.args))
+
+        return value(tree)
+
+    return emit
+
+
+def _folded(code: Code, op: str, a: list[int]) -> int:
     """A variadic operator, left to right."""
-
-    def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-        out = a[0]
-        for b in a[1:]:
-            out = code.op(op, out, b)
-        return out
-
-    return emit
+    out = a[0]
+    for b in a[1:]:
+        out = code.op(op, out, b)
+    return out
 
 
 def _mean(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    return (
-        code.op("div", _fold("add")(code, graph, node, a), code.const(len(a)))
-        if len(a) > 1
-        else a[0]
-    )
+    return code.op("div", _folded(code, "add", a), code.const(len(a))) if len(a) > 1 else a[0]
 
 
 def _clip(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
@@ -167,19 +173,6 @@ def _bias_then(op: str) -> Emit:
     )
 
 
-def _thresholded_relu(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    return code.op(
-        "where", code.op("lt", code.const(node.attr("alpha", 1.0)), a[0]), a[0], code.const(0.0)
-    )
-
-
-def _shrink(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    lambd, bias = code.const(node.attr("lambd", 0.5)), code.const(node.attr("bias", 0.0))
-    low = code.op("lt", a[0], code.op("neg", lambd))
-    high = code.op("where", code.op("lt", lambd, a[0]), code.op("sub", a[0], bias), code.const(0.0))
-    return code.op("where", low, code.op("add", a[0], bias), high)
-
-
 def _mod(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
     # of floats, too, from opset 28 on
     return code.op("fmod" if node.attr("fmod", 0) else "mod", *a)
@@ -196,49 +189,22 @@ def _cast(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
     return a[0]  # between floats, or 0/1 to float; `result_type` has refused the rest
 
 
-#: ONNX operator -> its instructions.
+#: ONNX operator -> its instructions: those of the tables, and those that attributes,
+#: opset or constants decide.
 POINTWISE: dict[str, Emit] = {
-    **{
-        onnx: _plain(op)
-        for onnx, op in {
-            "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf", "Exp": "exp",
-            "Log": "log", "Sqrt": "sqrt", "Neg": "neg", "Abs": "abs",
-            "Reciprocal": "reciprocal", "Floor": "floor", "Ceil": "ceil", "Round": "round",
-            "Sign": "sign", "Sin": "sin", "Cos": "cos", "Tan": "tan",
-            "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh",
-            "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish",
-            "HardSwish": "hard_swish", "IsNaN": "isnan", "Not": "not", "PRelu": "prelu",
-            "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "And": "and", "Or": "or",
-            "Xor": "xor",
-            "Equal": "eq", "Less": "lt", "LessOrEqual": "le", "Where": "where",
-        }.items()
-    },
-    "Identity": lambda code, graph, node, a: a[0],
-    "Greater": _swapped("lt"),
-    "GreaterOrEqual": _swapped("le"),
-    "Sum": _fold("add"),
-    "Min": _fold("min"),
-    "Max": _fold("max"),
+    **{op: _instruction(*row) for op, row in OPCODES_OF.items()},
+    **{op: _composed(made) for op, made in COMPOSED.items()},
     "Mean": _mean,
-    "LeakyRelu": _with("leaky_relu", alpha=0.01),
-    "Elu": _with("elu", alpha=1.0),
-    "Celu": _with("celu", alpha=1.0),
-    "Selu": _with("selu", alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
-    "HardSigmoid": _with("hard_sigmoid", alpha=0.2, beta=0.5),
-    "ThresholdedRelu": _thresholded_relu,
-    "Shrink": _shrink,
     "Clip": _clip,
     "Pow": _pow,
     "Mod": _mod,
     "IsInf": _isinf,
     "Cast": _cast,
     "Gelu": _gelu,
-    "Swish": _with("quick_gelu", alpha=1.0),
     "com.microsoft.Gelu": _bias_then("gelu_erf"),
     "com.microsoft.BiasGelu": _bias_then("gelu_erf"),
     "com.microsoft.FastGelu": _bias_then("gelu_tanh"),
-    "com.microsoft.QuickGelu": _with("quick_gelu", alpha=1.702),
-}  # fmt: skip
+}
 
 #: Activation attributes of com.microsoft.FusedConv and FusedGemm.
 _FUSED = {

@@ -1,47 +1,33 @@
-"""Lowering: ops to kernel launches. `LOWER` maps an op kind to the function that lowers it."""
+"""Lowering: ops to kernel launches. `LOWER` maps an op kind to the function that lowers it: `OPS` of
+the modules in `ops/`, which are found by name.
+"""
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+
+from tracea_onnx.compiler.lower import ops
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import UNTRUSTED, WRONG, Op
-from tracea_onnx.compiler.lower.ops import (
-    attention,
-    contrib,
-    conv,
-    copies,
-    einsum,
-    gemm,
-    image,
-    indexed,
-    movement,
-    norm,
-    padding,
-    pointwise,
-    topk,
-)
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.op_traits import Trait, kinds
-from tracea_onnx.ir.pointwise_ops import POINTWISE
 
-LOWER = {
-    **dict.fromkeys(POINTWISE, pointwise.pointwise), ":pointwise": pointwise.pointwise,
-    "Cast": pointwise.cast,
-    **movement.OPS, **copies.OPS, **indexed.OPS, **padding.OPS, **conv.OPS, **gemm.OPS,
-    **einsum.OPS, **attention.OPS, **norm.OPS, **image.OPS,
-    **topk.OPS, **contrib.OPS,
-}  # fmt: skip
+_MODULES = {
+    m.name: import_module(f"{ops.__name__}.{m.name}") for m in pkgutil.iter_modules(ops.__path__)
+}
+LOWER: dict[str, Callable[[Lowering, Op], None]] = {
+    kind: fn for module in _MODULES.values() for kind, fn in module.OPS.items()
+}
+#: Modules of `ops` whose kinds carry no arithmetic that would be worth a partition by itself.
+_LIGHT = ("copies", "indexed", "movement", "padding", "pointwise", "topk")
 #: Kinds that carry a model's arithmetic: a partition without any is left to ORT.
 COMPUTE = frozenset(
-    {
-        *conv.OPS,
-        *gemm.OPS,
-        *einsum.OPS,
-        *attention.OPS,
-        *contrib.OPS,
-        *norm.OPS,
-        *image.OPS,
+    (
         ":pointwise",
-    }
+        *(kind for name, module in _MODULES.items() if name not in _LIGHT for kind in module.OPS),
+    )
 )
 
 #: Kinds whose first operand has a batch and channels.

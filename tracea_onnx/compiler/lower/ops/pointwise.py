@@ -293,3 +293,10 @@ def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
                 return None
         out.append(v[expr.out])
     return tuple(out)
+
+
+OPS = {
+    **dict.fromkeys((op for op in POINTWISE if op != "Identity"), pointwise),
+    ":pointwise": pointwise,
+    "Cast": cast,
+}
