@@ -78,6 +78,11 @@ OPTIONS = (
         "whether the spec of a fused op is believed; by default its body is matched again",
     ),
     Option(
+        "ep_context", "`check`, `trust`", "check",
+        "whether a compiled model (EPContext) may hold machine code for a GPU; for files that you"
+        " made",
+    ),
+    Option(
         "log_level", "`verbose`, `info`, `warning`, `error`, `off`", "off",
         "also print the provider's log to stderr, from this level on",
     ),

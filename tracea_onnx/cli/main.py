@@ -14,12 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tracea_onnx._version import __version__
-from tracea_onnx.cli import cache, demo, doctor, explain, inline, inspect, optimize, tune, verify
+from tracea_onnx.cli import (
+    cache,
+    compile,
+    demo,
+    doctor,
+    explain,
+    inline,
+    inspect,
+    optimize,
+    tune,
+    verify,
+)
 from tracea_onnx.cli.options import printable
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.shapes.onnx_inference import first_line
 
-_COMMANDS = (optimize, explain, inspect, verify, inline, demo, tune, doctor, cache)
+_COMMANDS = (optimize, explain, inspect, verify, compile, inline, demo, tune, doctor, cache)
 _INTERRUPTED = 130
 
 

@@ -248,11 +248,12 @@ SLOTS = {
         "CreateStatus": 0, "GetErrorMessage": 2, "GetTensorMutableData": 51, "CastTypeInfoToTensorInfo": 55, "GetTensorElementType": 60,
         "GetDimensionsCount": 61, "GetDimensions": 62, "GetSymbolicDimensions": 63, "MemoryInfoGetId": 72, "KernelContext_GetInput": 90,
         "KernelContext_GetOutput": 91, "ReleaseStatus": 93, "ReleaseMemoryInfo": 94, "ReleaseValue": 96,
-        "KernelContext_GetGPUComputeStream": 193, "GetSessionConfigEntry": 238,
+        "KernelContext_GetGPUComputeStream": 193, "CreateOpAttr": 211, "ReleaseOpAttr": 212, "GetSessionConfigEntry": 238,
         "Logger_LogMessage": 247, "ReadOpAttr": 272, "KernelContext_ParallelFor": 274, "GetValueInfoName": 289, "GetValueInfoTypeInfo": 290,
-        "CreateKeyValuePairs": 295, "AddKeyValuePair": 296, "GetKeyValue": 297, "ReleaseKeyValuePairs": 300, "HardwareDevice_Type": 307,
+        "GetModelEditorApi": 291, "CreateKeyValuePairs": 295, "AddKeyValuePair": 296, "GetKeyValue": 297, "ReleaseKeyValuePairs": 300, "HardwareDevice_Type": 307,
         "HardwareDevice_VendorId": 308, "HardwareDevice_Metadata": 311, "GetEpApi": 317, "GetTensorSizeInBytes": 318, "CreateMemoryInfo_V2": 320,
-        "MemoryInfoGetDeviceMemType": 321, "ValueInfo_GetInitializerValue": 326, "ValueInfo_IsConstantInitializer": 331, "Graph_GetName": 333,
+        "MemoryInfoGetDeviceMemType": 321, "ValueInfo_GetInitializerValue": 326, "ValueInfo_IsConstantInitializer": 331,
+        "Graph_GetName": 333, "Graph_GetModelPath": 334,
         "Graph_GetOnnxIRVersion": 335, "Graph_GetNumOperatorSets": 336, "Graph_GetOperatorSets": 337, "Graph_GetNumInputs": 338,
         "Graph_GetInputs": 339, "Graph_GetNumOutputs": 340, "Graph_GetOutputs": 341, "Graph_GetNumNodes": 344, "Graph_GetNodes": 345, "Graph_GetParentNode": 346,
         "Node_GetName": 349, "Node_GetOperatorType": 350, "Node_GetDomain": 351, "Node_GetNumInputs": 353, "Node_GetInputs": 354,
@@ -270,6 +271,7 @@ SLOTS = {
         "KernelDefBuilder_SetInputMemType": 27, "KernelDefBuilder_SetOutputMemType": 28, "KernelDefBuilder_AddTypeConstraint": 29,
         "KernelDefBuilder_Build": 32, "ReleaseKernelDef": 33, "GetTensorDataType": 40,
     },
+    "TRACEA_ORT_EDITOR_FUNCTIONS": {"CreateNode": 6},
 }  # fmt: skip
 #: Members after `ort_version_supported`, 8 bytes each from offset 8.
 MEMBERS = {

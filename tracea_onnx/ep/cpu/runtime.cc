@@ -3,6 +3,7 @@
 
 #include "cpu/plan.h"
 #include "cpu/threads.h"
+#include "ort/compatibility.h"
 #include "ort/graph.h"
 #include "ort/options.h"
 #include "ort/provider.h"
@@ -82,6 +83,7 @@ struct Processor : Devices {
       ort.AddKeyValuePair(metadata, kBackendKey, "cpu");
       ort.AddKeyValuePair(metadata, kDeviceKey,
                           "-1");  // so that the provider option device_id never means this one
+      for (const auto& pair : kWeightlessMetadata) ort.AddKeyValuePair(metadata, pair[0], pair[1]);
       OrtStatus* status = ort.CreateEpDevice(factory, hardware[k], metadata, nullptr, &out[*count]);
       ort.ReleaseKeyValuePairs(metadata);
       check(status);
@@ -89,6 +91,7 @@ struct Processor : Devices {
       return;  // one device for all sockets: the provider uses ORT's threads
     }
   }
+  bool runs(const std::string& backend, int64_t) override { return backend == "cpu"; }
 };
 
 struct Cpu : Runtime {

@@ -1,5 +1,7 @@
 #include "cuda/factory.h"
 
+#include <algorithm>
+
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +10,7 @@
 
 #include "cuda/lane.h"
 #include "cuda/stream.h"
+#include "ort/compatibility.h"
 #include "ort/graph.h"
 #include "ort/provider.h"
 #include "plan/failure.h"
@@ -199,6 +202,7 @@ void Factory::add(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, 
     Pairs metadata;
     metadata.add(kBackendKey, "cuda");
     metadata.add(kDeviceKey, std::to_string(ordinal));
+    for (const auto& pair : kWeightlessMetadata) metadata.add(pair[0], pair[1]);
     if (!facts.name.empty()) metadata.add("name", facts.name);
     if (facts.arch) metadata.add("arch", std::to_string(facts.arch));
     tracea::check(ort.CreateEpDevice(self, match, metadata.p, nullptr, &out[*count]));
@@ -206,6 +210,12 @@ void Factory::add(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, 
     tracea::check(ort.EpDevice_AddAllocatorInfo(made, exposed.device));
     tracea::check(ort.EpDevice_AddAllocatorInfo(made, exposed.pinned));
   }
+}
+
+bool Factory::runs(const std::string& backend, int64_t architecture) {
+  return backend == "cuda" && std::any_of(gpus().begin(), gpus().end(), [&](const ListedGpu& gpu) {
+           return !gpu.arch || gpu.arch == architecture;
+         });
 }
 
 OrtAllocator* Factory::make_allocator(const OrtMemoryInfo* info) {

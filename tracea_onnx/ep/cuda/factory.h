@@ -23,6 +23,7 @@ class Factory : public Devices {
   // else on virtual ones. None without a driver.
   void add(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
            OrtEpDevice** out, size_t max, size_t* count) override;
+  bool runs(const std::string& backend, int64_t architecture) override;
   bool own_memory() override { return !gpus().empty(); }
   // Of device memory from the pool, or of pinned host memory. Makes no context before something is
   // allocated.

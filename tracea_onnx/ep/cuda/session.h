@@ -41,6 +41,7 @@ class Session : public DeviceSession {
   std::shared_ptr<Executable> compile(const Entry&, std::shared_ptr<const Plan> plan,
                                       const Initializers& initializers) override;
   std::vector<std::pair<std::string, std::string>> metadata() const override;
+  int64_t architecture() const override { return device_.about.arch; }
   std::string description() const override;
   Fit fit(const Entry& entry, std::string& why) const override;
   Prepared prepare(const Entry& entry, const std::shared_ptr<const Pack>& pack) override;

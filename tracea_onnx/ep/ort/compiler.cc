@@ -33,7 +33,7 @@ bool find_compiler(const std::string& python) {
 }
 
 std::shared_ptr<const Pack> compile(const std::string& request, const std::vector<Blob>& constants,
-                                    const std::string& python) {
+                                    const std::string& python, bool keep) {
   if (interrupted) throw Failure("interrupted");
   stats.compile_requests++;
   const Compiler ask = callback.load();
@@ -41,7 +41,7 @@ std::shared_ptr<const Pack> compile(const std::string& request, const std::vecto
     bool failed = false;
     const std::string reply = ask_child(child_python(python), request, constants, failed);
     if (failed) throw Failure(reply);
-    return Pack::parse(reply.data(), reply.size());
+    return Pack::parse(reply.data(), reply.size(), keep);
   }
   struct {
     std::string bytes;
@@ -62,7 +62,7 @@ std::shared_ptr<const Pack> compile(const std::string& request, const std::vecto
   if (failed)
     throw Failure(reply.bytes.empty() ? "the compiler failed without a message" : reply.bytes);
   if (!reply.whole) throw Failure("the compiler's reply was not taken; memory is short");
-  return Pack::parse(reply.bytes.data(), reply.bytes.size());
+  return Pack::parse(reply.bytes.data(), reply.bytes.size(), keep);
 }
 
 }  // namespace tracea

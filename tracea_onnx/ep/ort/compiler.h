@@ -15,10 +15,10 @@ bool has_compiler();
 // package, or a child's Python. `python`: the provider option.
 bool find_compiler(const std::string& python);
 // Asks the compiler about a request (a ModelProto) whose constants are these, and parses its reply.
-// Throws Failure with the compiler's line. After Ctrl-C in the callback it is not asked again on
-// this thread until `new_session`.
+// keep: as Pack::parse has it. Throws Failure with the compiler's line. After Ctrl-C in the
+// callback it is not asked again on this thread until `new_session`.
 std::shared_ptr<const Pack> compile(const std::string& request, const std::vector<Blob>& constants,
-                                    const std::string& python);
+                                    const std::string& python, bool keep);
 void new_session();
 
 }  // namespace tracea

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "ort/compatibility.h"
 #include "ort/graph.h"
 #include "ort/provider.h"
 #include "plan/failure.h"
@@ -126,6 +127,20 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base,
                      OrtEp** out) {
       *out = nullptr;
       *out = new Provider(session, session_logger, chosen_device(metadata, n_devices));
+    };
+    f->ValidateCompiledModelCompatibilityInfo = [](OrtEpFactory* self,
+                                                   const OrtHardwareDevice* const*, size_t,
+                                                   const char* info, int* answer) {
+      enum { kNotApplicable, kOptimal, kPreferRecompilation, kUnsupported };
+      Compatibility made;
+      if (!made.read(info)) {
+        *answer = kNotApplicable;
+        return;
+      }
+      *answer = kUnsupported;
+      if (made.pack == int(Pack::kVersion))
+        for (const auto& d : of(self).devices)
+          if (d->runs(made.backend, made.architecture)) *answer = kOptimal;
     };
     f->ReleaseEp = [](OrtEpFactory*, OrtEp* ep) { delete static_cast<Provider*>(ep); };
     f->CreateAllocator = [](OrtEpFactory* self, const OrtMemoryInfo* info, const OrtKeyValuePairs*,

@@ -15,19 +15,22 @@ constexpr const char* kLevels[] = {"verbose", "info", "warning", "error", "off"}
 
 }  // namespace
 
-std::string option(const OrtSessionOptions* session, const char* key) {
-  const std::string name = std::string("ep.traceaexecutionprovider.") + key;
+std::string session_entry(const OrtSessionOptions* session, const char* name) {
   size_t n = 0;
-  if (OrtStatus* s = ort.GetSessionConfigEntry(session, name.c_str(), nullptr, &n))
+  if (OrtStatus* s = ort.GetSessionConfigEntry(session, name, nullptr, &n))
     ort.ReleaseStatus(s);  // not set, or "buffer too small" with the size
   if (n <= 1) return "";
   std::string value(n, '\0');
-  if (OrtStatus* s = ort.GetSessionConfigEntry(session, name.c_str(), value.data(), &n)) {
+  if (OrtStatus* s = ort.GetSessionConfigEntry(session, name, value.data(), &n)) {
     ort.ReleaseStatus(s);
     return "";
   }
   value.resize(n - 1);  // without the terminator
   return value;
+}
+
+std::string option(const OrtSessionOptions* session, const char* key) {
+  return session_entry(session, (std::string("ep.traceaexecutionprovider.") + key).c_str());
 }
 
 uint64_t number(const char* option, const std::string& text, uint64_t least, uint64_t most,
@@ -65,6 +68,10 @@ Options read_options(const OrtSessionOptions* session) {
   }
   o.cache_dir = option(session, "cache_dir");
   o.python = option(session, "python");
+  if (const std::string v = option(session, "ep_context"); v == "trust")
+    o.trust_context = true;
+  else if (!v.empty() && v != "check")
+    throw Failure("provider option ep_context='" + v + "' is not one of: check, trust");
   if (const std::string v = option(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all")
     throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");

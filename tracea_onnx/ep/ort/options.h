@@ -24,6 +24,7 @@ struct Options {
   std::string kernel_pack;         // path of a pack file
   std::string kernel_pack_sha256;  // what that file must have, in lower case; empty = anything
   std::string cache_dir;           // for the compiler
+  bool trust_context = false;      // `ep_context`: compiled models may hold machine code
   std::string python;              // path of one that can compile, where no callback is set
   std::string claim = "auto";      // auto: partitions that pay; all: every node a kernel can run
   std::string specs = "rematch";  // whether a fused op's spec is believed: rematch (never: its body
@@ -35,7 +36,8 @@ struct Options {
 
 // Each throws Failure with one line for a value that is not allowed.
 Options read_options(const OrtSessionOptions* session);
-// A provider option as it was given; "" without one.
+// A session's config entry, a provider option as it was given; "" without one.
+std::string session_entry(const OrtSessionOptions* session, const char* name);
 std::string option(const OrtSessionOptions* session, const char* key);
 uint64_t number(const char* option, const std::string& text, uint64_t least, uint64_t most,
                 bool hexadecimal = false);

@@ -12,6 +12,7 @@
 extern "C" {
 struct OrtStatus;
 struct OrtEpApi;
+struct OrtModelEditorApi;
 struct OrtLogger;
 struct OrtSessionOptions;
 struct OrtRunOptions;
@@ -208,6 +209,8 @@ struct OrtEpFactory {
   X(94, ReleaseMemoryInfo, void(OrtMemoryInfo*))                                                   \
   X(96, ReleaseValue, void(OrtValue*))                                                             \
   X(193, KernelContext_GetGPUComputeStream, OrtStatus*(const OrtKernelContext*, void**))           \
+  X(211, CreateOpAttr, OrtStatus*(const char*, const void*, int len, int type, OrtOpAttr**))       \
+  X(212, ReleaseOpAttr, void(OrtOpAttr*))                                                          \
   X(238, GetSessionConfigEntry, OrtStatus*(const OrtSessionOptions*, const char*, char*, size_t*)) \
   X(247, Logger_LogMessage,                                                                        \
     OrtStatus*(const OrtLogger*, int, const char*, const char*, int, const char*))                 \
@@ -217,6 +220,7 @@ struct OrtEpFactory {
                void*))                                                                             \
   X(289, GetValueInfoName, OrtStatus*(const OrtValueInfo*, const char**))                          \
   X(290, GetValueInfoTypeInfo, OrtStatus*(const OrtValueInfo*, const OrtTypeInfo**))               \
+  X(291, GetModelEditorApi, const OrtModelEditorApi*())                                            \
   X(295, CreateKeyValuePairs, void(OrtKeyValuePairs**))                                            \
   X(296, AddKeyValuePair, void(OrtKeyValuePairs*, const char*, const char*))                       \
   X(297, GetKeyValue, const char*(const OrtKeyValuePairs*, const char*))                           \
@@ -233,6 +237,7 @@ struct OrtEpFactory {
   X(326, ValueInfo_GetInitializerValue, OrtStatus*(const OrtValueInfo*, const OrtValue**))         \
   X(331, ValueInfo_IsConstantInitializer, OrtStatus*(const OrtValueInfo*, bool*))                  \
   X(333, Graph_GetName, OrtStatus*(const OrtGraph*, const char**))                                 \
+  X(334, Graph_GetModelPath, OrtStatus*(const OrtGraph*, const char**))                            \
   X(335, Graph_GetOnnxIRVersion, OrtStatus*(const OrtGraph*, int64_t*))                            \
   X(336, Graph_GetNumOperatorSets, OrtStatus*(const OrtGraph*, size_t*))                           \
   X(337, Graph_GetOperatorSets, OrtStatus*(const OrtGraph*, const char**, int64_t*, size_t))       \
@@ -300,17 +305,24 @@ struct OrtEpFactory {
   X(33, ReleaseKernelDef, void(OrtKernelDef*))                                                \
   X(40, GetTensorDataType, OrtStatus*(int, const OrtDataType**))
 
+#define TRACEA_ORT_EDITOR_FUNCTIONS(X)                                                          \
+  X(6, CreateNode,                                                                              \
+    OrtStatus*(const char* op, const char* domain, const char* name, const char* const* inputs, \
+               size_t, const char* const* outputs, size_t, OrtOpAttr** attributes, size_t,      \
+               OrtNode**))
+
 namespace tracea {
 
 constexpr uint32_t kMinAbi = 24, kMaxAbi = 29;
 
-// Both tables with typed members; filled once by `attach`.
+// The tables with typed members; filled once by `attach`.
 struct Ort {
 #define TRACEA_X(slot, name, ...) \
   using name##_t = __VA_ARGS__;   \
   name##_t* name = nullptr;
   TRACEA_ORT_FUNCTIONS(TRACEA_X)
   TRACEA_ORT_EP_FUNCTIONS(TRACEA_X)
+  TRACEA_ORT_EDITOR_FUNCTIONS(TRACEA_X)
 #undef TRACEA_X
   uint32_t abi = 0;  // the API version both sides agreed on
 
@@ -321,6 +333,10 @@ struct Ort {
     TRACEA_ORT_FUNCTIONS(TRACEA_X)
     table = reinterpret_cast<void* const*>(GetEpApi());
     TRACEA_ORT_EP_FUNCTIONS(TRACEA_X)
+    table = reinterpret_cast<void* const*>(GetModelEditorApi());  // null in a minimal build
+    if (table) {
+      TRACEA_ORT_EDITOR_FUNCTIONS(TRACEA_X)
+    }
 #undef TRACEA_X
   }
 };

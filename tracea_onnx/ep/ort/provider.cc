@@ -4,6 +4,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "ort/compatibility.h"
 #include "ort/compiler.h"
 #include "plan/failure.h"
 #include "plan/stats.h"
@@ -147,21 +148,28 @@ std::string objection(const Graph& graph, const Uses& uses, const Entry& entry,
 }  // namespace
 
 Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, const Chosen& device)
-    : OrtEp{}, options_(read_options(session)), log_{logger, options_.stderr_level} {
+    : OrtEp{},
+      options_(read_options(session)),
+      context_(read_context_options(session)),
+      log_{logger, options_.stderr_level} {
   for (const Runtime* r : runtimes()) r->check_options(session);
   new_session();
   if (!options_.kernel_pack.empty())
-    pack_ = Pack::read(options_.kernel_pack, options_.kernel_pack_sha256);
+    pack_ = Pack::read(options_.kernel_pack, options_.kernel_pack_sha256, context_.write);
   ort_version_supported = ort.abi;
   GetName = [](const OrtEp*) { return kProviderName; };
   OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) {
     static_cast<Provider*>(self)->get_capability(graph, info);
   };
   OrtEp::Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused, size_t n,
-                      OrtNodeComputeInfo** out, OrtNode**) {
+                      OrtNodeComputeInfo** out, OrtNode** context) {
     for (size_t k = 0; k < n; k++)
-      static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k]);
+      static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k], &context[k]);
   };
+  OrtEp::GetCompiledModelCompatibilityInfo = [](OrtEp* self, const OrtGraph*) {
+    return static_cast<Provider*>(self)->compatibility_.c_str();
+  };
+  OrtEp::GetWeightlessSupport = [](const OrtEp*, int* support) { *support = kWeightless; };
   OrtEp::ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t n) {
     for (size_t k = 0; k < n; k++) delete static_cast<Compiled*>(infos[k]);
   };
@@ -175,6 +183,7 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, co
        [log = log_](const std::string& line) { log(LogLevel::kWarning, line); }});
   device_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->device_.get(); });
   if (const std::string line = device_->description(); !line.empty()) log_(LogLevel::kInfo, line);
+  compatibility_ = Compatibility{options_.backend, device_->architecture()}.text();
   stats.sessions++;
 }
 
@@ -193,7 +202,7 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   for (const Value& v : graph.values)
     if (v.constant) constants.push_back({static_cast<const char*>(v.data), v.bytes});
   try {
-    pack = compile(graph.serialize(metadata), constants, options_.python);
+    pack = compile(graph.serialize(metadata), constants, options_.python, context_.write);
   } catch (const Failure& e) {
     log_(LogLevel::kError, "nothing of graph '" + graph.name + "' was compiled: " + e.what());
   }
@@ -235,9 +244,10 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
       if (name && !strncmp(name, "_inlfunc_", 9)) return;
     }
   }
+  const long loaded = claim_contexts(graph, handle, info);
   std::unordered_map<std::string, int> by_key;
   for (size_t n = 0; n < graph.nodes.size(); n++)
-    if (graph.nodes[n].available && !graph.nodes[n].has_body)
+    if (graph.nodes[n].available && !graph.nodes[n].has_body && !is_context(graph.nodes[n]))
       by_key.emplace(graph.nodes[n].key, int(n));
 
   long claimed = 0;
@@ -305,7 +315,7 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
                                      ": it may run slower than one made for it");
       std::vector<const OrtNode*> nodes;
       for (int n : c.members) nodes.push_back(graph.nodes[size_t(n)].handle);
-      const OrtNodeFusionOptions fusion{ort.abi, true};
+      const OrtNodeFusionOptions fusion{ort.abi, !context_.write};
       check(ort.EpGraphSupportInfo_AddNodesToFuse(info, nodes.data(), nodes.size(), &fusion));
       for (const std::string& key : entry.nodes) claims_[key] = c.claim;
       claimed += long(c.members.size());
@@ -313,7 +323,7 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   };
   if (pack_) claim(pack_, Fit::kWhole);
   if (pack_ && !claimed && !has_compiler()) claim(pack_, Fit::kSlower);  // better than none
-  if (claimed) {
+  if (claimed || loaded) {
   } else if (pack_ ? has_compiler() : find_compiler(options_.python)) {
     if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, Fit::kWhole);
   } else if (pack_) {
@@ -325,19 +335,76 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
          "kernel_pack (`tracea-onnx optimize --pack`), or name a Python that has tracea-onnx in "
          "the provider option python or in TRACEA_PYTHON");
   }
+  claimed += loaded;
   if (parent && claimed) device_->expect_bodies();
   stats.claimed_nodes += claimed;
   log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " +
                             std::to_string(graph.nodes.size()) + " nodes claimed");
 }
 
-void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out) {
+long Provider::claim_contexts(const Graph& graph, const OrtGraph* handle,
+                              OrtEpGraphSupportInfo* info) {
+  long claimed = 0;
+  for (const Node& node : graph.nodes) {
+    if (!node.available || !is_context(node)) continue;
+    const OrtNodeFusionOptions fusion{ort.abi, true};
+    check(ort.EpGraphSupportInfo_AddNodesToFuse(info, &node.handle, 1, &fusion));
+    claimed++;
+    // ORT ignores what fails here: `loaded_claim` says what is missing.
+    try {
+      const ContextPart part = read_part(node);
+      if (part.main && !contexts_.count(part.pack))
+        contexts_[part.pack] = load_pack(part, folder_of(path_of(handle)));
+    } catch (const Failure& e) {
+      unread_ = e.what();
+    }
+  }
+  return claimed;
+}
+
+std::string Provider::path_of(const OrtGraph* graph) const {
+  const std::string path = model_path(graph);
+  return path.empty() ? context_.model : path;  // of a model in memory
+}
+
+// The part of a pack that a node of a compiled model stands for.
+Claim Provider::loaded_claim(const Graph& graph) const {
+  const Node& node = graph.nodes.front();
+  const ContextPart part = read_part(node);
+  const auto it = contexts_.find(part.pack);
+  if (it == contexts_.end())
+    throw Failure(unread_.empty() ? "the pack of node '" + node.name + "' is not in the model"
+                                  : unread_);
+  const std::shared_ptr<const Pack>& pack = it->second;
+  if (part.entry >= pack->entries().size())
+    throw Failure("the pack of node '" + node.name + "' has no such part");
+  const Entry& entry = pack->entries()[part.entry];
+  const std::string again = "; compile the model again with `tracea-onnx compile`";
+  if (entry.backend != options_.backend)
+    throw Failure("the model was compiled for the backend " + entry.backend +
+                  ", and the session runs on " + options_.backend + again);
+  if (!find_runtime(entry.backend)->host && !options_.trust_context)
+    throw Failure(
+        "the compiled model holds machine code, which is trusted like a program: where you know "
+        "who made it, set the provider option ep_context to trust");
+  std::string why;
+  if (device_->fit(entry, why) == Fit::kNone)
+    throw Failure("the model was compiled for another device" + again);
+  if (const std::string why_not = objection(graph, Uses(graph), entry, {0}); !why_not.empty())
+    throw Failure("a plan of the compiled model does not fit: " + why_not);
+  return {pack, &entry, device_->prepare(entry, pack)};
+}
+
+void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out,
+                           OrtNode** context) {
   const Graph graph(handle);
-  const auto it = graph.nodes.empty() ? claims_.end() : claims_.find(graph.nodes.front().key);
-  if (it == claims_.end())
+  if (graph.nodes.empty()) throw Failure("internal: ORT asks to compile no node");
+  const bool loaded = is_context(graph.nodes.front());
+  const auto it = claims_.find(graph.nodes.front().key);
+  if (!loaded && it == claims_.end())
     throw Failure("internal: ORT asks to compile nodes that were not claimed (first: '" +
-                  (graph.nodes.empty() ? "" : graph.nodes.front().name) + "')");
-  const Claim& claim = it->second;
+                  graph.nodes.front().name + "')");
+  const Claim claim = loaded ? loaded_claim(graph) : it->second;
   auto plan = claim.prepared.plan;
   if (!plan) plan = Plan::parse(*claim.entry, claim.pack, device_->variant());
 
@@ -389,6 +456,12 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
   };
   compiled->partition = device_->compile(*claim.entry, plan, initializer);
   stats.partitions++;
+  if (context_.write && !loaded) {
+    if (!ort.CreateNode) throw Failure("this build of ONNX Runtime writes no compiled models");
+    const bool main = written_.insert(claim.pack.get()).second;
+    *context = context_node(fused, *claim.pack, size_t(claim.entry - claim.pack->entries().data()),
+                            main, context_, model_path(handle));
+  }
   *out = compiled.release();
 }
 

@@ -3,8 +3,10 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
+#include "ort/context.h"
 #include "ort/graph.h"
 #include "ort/options.h"
 #include "plan/plan.h"
@@ -35,10 +37,16 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
 
  private:
   void get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info);
-  void compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out);
+  void compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out,
+                   OrtNode** context);
+  // Claims the nodes of a compiled model: how many.
+  long claim_contexts(const Graph& graph, const OrtGraph* handle, OrtEpGraphSupportInfo* info);
+  Claim loaded_claim(const Graph& graph) const;
+  std::string path_of(const OrtGraph* graph) const;
   std::shared_ptr<const Pack> ask_compiler(const Graph& graph, bool body);
 
   Options options_;
+  ContextOptions context_;
   Log log_;
   std::unique_ptr<DeviceSession> device_;
   std::shared_ptr<const Pack> pack_;  // of option kernel_pack
@@ -46,6 +54,11 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
   std::unordered_map<std::string, std::shared_ptr<const Pack>>
       replies_;  // of the compiler, by graph: ORT asks twice while it loads a session
   std::unordered_map<std::string, Claim> claims_;  // by the key of the entry's first node
+  // Of compiled models: packs by their SHA-256, why one was not read, what was written.
+  std::unordered_map<std::string, std::shared_ptr<const Pack>> contexts_;
+  std::string unread_;
+  std::unordered_set<const Pack*> written_;
+  std::string compatibility_;
 };
 
 }  // namespace tracea

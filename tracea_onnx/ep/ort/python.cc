@@ -16,8 +16,6 @@
 #include "ort/boundary.h"
 #include "plan/failure.h"
 
-extern "C" char** environ;
-
 namespace tracea {
 namespace {
 

@@ -10,7 +10,6 @@ namespace tracea {
 namespace {
 
 constexpr char kMagic[8] = {'T', 'R', 'A', 'C', 'E', 'A', 'P', 'K'};
-constexpr uint32_t kVersion = 2;
 
 struct Head {
   char magic[8];
@@ -39,13 +38,13 @@ std::vector<Border> border(const Json& list, bool outputs) {
 
 }  // namespace
 
-std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
+std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n, bool keep) {
   Head head;
   if (n < sizeof head || memcmp(data, kMagic, sizeof kMagic))
     throw Failure(
         "this is not a tracea-onnx pack; make one with `tracea-onnx optimize MODEL --pack FILE`");
   memcpy(&head, data, sizeof head);
-  if (head.version != kVersion)
+  if (head.version != Pack::kVersion)
     throw Failure("pack version " + std::to_string(head.version) + " is not version " +
                   std::to_string(kVersion) +
                   "; make the pack again with this version of tracea-onnx");
@@ -58,6 +57,8 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
     throw Failure("the pack is damaged (its checksum does not match); make it again");
 
   auto pack = std::make_shared<Pack>();
+  pack->sha256_ = Sha256::hex(digest);
+  if (keep) pack->bytes_.assign(static_cast<const char*>(data), n);
   pack->header_ = Json::parse(p, head.header_bytes);
   pack->payload_ = Memory(head.blob_bytes + kSlack);
   if (head.blob_bytes) memcpy(pack->payload_.data(), p + head.header_bytes, head.blob_bytes);
@@ -85,7 +86,8 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
   return pack;
 }
 
-std::shared_ptr<const Pack> Pack::read(const std::string& path, const std::string& sha256) {
+std::shared_ptr<const Pack> Pack::read(const std::string& path, const std::string& sha256,
+                                       bool keep) {
   const File file(path);
   if (!file.f) throw Failure("cannot open the pack file '" + path + "'");
   std::vector<char> bytes;
@@ -101,7 +103,7 @@ std::shared_ptr<const Pack> Pack::read(const std::string& path, const std::strin
                     "; it is not the file that was checked");
   }
   try {
-    return parse(bytes.data(), bytes.size());
+    return parse(bytes.data(), bytes.size(), keep);
   } catch (const Failure& e) {
     throw Failure("'" + path + "': " + e.what());
   }

@@ -32,19 +32,27 @@ struct Entry {
 
 class Pack {
  public:
+  static constexpr uint32_t kVersion = 2;
   // Checks magic, version, lengths and SHA-256 before anything else; throws Failure with one line.
-  static std::shared_ptr<const Pack> parse(const void* data, size_t n);
+  // keep: `bytes` will be asked for.
+  static std::shared_ptr<const Pack> parse(const void* data, size_t n, bool keep = false);
   // Of a file, which must have that SHA-256 (in lower case) unless it is empty.
-  static std::shared_ptr<const Pack> read(const std::string& path, const std::string& sha256);
+  static std::shared_ptr<const Pack> read(const std::string& path, const std::string& sha256,
+                                          bool keep = false);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Blob>& blobs() const { return blobs_; }
+  // Of header and blobs, in hexadecimal digits.
+  const std::string& sha256() const { return sha256_; }
+  // What it was parsed from, where that was kept.
+  const std::string& bytes() const { return bytes_; }
 
  private:
   Json header_;
   Memory payload_;  // blobs, moved to a 64-byte line
   std::vector<Blob> blobs_;
   std::vector<Entry> entries_;
+  std::string sha256_, bytes_;
 };
 
 }  // namespace tracea

@@ -65,6 +65,8 @@ class DeviceSession {
                                               const Initializers& initializers) = 0;
   // Which of the runtime's kernels a plan gets, as `Runtime::read_launch` takes it.
   virtual const char* variant() const { return ""; }
+  // Of the device, where kernels are made for one; 0 otherwise.
+  virtual int64_t architecture() const { return 0; }
   // A line for the log; "" for nothing to tell.
   virtual std::string description() const { return ""; }
   // What the compiler must know of the device, as metadata of its request.
@@ -89,6 +91,8 @@ class Devices {
   // Appends the devices of this machine. Initialises none of them. Throws Failure.
   virtual void add(OrtEpFactory* factory, const OrtHardwareDevice* const* hardware, size_t n,
                    OrtEpDevice** out, size_t max, size_t* count) = 0;
+  // Whether one of them may run what was compiled for this architecture of the backend.
+  virtual bool runs(const std::string& backend, int64_t architecture) = 0;
   // Whether there are any with memory of their own, which the rest is for.
   virtual bool own_memory() { return false; }
   virtual OrtAllocator* make_allocator(const OrtMemoryInfo*) { return nullptr; }

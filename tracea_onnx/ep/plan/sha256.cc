@@ -72,10 +72,10 @@ std::array<uint8_t, 32> Sha256::digest() {
   return out;
 }
 
-std::string Sha256::hex() {
+std::string Sha256::hex(const std::array<uint8_t, 32>& digest) {
   static const char digits[] = "0123456789abcdef";
   std::string out;
-  for (uint8_t b : digest()) out += digits[b >> 4], out += digits[b & 15];
+  for (uint8_t b : digest) out += digits[b >> 4], out += digits[b & 15];
   return out;
 }
 

@@ -14,7 +14,8 @@ class Sha256 {
   // Length-prefixed, so that neighbouring fields cannot run together.
   Sha256& add_text(const std::string& s) { return add_u64(s.size()).add(s.data(), s.size()); }
   std::array<uint8_t, 32> digest();
-  std::string hex();
+  std::string hex() { return hex(digest()); }
+  static std::string hex(const std::array<uint8_t, 32>& digest);
 
  private:
   void block(const uint8_t* p);

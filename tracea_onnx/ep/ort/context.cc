@@ -1,0 +1,192 @@
+#include "ort/context.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "ort/options.h"
+#include "plan/failure.h"
+
+namespace tracea {
+namespace {
+
+constexpr const char *kDomain = "com.microsoft", *kOperator = "EPContext";
+enum { kInt = 1, kString = 5 };  // OrtOpAttrType
+
+std::string text(const Node& node, const char* name) {
+  for (const Attribute& a : node.attributes)
+    if (a.name == name && a.type == kString) return attribute_bytes(a);
+  return "";
+}
+int64_t integer(const Node& node, const char* name) {
+  int64_t value = 0;
+  for (const Attribute& a : node.attributes)
+    if (a.name == name && a.type == kInt) memcpy(&value, attribute_bytes(a).data(), sizeof value);
+  return value;
+}
+
+std::vector<std::string> names_of(const OrtNode* node, bool outputs) {
+  size_t n = 0;
+  check(outputs ? ort.Node_GetNumOutputs(node, &n) : ort.Node_GetNumInputs(node, &n));
+  std::vector<const OrtValueInfo*> infos(n);
+  if (n)
+    check(outputs ? ort.Node_GetOutputs(node, infos.data(), n)
+                  : ort.Node_GetInputs(node, infos.data(), n));
+  std::vector<std::string> names;
+  for (const OrtValueInfo* info : infos) {
+    const char* name = "";
+    if (info) check(ort.GetValueInfoName(info, &name));
+    names.emplace_back(name);
+  }
+  return names;
+}
+
+std::vector<const char*> pointers(const std::vector<std::string>& names) {
+  std::vector<const char*> out;
+  for (const std::string& name : names) out.push_back(name.c_str());
+  return out;
+}
+
+// The file appears whole or not at all.
+void write_file(const std::string& path, const std::string& bytes) {
+  const std::string temporary = path + ".tmp" + std::to_string(getpid());
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  bool good = fd >= 0;
+  for (size_t done = 0; good && done < bytes.size();) {
+    const ssize_t n = write(fd, bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0)
+      good = false;
+    else
+      done += size_t(n);
+  }
+  if (fd >= 0 && close(fd)) good = false;
+  if (good && rename(temporary.c_str(), path.c_str())) good = false;
+  if (good) return;
+  const std::string why = strerror(errno);
+  if (fd >= 0) unlink(temporary.c_str());
+  throw Failure("cannot write '" + path + "': " + why);
+}
+
+std::string read_file(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat info;
+  const bool regular = fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode);
+  std::string bytes(regular ? size_t(info.st_size) : 0, '\0');
+  size_t done = 0;
+  while (regular && done < bytes.size()) {
+    const ssize_t n = read(fd, bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += size_t(n);
+  }
+  if (fd >= 0) close(fd);
+  if (!regular || done != bytes.size())
+    throw Failure("cannot read '" + path +
+                  "', which the compiled model names; it must lie beside it");
+  return bytes;
+}
+
+std::string stem(const std::string& model) {
+  const std::string name = model.substr(folder_of(model).size());
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos || !dot ? name : name.substr(0, dot);
+}
+
+}  // namespace
+
+ContextOptions read_context_options(const OrtSessionOptions* session) {
+  ContextOptions o;
+  o.write = session_entry(session, "ep.context_enable") == "1";
+  o.embed = session_entry(session, "ep.context_embed_mode") == "1";
+  o.model = session_entry(session, "ep.context_file_path");
+  return o;
+}
+
+bool is_context(const Node& node) {
+  return node.op == kOperator && node.domain == kDomain && text(node, "source") == kProviderName;
+}
+
+ContextPart read_part(const Node& node) {
+  ContextPart part;
+  const std::string name = text(node, "partition_name");
+  const size_t slash = name.find('/');
+  if (slash != 64 || name.size() < 66 || name.size() > 73 ||
+      name.find_first_not_of("0123456789", 65) != std::string::npos)
+    throw Failure("node '" + node.name + "' of the compiled model names no part of a pack");
+  part.pack = name.substr(0, slash);
+  part.entry = size_t(strtoul(name.c_str() + slash + 1, nullptr, 10));
+  part.main = integer(node, "main_context") == 1;
+  part.embedded = integer(node, "embed_mode") == 1;
+  if (part.main) part.content = text(node, "ep_cache_context");
+  return part;
+}
+
+std::shared_ptr<const Pack> load_pack(const ContextPart& part, const std::string& folder) {
+  std::string bytes = part.content;
+  if (!part.embedded) {
+    if (bytes.empty() || bytes.find('/') != std::string::npos ||
+        bytes.find('\0') != std::string::npos)
+      throw Failure("the compiled model names a file that does not lie beside it");
+    bytes = read_file(folder + bytes);
+  }
+  auto pack = Pack::parse(bytes.data(), bytes.size());
+  if (pack->sha256() != part.pack)
+    throw Failure("the compiled model was made with another pack than it has; compile it again");
+  return pack;
+}
+
+std::string folder_of(const std::string& model) { return model.substr(0, model.rfind('/') + 1); }
+
+std::string model_path(const OrtGraph* graph) {
+  const char* path = nullptr;
+  check(ort.Graph_GetModelPath(graph, &path));
+  return path ? path : "";
+}
+
+OrtNode* context_node(const OrtNode* fused, const Pack& pack, size_t entry, bool main,
+                      const ContextOptions& options, const std::string& source_model) {
+  std::string content;
+  if (main && options.embed) {
+    content = pack.bytes();
+  } else if (main) {
+    const std::string model = options.model.empty() ? source_model : options.model;
+    if (model.empty())
+      throw Failure(
+          "a model in memory has no folder for its pack: set the session entry "
+          "ep.context_file_path, or ep.context_embed_mode to 1");
+    content = stem(model) + "_tracea_" + pack.sha256().substr(0, 16) + ".bin";
+    write_file(folder_of(model) + content, pack.bytes());
+  }
+  std::vector<OrtOpAttr*> attributes;
+  const auto add = [&](const char* name, const void* data, size_t n, int type) {
+    attributes.push_back(nullptr);
+    check(ort.CreateOpAttr(name, data, int(n), type, &attributes.back()));
+  };
+  const auto add_text = [&](const char* name, const std::string& value) {
+    add(name, value.data(), value.size(), kString);
+  };
+  const auto add_integer = [&](const char* name, int64_t value) { add(name, &value, 1, kInt); };
+  if (content.size() > size_t(INT32_MAX))
+    throw Failure("the pack is larger than 2 GB; set ep.context_embed_mode to 0");
+  add_integer("main_context", main);
+  add_integer("embed_mode", options.embed);
+  add_text("ep_cache_context", content);
+  add_text("ep_sdk_version", TRACEA_VERSION);
+  add_text("source", kProviderName);
+  add_text("partition_name", pack.sha256() + "/" + std::to_string(entry));
+  const char* name = nullptr;
+  check(ort.Node_GetName(fused, &name));
+  const std::vector<std::string> inputs = names_of(fused, false), outputs = names_of(fused, true);
+  OrtNode* node = nullptr;
+  check(ort.CreateNode(kOperator, kDomain, name, pointers(inputs).data(), inputs.size(),
+                       pointers(outputs).data(), outputs.size(), attributes.data(),
+                       attributes.size(), &node));
+  return node;
+}
+
+}  // namespace tracea
