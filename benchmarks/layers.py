@@ -89,7 +89,7 @@ def convolutions(batches: Sequence[int]) -> Iterator[tuple[str, Conv, int]]:
     one = (1, 1)
     for n in batches:
         for c, h, w, oc, k, s, res, times in RESNET50:
-            pads = (k // 2,) * 4
+            pads = (k // 2, k // 2, k // 2, k // 2)
             yield (
                 f"resnet50 N{n}",
                 Conv(n, c, h, w, oc, (k, k), (s, s), one, pads, res_mode=res),
@@ -98,13 +98,13 @@ def convolutions(batches: Sequence[int]) -> Iterator[tuple[str, Conv, int]]:
         for c, h, oc, act, res in POINTWISE:
             yield (
                 f"pointwise N{n}",
-                Conv(n, c, h, h, oc, one, pads=(0,) * 4, act=act, res_mode=2 * res),
+                Conv(n, c, h, h, oc, one, pads=(0, 0, 0, 0), act=act, res_mode=2 * res),
                 1,
             )
         for c, h, g, s in GROUPED:
             yield f"grouped N{n}", Conv(n, c, h, h, c, stride=(s, s), groups=g), 1
         for c, h, w, k, s in DEPTHWISE:
-            pads = (k // 2,) * 4
+            pads = (k // 2, k // 2, k // 2, k // 2)
             yield (
                 f"depthwise N{n}",
                 Conv(n, c, h, w, c, (k, k), (s, s), one, pads, c, act="silu"),

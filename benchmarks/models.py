@@ -115,7 +115,7 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
         if p.ep_name != provider.PROVIDER_NAME
         for n in p.get_nodes()
     )
-    sequence = _SEQUENCE.get(name, args.sequence)
+    sequence = _SEQUENCE.get(name) or int(args.sequence)
     prepared: dict[str, bytes] = {}
     for batch in args.batch:
         if batch > 1 and name in _SEQUENCE:  # a prompt

@@ -128,8 +128,9 @@ def _per_head(width: DimLike, count: int) -> DimLike | None:
 
 def _contrib(g: Graph, node: Node) -> Match:
     s = shapes(g)
+    shape = s.dims(node.input(0))
     ranks = [len(s.dims(node.input(k)) or ()) if node.input(k) else 0 for k in range(3)]
-    if ranks != [3, 3, 3]:
+    if shape is None or ranks != [3, 3, 3]:
         raise Refuse(Why.PACKED, node)
     for k, why in ((3, Why.PROJECTION_BIAS), (4, Why.PADDING_MASK)):
         if node.input(k):
@@ -137,7 +138,7 @@ def _contrib(g: Graph, node: Node) -> Match:
     if any(node.inputs[6:]) or any(node.outputs[1:]):
         raise Refuse(Why.KV_CACHE, node)
     require(node, unidirectional=0)
-    count, shape = node.attr("num_heads", 0), s.dims(node.input(0)) or ()
+    count = node.attr("num_heads", 0)
     masks = _mask(g, s, node, node.input(5), shape)
     scale = _scale(node.attr("scale"), _per_head(shape[2], count), node)
     attrs = {"scale": scale, "nan_to_zero": False, **causal_attrs(None), **mask_attrs(masks)}

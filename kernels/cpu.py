@@ -46,7 +46,11 @@ _WITHOUT = frozenset({
 class Cpu(Backend):
     name = "cpu"
     host = True
-    families = frozenset(FAMILIES) - _WITHOUT
+
+    @property
+    def families(self) -> frozenset[str]:
+        """All but those that only GPUs have kernels for."""
+        return frozenset(FAMILIES) - _WITHOUT
 
     def probe(self) -> Probe:
         return Probe((platform.machine(),))

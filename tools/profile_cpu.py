@@ -67,6 +67,7 @@ def _profile(
     arrays: list[Array] = []
     for b in plan["buffers"]:
         size = 1 << 16
+        found = None
         if b["kind"] == "arena":
             size = value[b["bytes"]]
         elif b["kind"] == "const":
@@ -91,7 +92,7 @@ def _profile(
             data.view(np.uint8)[: len(blobs[b["index"]])] = np.frombuffer(
                 blobs[b["index"]], np.uint8
             )
-        if b["kind"] == "initializer" and found is not None:
+        if found is not None:
             data.view(np.uint8)[: found.nbytes] = np.frombuffer(
                 np.ascontiguousarray(found).tobytes(), np.uint8
             )

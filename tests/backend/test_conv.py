@@ -271,7 +271,7 @@ def launch(
     border = 0 if case.dense else case.border
     y = buffer(
         (case.n, oh, ow, case.oc),
-        (border,) * 4,
+        (border, border, border, border),
         pitch(case.oc, 0 if case.dense else case.y_extra),
         POISON,
     )

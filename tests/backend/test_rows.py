@@ -93,7 +93,7 @@ def test_softmax_of_extremes(isa: str, inner: int) -> None:
 def test_softmax_of_nothing(isa: str) -> None:
     empty = aligned(1)
     for shape in ((0, 3, 4), (3, 0, 4), (3, 4, 0)):
-        ints = dict(zip(("outer", "n", "inner"), shape, strict=True))
+        ints: dict[str, int] = dict(zip(("outer", "n", "inner"), shape, strict=True))
         assert kernel_tasks("softmax", {"x": empty, "y": empty}, ints, isa=isa) == 0
 
 

@@ -266,7 +266,8 @@ def attribute_kind(m: ModelProto, r: Random) -> None:
     elif kind == 2:
         a.name = _text(r)
     elif kind == 3:
-        a.type = r.choice(list(AttributeProto.AttributeType.values()))
+        kinds: list[Any] = AttributeProto.AttributeType.values()
+        a.type = r.choice(kinds)
     else:
         a.ref_attr_name = r.choice(("alpha", "", a.name))
 

@@ -32,14 +32,16 @@ def _missing(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_KEY] = Gpu(config.getoption("--only-compile"), config.getoption("--cases"))
+    config.stash[_KEY] = Gpu(
+        bool(config.getoption("--only-compile")), str(config.getoption("--cases"))
+    )
     if (
         config.getoption("--only-compile")
         or not discovery.module("kernels", "cuda.diagnosis").cuda_devices()
     ):
         driver.assume(90, 132)
-    if config.getoption("--arch"):
-        older.pretend_here(config.getoption("--arch"))
+    if arch := config.getoption("--arch"):
+        older.pretend_here(int(arch))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -163,7 +163,7 @@ def makers(*modules: ModuleType) -> list[Any]:
 
 def torch_cases(cases: Iterable[TorchCase], config: pytest.Config) -> list[Any]:
     """Those of bfloat16 are slow: their templates are those of float16."""
-    only = config.getoption("--cases")
+    only = str(config.getoption("--cases"))
     return [
         pytest.param(
             c, id=c[0].replace(" ", "_"), marks=[pytest.mark.slow] if " BF16 " in c[0] else []
@@ -174,7 +174,7 @@ def torch_cases(cases: Iterable[TorchCase], config: pytest.Config) -> list[Any]:
 
 
 def trials(found: Iterable[Trial], config: pytest.Config) -> list[Any]:
-    only = config.getoption("--cases")
+    only = str(config.getoption("--cases"))
     return [pytest.param(t, id=t.name.replace(" ", "_")) for t in found if re.search(only, t.name)]
 
 

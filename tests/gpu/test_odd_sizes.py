@@ -13,9 +13,14 @@ from tests.support.cuda.trials.trial import Trial
 pytestmark = pytest.mark.cuda
 
 
+def _drawn(config: pytest.Config) -> tuple[int, int]:
+    """How many shapes to draw, and the seed."""
+    options: tuple[Any, Any] = (config.getoption("--drawn"), config.getoption("--seed"))
+    return options
+
+
 def trial_cases(config: pytest.Config) -> list[Any]:
-    count, seed = config.getoption("--drawn"), config.getoption("--seed")
-    return trials([*listed.trials(), *drawn.trials(count, seed)], config)
+    return trials([*listed.trials(), *drawn.trials(*_drawn(config))], config)
 
 
 def test_against_float64(gpu: Gpu, trial: Trial) -> None:
@@ -24,9 +29,9 @@ def test_against_float64(gpu: Gpu, trial: Trial) -> None:
 
 def case_cases(config: pytest.Config) -> list[Any]:
     """The first axis alone, and others as well."""
-    count, seed = config.getoption("--drawn"), config.getoption("--seed") + 1
+    count, seed = _drawn(config)
     found = []
-    for trial in drawn.trials(count, seed):
+    for trial in drawn.trials(count, seed + 1):
         for several in (False, True):
             made = symbolic.of_trial(trial, several)
             if made is not None:

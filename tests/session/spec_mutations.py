@@ -130,12 +130,12 @@ def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Rando
         else:
             # Places lie mostly in expressions: those of the attributes themselves get their turn
             # first.
-            places = [p for p in _places(out) if p and (len(p) <= 3 or rng.random() < 0.3)]
-            path = rng.choice(places)
+            places = [list(p) for p in _places(out) if p and (len(p) <= 3 or rng.random() < 0.3)]
+            *outer, last = rng.choice(places)
             holder = out
-            for k in path[:-1]:
+            for k in outer:
                 holder = holder[k]
-            holder[path[-1]] = _changed(holder[path[-1]], rng)
+            holder[last] = _changed(holder[last], rng)
     return out
 
 

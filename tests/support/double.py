@@ -64,7 +64,7 @@ class Loop(op_loop.Loop):
 
     def _run(
         self,
-        trips: Any,
+        M: Any,
         cond: Any,
         *carried: Any,
         context: Any = None,
@@ -75,7 +75,7 @@ class Loop(op_loop.Loop):
         names, state, at = body.input_names, list(carried), 0
         scanned: list[list[Any]] = [[] for _ in range(self.K)]
         go = cond is None or bool(cond)
-        while go and (trips is None or at < trips):
+        while go and (M is None or at < M):
             values = {
                 **(context or {}),
                 **dict(zip(names, (np.array(at, np.int64), np.array(go), *state), strict=True)),

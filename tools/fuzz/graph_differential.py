@@ -373,7 +373,8 @@ def _without(
         for m in g.node
         for i in m.input
     }
-    for field in (kept.graph.input, kept.graph.initializer):
+    fields: tuple[Any, ...] = (kept.graph.input, kept.graph.initializer)
+    for field in fields:
         left = [v for v in field if v.name in used]
         del field[:]
         field.extend(left)

@@ -152,7 +152,7 @@ def conv(d: Draw) -> None:
         (filters, channels // groups, *kernel), (channels // groups * np.prod(kernel)) ** -0.5
     )
     bias = [d.weight((filters,))] if r.random() < 0.6 else []
-    auto = (
+    auto: dict[str, Any] = (
         {"auto_pad": r.choice(("SAME_UPPER", "SAME_LOWER"))}
         if r.random() < 0.1 and max(dilations) == 1
         else {"pads": pads}

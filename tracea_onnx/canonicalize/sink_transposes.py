@@ -123,7 +123,7 @@ def _moved_inputs(graph: Graph, n: Node, rank: int) -> list[str]:
         return []
     if n.op == "Pad" and (n.input(3) or (n.input(1) and graph.ints(n.input(1)) is None)):
         return []
-    first = [n.inputs[0]] if n.op == "Pad" else [i for i in n.inputs if i]
+    first = [n.input(0)] if n.op == "Pad" else [i for i in n.inputs if i]
     read = [i for i in first if not graph.is_const(i)]
     fixed = [i for i in first if graph.is_const(i)]
     if any((graph.rank(i) or 0) > rank or graph.dtype(i) == TensorProto.STRING for i in fixed):

@@ -36,9 +36,11 @@ class Probe:
 class Plan(Protocol):
     """What a launch needs of the Plan that it is written into."""
 
+    @abstractmethod
     def expr(self, e: DimLike) -> int:
         """Index of an expression."""
 
+    @abstractmethod
     def code(self, source: str) -> int:
         """Index of the blob that `Backend.compile` makes of the source."""
 
@@ -47,9 +49,11 @@ class Launch(Protocol):
     """One launch that computes a request, or a part of it."""
 
     @property
+    @abstractmethod
     def scratch(self) -> Sequence[DimLike]:
         """Bytes of buffers that the launches of a request share; they begin undefined."""
 
+    @abstractmethod
     def record(self, plan: Plan, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         """The launch as the runtime reads it. places: of operands by their name in the family
         (None where absent), and of `scratch<k>`. Only `cubin` may hold the index of a blob."""

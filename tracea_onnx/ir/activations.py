@@ -85,7 +85,7 @@ def evaluate(
 
 def _points() -> F64:
     grid = np.linspace(-20, 20, 161) + 0.0137
-    small = 10.0 ** np.arange(-8, 5)
+    small = np.power(10.0, np.arange(-8.0, 5.0), dtype=np.float64)
     kinks = np.array([0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 50.0, 80.0])
     near = np.concatenate([kinks, kinks + 1e-3, kinks - 1e-3, kinks * (1 + 1e-5)])
     return np.concatenate([grid, small, -small, near, -near])

@@ -37,8 +37,9 @@ def unreadable(model: ModelProto) -> str:
     """What no reader of the graph could make sense of, or "": a name that is no text, a graph's
     node that takes its attribute from a function.
     """
-    texts: list[object] = [o.domain for o in model.opset_import] + [
-        t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)
+    texts: list[object] = [
+        *(o.domain for o in model.opset_import),
+        *(t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)),
     ]
     texts += _names(model.graph)
     for nodes, inside in [(model.graph.node, False), *((f.node, True) for f in model.functions)]:

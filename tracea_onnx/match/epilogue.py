@@ -241,7 +241,7 @@ class Region:
             dtype = element_type(self.graph, name)
             # An integer constant takes part only as an exponent, which ONNX lets have its own type.
             exponent = node.op == "Pow" and k == 1
-            if dtype in FLOATS and not exponent:
+            if dtype is not None and dtype in FLOATS and not exponent:
                 return self.code.const(value), int(dtype)
             if dtype == BOOL or exponent:
                 return self.code.const(value), BOOL
@@ -263,9 +263,9 @@ def float_or_bool(graph: Graph, name: str, node: Node) -> int:
 _BITS = {1: 24, 10: 11, 16: 8, 11: 53}  # significand bits by element type
 
 
-def narrower(a: int, b: int) -> bool:
-    """Whether rounding a value of element type `b` to `a` loses something."""
-    return _BITS[a] < _BITS[b] or {a, b} == {10, 16}
+def narrower(a: int, b: int | None) -> bool:
+    """Whether rounding a value of element type `b` (None: unknown) to `a` may lose something."""
+    return b is None or _BITS[a] < _BITS[b] or {a, b} == {10, 16}
 
 
 def show(shape: Dims | None) -> str:

@@ -4,7 +4,7 @@ the max pooling that follows (`small_c_pool.cuh`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
@@ -250,7 +250,7 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
         width=2,
     )
     parameters = [*params, *epi.parameters]
-    window = (
+    window: Mapping[str, DimLike] = (
         {n: i[n] for n in ("PKH", "PKW")}
         if pooled
         else dict.fromkeys(("PKH", "PKW", "PPT", "PPL"), 0)

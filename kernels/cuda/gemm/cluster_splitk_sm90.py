@@ -546,7 +546,7 @@ def _product(
         if turned
         else (1, 1)
     )
-    grid = D.mul(D.mul(tiles, tile.cluster), active), *beside
+    grid = (D.mul(D.mul(tiles, tile.cluster), active), beside[0], beside[1])
     return Kernel(
         text,
         "product_split",

@@ -417,7 +417,7 @@ def batched_product(
         ]
     return product(
         r, tile, source=2, a=maps[0], b=maps[1], rows=left[1], columns=right[1], ldy=i["ldy"], ldr=i["ldr"], params=params, active=active,
-        across=across[::-1] if swap else across, batch=D.mul(b0, b1), depth=k,
+        across=(across[1], across[0]) if swap else across, batch=D.mul(b0, b1), depth=k,
     )  # fmt: skip
 
 

@@ -329,10 +329,10 @@ def product(
     """
     epi = epilogue.epilogue(r, pitches, group, scaled=r.family == "matmul")
     cluster = r.arch >= 90 and tile.split > 1
+    n8 = D.round_up(columns, 8)
     scratch: tuple[DimLike, ...] = ()
     parameters = [*params, *epi.parameters]
     if tile.split > 1 and not cluster:
-        n8 = D.round_up(columns, 8)
         scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
         parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
     f32 = r.dtype == DType.F32

@@ -84,7 +84,7 @@ def _statements(ptx: str, symbol: str) -> Iterable[str]:
     """Those of the kernel, each with the labels before it."""
     text = re.sub(r"//[^\n]*", "", ptx)
     start = text.index("{", text.index(")", text.index(f".entry {symbol}(")))
-    depth = 0
+    depth, end = 0, start
     for end in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         if not depth:

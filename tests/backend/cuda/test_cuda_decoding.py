@@ -232,7 +232,7 @@ def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
     )
     for other in others:
         r = emitter.decode_select.as_rows(
-            attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100} | other)
+            attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100, **other})
         )
         assert not flow.prices(r, emitter.problem(r), 200, 2000)
 

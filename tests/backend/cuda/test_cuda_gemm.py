@@ -372,6 +372,7 @@ def test_gemv_reads_the_operand_of_many_rows_once(monkeypatch: pytest.MonkeyPatc
                 assert kernel.grid == (-(-max(m, n) // t.rows), 3, 2) and kernel.block == 256
                 check_kernels([kernel], 90)
                 monkeypatch.undo()
+        r = batched(TYPES[-1], m, n, k, a, b)
         compile_kernels(kernels_of(replace(r, ints={**r.ints, "K": D.symbol("k")})), 90)
     # beside kernels that read through tensor maps
     assert kernels_of(gemm(DType.F16, 404, 4, 88))[0].symbol == "gemv_registers"

@@ -41,7 +41,7 @@ def narrow(rng: np.random.Generator) -> Iterator[Case]:
             tile(1, 7, 1, 6, 4, 256),
         ),
         (
-            Conv(2, 32, 9, 7, 32, (5, 5), _ONE, _ONE, (2,) * 4, 16, kinds=(1, 3, 0)),
+            Conv(2, 32, 9, 7, 32, (5, 5), _ONE, _ONE, (2, 2, 2, 2), 16, kinds=(1, 3, 0)),
             F32,
             tile(2, 2, 1, 16, 2),
         ),
@@ -70,7 +70,7 @@ def narrow(rng: np.random.Generator) -> Iterator[Case]:
             BF16,
             tile(2, 8, 1, 12, 2),
         ),
-        (Conv(2, 270, 6, 6, 2, (7, 7), pads=(3,) * 4), F32, tile(1, 2, 32, 1, 4, 256)),
+        (Conv(2, 270, 6, 6, 2, (7, 7), pads=(3, 3, 3, 3)), F32, tile(1, 2, 32, 1, 4, 256)),
     ):
         yield with_tile(conv(rng, v, dtype), t)
 
@@ -81,7 +81,7 @@ def patches(rng: np.random.Generator) -> Iterator[Case]:
     """
     tile = discovery.module("kernels", "cuda.conv.small_c_patch").PatchTile
     for v, dtype, t in (
-        (Conv(1, 24, 9, 11, 40, (5, 5), pads=(2,) * 4), F16, tile(4, 11, 1, 2, 40)),
+        (Conv(1, 24, 9, 11, 40, (5, 5), pads=(2, 2, 2, 2)), F16, tile(4, 11, 1, 2, 40)),
         (Conv(2, 17, 13, 15, 24, stride=(2, 2), res_mode=1), BF16, tile(4, 8, 1, 1, 24)),
         (Conv(1, 40, 7, 30, 67, (3, 4), _ONE, (2, 1), (2, 1, 2, 2), act="silu"), F16,
             tile(2, 15, 1, 2, 40)),
@@ -89,7 +89,7 @@ def patches(rng: np.random.Generator) -> Iterator[Case]:
             tile(4, 4, 1, 1, 16)),
         (Conv(2, 24, 11, 9, 64, transposed=True), BF16, tile(5, 9, 1, 4, 64)),
         (Conv(1, 3, 21, 30, 48, (11, 11), (4, 4), kinds=(1, 0, 3)), F16, tile(4, 8, 2, 1, 48)),
-        (Conv(1, 135, 13, 11, 9, (5, 5), pads=(2,) * 4, res_mode=1), F16, tile(5, 11, 2, 1, 16, 5)),
+        (Conv(1, 135, 13, 11, 9, (5, 5), pads=(2, 2, 2, 2), res_mode=1), F16, tile(5, 11, 2, 1, 16, 5)),
         (Conv(3, 67, 9, 12, 20, stride=(2, 2), slack=8), BF16, tile(5, 6, 1, 2, 24, 2)),
     ):  # fmt: skip
         yield with_tile(conv(rng, v, dtype), t)
@@ -99,9 +99,9 @@ def large(rng: np.random.Generator) -> Iterator[Case]:
     """Depthwise: windows beyond the image, wider than what a thread holds, strides, ragged
     channels.
     """
-    yield conv(rng, Conv(1, 12, 13, 11, 12, (31, 31), pads=(15,) * 4, groups=12), F32)
+    yield conv(rng, Conv(1, 12, 13, 11, 12, (31, 31), pads=(15, 15, 15, 15), groups=12), F32)
     yield conv(
-        rng, Conv(2, 9, 5, 4, 9, (31, 31), (2, 2), pads=(15,) * 4, groups=9, res_mode=1), F16
+        rng, Conv(2, 9, 5, 4, 9, (31, 31), (2, 2), pads=(15, 15, 15, 15), groups=9, res_mode=1), F16
     )
     yield conv(
         rng, Conv(1, 20, 21, 33, 20, (9, 11), pads=(4, 5, 4, 5), groups=20, act="silu"), BF16

@@ -116,7 +116,7 @@ def test_weights_and_model_change_together_wherever_a_kill_comes(
     )
     feeds = {"x": normal(2, 64)}
     results = [run(m, feeds) for m in (old, new)]
-    seen = set()
+    seen, reference, code, stop = set(), {}, -1, 0
     for stop in range(20):
         folder = tmp_path / str(stop)
         folder.mkdir()

@@ -67,11 +67,16 @@ class _Fails(PlanBuilder):
     """Products of an odd number of columns have no kernel, which only shows when Plans are made."""
 
     def _append(
-        self, family: str, refs: Mapping[str, Any], ints: Mapping[str, Any], *rest: Any
+        self,
+        family: str,
+        refs: Mapping[str, Any],
+        ints: Mapping[str, Any],
+        *rest: Any,
+        **named: Any,
     ) -> None:
         if family == "gemm" and ints["N"] % 2:
             raise Unsupported("an odd number of columns")
-        super()._append(family, refs, ints, *rest)
+        super()._append(family, refs, ints, *rest, **named)
 
 
 def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:

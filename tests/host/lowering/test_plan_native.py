@@ -108,7 +108,7 @@ def test_expressions_evaluate_as_in_python(
 ) -> None:
     plan, places = build(wanted)
     got = evaluate(pack_of(plan), list(values))
-    env = dict(zip(SYMBOLS, values, strict=True))
+    env: dict[str, int] = dict(zip(SYMBOLS, values, strict=True))
     assert [got[p] for p in places] == [D.evaluate(e, env) for e in wanted]
 
 

@@ -106,6 +106,7 @@ def scores(n: Net, q: str, k: str, how: str) -> str:
         )
     if how in ("on both", "root on both"):
         k = n.add("Mul", n.const(F({"on both": 2.0, "root on both": np.sqrt(0.5)}[how])), k)
+    factor = ""
     if how == "computed":
         d = n.add(
             "Cast",

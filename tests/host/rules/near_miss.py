@@ -131,7 +131,7 @@ def product(r: Random) -> ModelProto:
         x = (k, *lead)
         nodes = [node("Gemm", "x w b", "c", transA=1)]
     elif kind == "batched":
-        lead = (2, lead[1])
+        lead = (2, *lead[1:])
         constants["w"], x = weights(r, 2, k, n), (*lead, k)
         nodes = [node("MatMul", "x w", "c")]
     else:

@@ -78,7 +78,7 @@ def case_sessions_give_their_memory_back() -> None:
                 check_cube(s, 5000)
         del sessions[0]
         gc.collect()
-        check_cube(s, 5000)
+        check_cube(sessions[0], 5000)
 
     use()
     gc.collect()
@@ -509,9 +509,10 @@ def case_memory_limit() -> None:
         ) as e:
             session.run(None, {"x": vector(5_000_000)})
         assert "\n" not in str(e.value).strip()
+        del e
     check_cube(session, 1_000_000)
     assert log.used() <= 32 << 20
-    del session, e
+    del session
     gc.collect()
     check_cube(provider.create_session(cube_model(), {"backend": "cuda"}), 5_000_000)
     for value in ("0", "-1", "1e9", "2G", ""):

@@ -278,7 +278,8 @@ def case_a_graph_of_the_whole_session_waits_for_streams() -> None:
     session = provider.create_session(
         cube_model(), {"device_id": "0", "enable_cuda_graph": "session"}
     )
-    stream, idle = ort_streams.make(), ort_streams.make()
+    streams = [ort_streams.make(), ort_streams.make()]
+    stream = streams[0]
     b = Binding(session, 60)
     for k in (1, 2, 3, 4, 5):
         want = b.feed(stream, k)
@@ -288,7 +289,7 @@ def case_a_graph_of_the_whole_session_waits_for_streams() -> None:
         assert count(log.take(), "replay") == 1
         np.testing.assert_allclose(b.y.numpy(), want, rtol=1e-5)
         if k == 3:
-            del idle
+            del streams[1]  # the idle one
             gc.collect()
 
 

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -122,11 +123,8 @@ def case_ctrl_c_keeps_what_was_found() -> None:
             raise KeyboardInterrupt
         return real(*args)
 
-    vars(measure)["_next"] = interrupted
-    try:
+    with mock.patch.object(measure, "_next", interrupted):
         assert main.main(["tune", str(path)]) == 130
-    finally:
-        vars(measure)["_next"] = real
     assert tuning_records.load(cuda_harness.device())
 
 

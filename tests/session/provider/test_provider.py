@@ -93,9 +93,9 @@ def test_two_sessions_and_destruction_in_both_orders(answer: Install) -> None:
             provider.create_session(chain_model()),
             provider.create_session(chain_model(), {"isa": "base"}),
         ]
-        for s in sessions:
-            check_chain(s, 3)
-        del sessions[first], s
+        for k in range(2):
+            check_chain(sessions[k], 3)
+        del sessions[first]
         gc.collect()
         check_chain(sessions[0], 4)
 

@@ -44,7 +44,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ort_library() -> str:
-    found = sorted((Path(ort.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+    found = sorted((Path(str(ort.__file__)).parent / "capi").glob("libonnxruntime.so.*"))
     if not found:
         pytest.skip("this onnxruntime wheel has no C library")
     return str(found[0])

@@ -91,7 +91,7 @@ def test_the_library_under_two_names(tmp_path: Path) -> None:
 
 
 def test_the_library_in_two_runtimes(tmp_path: Path) -> None:
-    found = sorted((Path(ort.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+    found = sorted((Path(str(ort.__file__)).parent / "capi").glob("libonnxruntime.so.*"))
     if not found:
         pytest.skip("this onnxruntime wheel has no C library")
     for said in (lines := _run(_TWO_RUNTIMES, str(tmp_path), str(found[0]))):

@@ -84,7 +84,7 @@ def pretend(arch: int) -> None:
 
         return plan_writer.Writer(made.target, plan)
 
-    vars(partition_compiler)["writer_of"] = writer_of
+    partition_compiler.__dict__["writer_of"] = writer_of
 
 
 def pretend_here(arch: int) -> None:
