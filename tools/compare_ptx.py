@@ -62,7 +62,7 @@ def ptx(symbol: str, source: str, arch: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--only", type=re.compile, default=re.compile(""))
@@ -103,7 +103,7 @@ def main() -> int:
         if now.get(k, ("", ""))[1] != before.get(k, ("", ""))[1]
     )
     for name in changed:
-        print(f"{name} {now.get(name, before.get(name, ['']))[0]}: differs")
+        print(f"{name} {(now.get(name) or before[name])[0]}: differs")
     return bool(changed)
 
 
