@@ -220,7 +220,12 @@ def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bo
         s.dims(scores.product.outputs[0]),
         s.dims(after[-1].outputs[0] if after else moved[0].outputs[0]),
     )
-    if a is None or b is None or len(b) < 2 or not same(a[-2], b[-1 if transposed else -2]):
+    if (
+        a is None
+        or b is None
+        or min(len(a), len(b)) < 2
+        or not same(a[-2], b[-1 if transposed else -2])
+    ):
         raise Refuse(Why.ROWS, moved[-1])
 
 

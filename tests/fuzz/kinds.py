@@ -428,6 +428,30 @@ def _undeclared(model: ModelProto) -> bytes:
     return bytes(bare.SerializeToString())
 
 
+def claims_falsely(model: ModelProto, fed: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a value of the graph has another rank or size on ONNX Runtime than the model says it
+    has. A fused node hides what it computes, and ONNX Runtime then believes the model."""
+    claimed = {v.name: v.type.tensor_type for v in (*model.graph.value_info, *model.graph.output)}
+    bare = ModelProto.FromString(_undeclared(model))
+    del bare.graph.output[:]
+    bare.graph.output.extend(onnx.ValueInfoProto(name=name) for name in claimed)
+    found = _on_stock(bare.SerializeToString(), fed, optimize=False) or []
+    return any(
+        t.HasField("shape")
+        and (
+            len(t.shape.dim) != np.ndim(v)
+            or any(
+                d.HasField("dim_value") and d.dim_value != n
+                for d, n in zip(t.shape.dim, np.shape(v), strict=True)
+            )
+        )
+        for values in found
+        if isinstance(values, list)
+        for t, v in zip(claimed.values(), values, strict=True)
+        if isinstance(v, np.ndarray)
+    )
+
+
 #: glibc's mallopt: fresh memory holds the complement of this byte.
 _M_PERTURB = -6
 
@@ -513,6 +537,7 @@ def _against(
             or "the session does not use" in str(e)
             or _on_stock(data, [], optimize=True) is None
             or _on_stock(_undeclared(model), [], optimize=False) is None
+            or claims_falsely(model, fed)
         ):
             return Verdict(REFUSED, str(e)[:200])
         return Verdict(

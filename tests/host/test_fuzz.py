@@ -101,3 +101,14 @@ def test_claimed_types_that_hide_an_error() -> None:
     kept.CopyFrom(m)
     assert not ModelProto.FromString(kinds._undeclared(m)).graph.value_info and m == kept
     assert kinds._on_stock(kinds._undeclared(m), [], optimize=False) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "false"), [("2, 3", False), ("n, 3", False), ("2, 4", True), ("3", True)]
+)
+def test_types_that_a_model_claims_are_held_against_onnx_runtime(
+    declared: str, false: bool
+) -> None:
+    """Not those that it says nothing of."""
+    m = parse(f"g (float[2, 3] x) => (y) <float[{declared}] t> {{ t = Relu (x) y = Exp (t) }}")
+    assert kinds.claims_falsely(m, [{"x": np.zeros((2, 3), np.float32)}]) == false

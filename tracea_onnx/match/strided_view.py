@@ -198,7 +198,8 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
     if n.op in ("Identity", "Cast", "Mul", "Div"):
         return view if len(shape) == len(result) else None
     if n.op == "Transpose":
-        return [view[p] for p in n.attr("perm", list(range(len(view)))[::-1])]
+        perm = n.attr("perm", list(range(len(view)))[::-1])
+        return [view[p] for p in perm] if sorted(perm) == list(range(len(view))) else None
     if n.op in ("Reshape", "Flatten"):
         return _regroup([a for axis in view for a in axis], _target(s, view, n, result))
     if n.op == "Unsqueeze":

@@ -1,5 +1,5 @@
 """Limits for what a small file makes enormous: functions that call functions, lists of sizes that
-double, axes on axes; and for numbers that onnx's inference dies of.
+double, axes on axes; and for attributes that onnx's inference dies of.
 
 ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit,
 and beyond Ctrl-C. So upper bounds are worked out first, in time linear in what the file stands for
@@ -8,6 +8,7 @@ up to those limits, and a model that passes one is refused."""
 from __future__ import annotations
 
 import math
+import re
 from collections import ChainMap
 from collections.abc import Iterable
 
@@ -30,6 +31,9 @@ _CONSTANT = 512
 #: Of values that inference can do something with.
 _RANK = 64
 _INT32 = 1 << 31
+#: Of Einsum, without blanks: letters and at most one ellipsis for each tensor, and for the result.
+_TERM = rb"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
+_EQUATION = re.compile(rb"%b(,%b)*(->%b)?" % (_TERM, _TERM, _TERM))
 _FIX = "ONNX Runtime cannot load it either: export it again"
 
 
@@ -38,7 +42,7 @@ def check(model: ModelProto, where: str) -> None:
     are inferred, or that onnx's inference dies of.
     """
     for n in with_bodies(n for f in model.functions for n in f.node):  # also those nobody calls
-        _check_numbers(n, n.attribute, where)
+        _check_attributes(n, n.attribute, where)
     bodies = {key(f): f for f in model.functions}
     sizes: dict[Key, tuple[int, int]] = {}
     count = sum(
@@ -54,8 +58,9 @@ def check(model: ModelProto, where: str) -> None:
     _Bounds(bodies, where).graph(model.graph, ChainMap())
 
 
-def _check_numbers(n: NodeProto, attributes: Iterable[AttributeProto], where: str) -> None:
-    """Raise ModelError for a number that onnx's inference takes as it is and does not survive."""
+def _check_attributes(n: NodeProto, attributes: Iterable[AttributeProto], where: str) -> None:
+    """Raise ModelError for a number that onnx's inference takes as it is and does not survive, and
+    for an equation in which it looks for the next letter for ever."""
     for a in attributes:
         taken = None
         if a.name == "axis":  # is narrowed, and written to outside of a shape (LayerNormalization)
@@ -66,11 +71,17 @@ def _check_numbers(n: NodeProto, attributes: Iterable[AttributeProto], where: st
             taken = range(_RANK)
         elif (n.op_type, a.name) == ("Split", "num_outputs"):  # a list of as many is made and read
             taken = range(len(n.output), _LIST)
+        wrong = ""
         if taken is not None and a.i not in taken:
+            wrong = f"{a.name} {a.i}, which is not from {taken[0]} to {taken[-1]}"
+        elif (n.op_type, a.name) == ("Einsum", "equation") and not _EQUATION.fullmatch(
+            a.s.replace(b" ", b"")
+        ):
+            wrong = f"the equation '{a.s.decode('utf-8', 'replace')}', which is none"
+        if wrong:
+            label = n.name or "".join(n.output[:1])
             raise ModelError(
-                f"node '{n.name or ''.join(n.output[:1])}' ({n.op_type}) of {where} has {a.name} "
-                f"{a.i}, which is not from {taken[0]} to {taken[-1]}",
-                "export it again",
+                f"node '{label}' ({n.op_type}) of {where} has {wrong}", "export it again"
             )
 
 
@@ -135,7 +146,7 @@ class _Bounds:
 
     def _node(self, n: NodeProto, values: ChainMap[str, _Value]) -> None:
         attributes = [self._bound(a) for a in n.attribute]
-        _check_numbers(n, attributes, self._where)
+        _check_attributes(n, attributes, self._where)
         given = [values.get(i, _UNKNOWN) if i else _UNKNOWN for i in n.input]
         inner = [value for g in subgraphs(n) for value in self.graph(g, values)]
         function = self._bodies.get(key(n))

@@ -289,6 +289,24 @@ def test_a_number_that_inference_dies_of_is_refused(
         model_file.load(model)
 
 
+@pytest.mark.parametrize("equation", ["{}", ".", "1", "a{", "b|->b", "......", "a->b->c", "\n"])
+def test_an_equation_in_which_inference_does_not_end_is_refused(equation: str) -> None:
+    """onnx looks for the next letter of a term for ever, where there is none."""
+    model = _model([helper.make_node("Einsum", ["x"], ["y"], equation=equation)])
+    with pytest.raises(ModelError, match="', which is none"):
+        model_file.load(model)
+
+
+@pytest.mark.parametrize(
+    "equation", ["", "ij->ji", " i j , j ... -> i ... ", "...ij,...jk", "ii", ",->"]
+)
+def test_an_equation_is_no_reason(equation: str) -> None:
+    nodes = [
+        helper.make_node("Einsum", ["x"] * (1 + equation.count(",")), ["y"], equation=equation)
+    ]
+    assert model_file.load(_model(nodes)).model.graph.node
+
+
 def test_numbers_that_inference_takes_are_no_reason() -> None:
     split = helper.make_node("Split", ["x"], ["y"], num_outputs=1)
     gathered = helper.make_node("GatherND", ["x", "i"], ["g"], batch_dims=1)

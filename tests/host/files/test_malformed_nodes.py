@@ -123,11 +123,29 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             "Erf has 2 inputs",
         ),
         (helper.make_node("Where", ["x"], ["y"]), {"x": (2, 3)}, {}, "Where has 1 inputs"),
+        *(
+            (helper.make_node("MatMul", n, ["y"]), {"x": (2, 3), "z": ()}, {}, "of a scalar")
+            for n in (["x", "z"], ["z", "x"])
+        ),
         (
             helper.make_node("Concat", ["x", "z"], ["y"], axis=1),
             {"x": (2, 3), "z": (2,)},
             {},
             "ranks 2, 1",
+        ),
+        *(
+            (
+                helper.make_node("Einsum", ["x", "z"], ["y"], equation=e),
+                {"x": (2, 3), "z": (3, 4)},
+                {},
+                why,
+            )
+            for e, why in (
+                ("", "is for 1 tensors, not 2"),
+                ("i,jk->ik", "is not for tensors of rank [2, 2]"),
+                ("ij,j...kl->ikl", "is not for tensors of rank [2, 2]"),
+                ("ij,jk->iz", "makes an axis that no tensor has"),
+            )
         ),
         (
             helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]),
@@ -460,6 +478,19 @@ def test_a_view_of_another_rank_than_a_request_claims_is_none() -> None:
             )
             is None
         )
+
+
+@pytest.mark.parametrize("perm", [[0, 1], [0, 1, 2], [2, 0], [1]])
+def test_a_permutation_of_other_axes_than_there_are_is_no_view(perm: list[int]) -> None:
+    given, made = (
+        helper.make_tensor_value_info(n, _F, d) for n, d in (("x", (2, 3)), ("y", (3, 2)))
+    )
+    node = helper.make_node("Transpose", ["x"], ["y"], perm=perm)
+    graph = Graph(helper.make_model(helper.make_graph([node], "g", [given], [made])))
+    step = strided_view.Step(graph.nodes[0], "x", "y")
+    view = [[strided_view.Atom(d)] for d in (2, 3)]
+    moved = strided_view._move(shapes(graph), view, step)
+    assert (moved is None) == (sorted(perm) != [0, 1])
 
 
 def test_a_split_into_another_rank_than_a_request_claims_is_no_view() -> None:

@@ -176,6 +176,8 @@ def _with_bias(
 def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: GemmSpec) -> None:
     """Both operands at run time, any rank (numpy matmul semantics)."""
     trans_a, trans_b = spec.trans_a, spec.trans_b
+    if not x.rank or not w.rank:
+        raise Unsupported("a matrix product of a scalar")
     # which lie one after the other in what is contiguous
     if max(x.rank, w.rank) > 4 and _batch_dims(ctx, x, w) > 2:
         for v in (x, w):
