@@ -38,7 +38,7 @@ def unreadable(model: ModelProto) -> str:
     node that takes its attribute from a function.
     """
     texts: list[object] = [
-        *(o.domain for o in model.opset_import),
+        *(o.domain for m in (model, *model.functions) for o in m.opset_import),
         *(t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)),
     ]
     texts += _names(model.graph)

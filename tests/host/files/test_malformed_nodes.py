@@ -319,6 +319,17 @@ def test_a_name_that_is_no_text_is_refused_and_not_compiled(name: bytes) -> None
     )
 
 
+def test_an_operator_set_of_a_function_that_is_no_text_is_refused() -> None:
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    m.functions.append(
+        helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("nnnnn", 1)])
+    )
+    damaged = ModelProto.FromString(m.SerializeToString().replace(b"nnnnn", b"a\xffbcd"))
+    with pytest.raises(ModelError, match="not valid text"):
+        model_file.load(damaged)
+
+
 def test_a_producer_that_is_no_text_matters_to_nothing() -> None:
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { t = Relu (x) y = Sin (t) }")
     m.producer_name = m.graph.doc_string = "nnnnn"

@@ -162,6 +162,20 @@ def test_repeats_that_depend_on_a_size() -> None:
     assert [family for family, _ in launches] == ["copy", "softmax"] and not refused
 
 
+def test_a_constant_in_a_shape_that_only_a_run_says() -> None:
+    """Of weights, and of numbers that are sizes elsewhere."""
+    nodes: Nodes = [
+        ("Shape", "x", "n", {"end": 1}),
+        ("Reshape", "w n", "v", {}),
+        ("Reshape", "k n", "j", {}),
+        ("Cast", "j", "f", {"to": F}),
+        ("Mul", "v f", "y", {}),
+    ]
+    weights = {"w": np.arange(1, 17, dtype=np.float32).reshape(4, 4), "k": np.arange(16)}
+    m = model(nodes, {"x": (F, ("b", 3))}, weights)
+    _agrees(m, {"x": np.zeros((16, 3), np.float32)})
+
+
 def test_channels_that_only_a_run_says() -> None:
     rng = np.random.default_rng(0)
     weights = {

@@ -91,15 +91,14 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
 
         ctx.defer(out, "", [x], make)
         return
-    if x.ints is not None:
+    static = D.is_static(new)
+    if x.data is not None and static:
+        out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
+    if x.ints is not None and static:
         out.ints = x.ints
-        if x.data is not None:
-            out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
         return
     if x.initializer:
         out.view = View(ctx.plan.initializer(x.initializer), contiguous(new))
-        if x.data is not None:
-            out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
         return
     view = (
         ctx.as_view(x)
