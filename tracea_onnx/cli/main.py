@@ -16,6 +16,7 @@ from pathlib import Path
 from tracea_onnx._version import __version__
 from tracea_onnx.cli import (
     cache,
+    check,
     compile,
     demo,
     doctor,
@@ -30,7 +31,7 @@ from tracea_onnx.cli.options import printable
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.shapes.onnx_inference import first_line
 
-_COMMANDS = (optimize, explain, inspect, verify, compile, inline, demo, tune, doctor, cache)
+_COMMANDS = (optimize, explain, check, inspect, verify, compile, inline, demo, tune, doctor, cache)
 _INTERRUPTED = 130
 
 
