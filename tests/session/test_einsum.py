@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tracea_onnx import provider
-from tracea_onnx.compiler.lower.ops.einsum import terms
+from tracea_onnx.shapes.operands import terms
 
 CASES = [
     ("bhwc,hkc->bhwk", (2, 5, 6, 16), (5, 7, 16)), ("bhwc,wkc->bhwk", (2, 5, 6, 16), (6, 7, 16)), ("bghid,bghjd->bghij", (2, 3, 2, 5, 8), (2, 3, 2, 7, 8)),

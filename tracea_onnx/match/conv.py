@@ -23,7 +23,8 @@ from tracea_onnx.match.epilogue import (
     refuse_quantised,
 )
 from tracea_onnx.match.spec_table import BatchNormSpec, ConvSpec, ConvTransposeSpec
-from tracea_onnx.shapes.symbolic import axes_of, shapes
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.symbolic import shapes
 
 #: Convolution operators and the spec (and rule) of each.
 CONVOLUTIONS = {

@@ -14,7 +14,9 @@ from onnx import TensorProto, numpy_helper
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.shapes.symbolic import Shapes, axes_of, same, slice_ranges
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.operators import slice_ranges
+from tracea_onnx.shapes.symbolic import Shapes, same
 
 # an additive mask at or below this leaves a probability of exactly 0 in every float type exporters
 # use

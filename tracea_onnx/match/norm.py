@@ -12,7 +12,8 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.epilogue import build_match, narrower, not_sole, same_shape
 from tracea_onnx.match.spec_table import LayerNormSpec
-from tracea_onnx.shapes.symbolic import axes_of, same, shapes
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.symbolic import same, shapes
 
 #: `Norm.axes` of a norm over axis 1 of a tensor with axes behind it.
 CHANNELS = 0

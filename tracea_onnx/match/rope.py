@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.shapes.symbolic import axes_of, same, shapes, slice_ranges
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.operators import slice_ranges
+from tracea_onnx.shapes.symbolic import same, shapes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
-from tracea_onnx.shapes.symbolic import axes_of, shapes
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.symbolic import shapes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
-from tracea_onnx.shapes.symbolic import Shapes, axes_of, same, slice_ranges
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.operators import slice_ranges
+from tracea_onnx.shapes.symbolic import Shapes, same
 
 #: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head
 #: elements, p the parts of a packed projection (written as their number in the name: `bs3x`). x in

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tracea_onnx.ir.dim_proofs import Dims
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.ir.graph import Array, Graph
+from tracea_onnx.ir.graph import Array
 
 
 class Unsupported(ValueError):
@@ -31,8 +31,6 @@ class Operator(Protocol):
 class ShapeEnv(Protocol):
     """Dims and short contents of the values of one graph (`symbolic.Shapes`)."""
 
-    graph: Graph
-
     def dims(self, name: str) -> Dims | None:
         """One `DimLike` per axis; None when even the rank is unknown."""
 
@@ -41,8 +39,10 @@ class ShapeEnv(Protocol):
         when not known.
         """
 
+    def meet(self, d: DimLike, e: DimLike) -> DimLike:
+        """What two symbols become that broadcast and are not known to be equal. Raises Unsupported
+        where that does not follow.
+        """
+
     def count(self, name: str) -> DimLike | None:
         """How many elements the value has."""
-
-    def scalar(self, name: str) -> float | None:
-        """The number that the value always holds."""

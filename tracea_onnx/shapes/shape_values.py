@@ -29,7 +29,7 @@ def content(s: ShapeEnv, n: Node) -> Array | None:
     if n.op == "Shape":
         d = s.dims(n.input(0))
         sizes = () if d is None else d[slice(n.attr("start", 0), n.attr("end"))]
-        return None if d is None or len(sizes) > LONGEST else _objects(sizes)
+        return None if d is None or len(sizes) > LONGEST else objects(sizes)
     if n.op == "Size":
         d = s.dims(n.input(0))
         return None if d is None else np.array(dims.product(d), dtype=object)
@@ -54,7 +54,8 @@ def content(s: ShapeEnv, n: Node) -> Array | None:
     return found if all(-_INT64 <= i < _INT64 for i in numbers) else None
 
 
-def _objects(values: Sequence[Any]) -> Array:
+def objects(values: Sequence[Any]) -> Array:
+    """A vector whose elements stay what they are."""
     out = np.empty(len(values), dtype=object)
     for k, v in enumerate(values):
         out[k] = v
@@ -142,7 +143,7 @@ def _fill(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
     number: Any = 0.0
     if value is not None:
         number = numpy_helper.to_array(value).reshape(-1)[0].item()
-    return _objects([number] * int(args[0][0])) if args[0].size else np.array(number, dtype=object)
+    return objects([number] * int(args[0][0])) if args[0].size else np.array(number, dtype=object)
 
 
 def _axes(n: Node, args: list[Array]) -> list[int] | None:

@@ -15,19 +15,13 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array, Graph, Node, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
-from tracea_onnx.shapes.symbolic import (
-    _BROADCAST,
-    _DIMS,
-    Dims,
-    Shapes,
-    axes_of,
-    axis_of,
-    slice_ranges,
-)
+from tracea_onnx.shapes.operands import axes, axis_of, constants, need, pads, terms
+from tracea_onnx.shapes.operators import DIMS, slice_ranges
+from tracea_onnx.shapes.symbolic import Dims, Shapes
 from tracea_onnx.verify.size_constraints import Facts
 
-_POOLS = operators(Trait.POOL)
-_SPATIAL = _POOLS | operators(Trait.CONV, Trait.DECONV)
+_SPATIAL = operators(Trait.POOL, Trait.CONV, Trait.DECONV)
+_BROADCAST = operators(Trait.BROADCAST)
 #: Values that count positions come from these, through these.
 _COUNTING = frozenset({"Range", "CumSum"})
 _CARRIES = operators(Trait.RESHAPE, Trait.AXES) | {"Add", "Cast", "Mul", "Sub", "Where"}
@@ -55,16 +49,9 @@ def _meet(s: Follower, shapes: Sequence[Dims]) -> None:
             s.facts.same(here[0], d)
 
 
-def _need(s: Follower, name: str) -> Dims:
-    found = s.dims(name)
-    if found is None:
-        raise ValueError(name)
-    return found
-
-
 def _windows(s: Follower, n: Node) -> None:
     s.facts.images |= len(n.attr("kernel_shape") or s.dims(n.input(1)) or ()) in (2, 4)
-    x = _need(s, n.input(0))
+    x = need(s, n.input(0))
     if len(x) == 4:
         s.facts.spatial.update(name for d in x[2:] for name in dims.symbols(d))
     for d in (s._derive(n, 0) or ())[2:]:
@@ -74,7 +61,7 @@ def _windows(s: Follower, n: Node) -> None:
 
 def _conv(data: int, weight: int) -> Callable[[Follower, Node], None]:
     def look(s: Follower, n: Node) -> None:
-        x, w = _need(s, n.input(data)), _need(s, n.input(weight))
+        x, w = need(s, n.input(data)), need(s, n.input(weight))
         if len(x) == len(w):
             s.facts.same(
                 x[1], w[0] if n.op == "ConvTranspose" else dims.mul(w[1], int(n.attr("group", 1)))
@@ -99,24 +86,24 @@ def _conv(data: int, weight: int) -> Callable[[Follower, Node], None]:
 
 
 def _scaled(s: Follower, n: Node) -> None:
-    s.facts.same(_need(s, n.input(0))[1], len(n.attr("bias")))
+    s.facts.same(need(s, n.input(0))[1], len(n.attr("bias")))
 
 
 def _channels(s: Follower, n: Node) -> None:
-    s.facts.same(_need(s, n.input(0))[1], _need(s, n.input(1))[0])
+    s.facts.same(need(s, n.input(0))[1], need(s, n.input(1))[0])
 
 
 def _normalised(s: Follower, n: Node) -> None:
-    x = _need(s, n.input(0))
+    x = need(s, n.input(0))
     skip = "Skip" in n.op
     _meet(s, [x] + [d for i in n.inputs[1:] for d in (s.dims(i),) if d is not None])
     if skip and n.input(1):
-        _meet(s, [x, _need(s, n.input(1))])
+        _meet(s, [x, need(s, n.input(1))])
 
 
 def _matmul(left: int, right: int) -> Callable[[Follower, Node], None]:
     def look(s: Follower, n: Node) -> None:
-        a, b = _need(s, n.input(left)), _need(s, n.input(right))
+        a, b = need(s, n.input(left)), need(s, n.input(right))
         inner = a[-2 if n.attr("transA", 0) and len(a) > 1 else -1]
         s.facts.same(inner, b[-1 if n.attr("transB", 0) or len(b) == 1 else -2])
         _meet(s, [a[:-2], b[:-2]])
@@ -125,12 +112,12 @@ def _matmul(left: int, right: int) -> Callable[[Follower, Node], None]:
 
 
 def _gemm(s: Follower, n: Node) -> None:
-    a, b = _need(s, n.input(0)), _need(s, n.input(1))
+    a, b = need(s, n.input(0)), need(s, n.input(1))
     s.facts.same(a[0 if n.attr("transA", 0) else 1], b[1 if n.attr("transB", 0) else 0])
 
 
 def _recurrent(s: Follower, n: Node) -> None:
-    x, w, r = (_need(s, i) for i in n.inputs[:3])
+    x, w, r = (need(s, i) for i in n.inputs[:3])
     if len(x) != 3:  # the result of the other branch of an If
         return
     batch = x[0 if n.attr("layout", 0) else 1]
@@ -148,7 +135,7 @@ def _recurrent(s: Follower, n: Node) -> None:
 
 def _concat(s: Follower, n: Node) -> None:
     parts = [d for d in map(s.dims, n.inputs) if d is not None]
-    axis = axis_of(n, len(parts[0]))
+    axis = axis_of(n.attr("axis", 0), len(parts[0]))
     for p in parts[1:]:
         for k in range(len(p)):
             if k != axis:
@@ -159,7 +146,7 @@ def _reshape(s: Follower, n: Node) -> None:
     source, shape = s.count(n.input(0)), s._derive(n, 0)
     if source is None or shape is None:
         return
-    for have, want in zip(_need(s, n.input(0))[:1], shape, strict=False):
+    for have, want in zip(need(s, n.input(0))[:1], shape, strict=False):
         if (
             isinstance(have, Dim)
             and isinstance(want, Dim)
@@ -171,32 +158,34 @@ def _reshape(s: Follower, n: Node) -> None:
 
 
 def _squeeze(s: Follower, n: Node) -> None:
-    d = _need(s, n.input(0))
-    for a in axes_of(s, n, len(d)) or ():
+    d = need(s, n.input(0))
+    for a in axes(s, n, len(d)) or ():
         s.facts.same(d[a], 1)
 
 
 def _split(s: Follower, n: Node) -> None:
-    d = _need(s, n.input(0))
-    size = d[axis_of(n, len(d))]
-    given = n.attr("split") or (s.graph.ints(n.input(1)) if n.input(1) else None)
+    d = need(s, n.input(0))
+    size = d[axis_of(n.attr("axis", 0), len(d))]
+    given = constants(s, n, "split", 1)
     s.facts.same(
         size, sum(given) if given else dims.mul(dims.symbol(f"{n.outputs[0]}:part"), len(n.outputs))
     )
 
 
 def _einsum(s: Follower, n: Node) -> None:
-    inputs = n.attr("equation").replace(" ", "").partition("->")[0]
+    found = [need(s, i) for i in n.inputs]
     size: dict[str, DimLike] = {}
-    for term, i in zip(inputs.split(","), n.inputs, strict=True):
-        for letter, d in zip(term, _need(s, i), strict=True):
-            if d != 1 and letter != ".":
+    for term, sizes in zip(
+        terms(n.attr("equation"), [len(d) for d in found])[0], found, strict=True
+    ):
+        for letter, d in zip(term, sizes, strict=True):
+            if d != 1:
                 s.facts.same(size.setdefault(letter, d), d)
 
 
 def _gather(s: Follower, n: Node) -> None:
-    d = _need(s, n.input(0))
-    size, taken = d[axis_of(n, len(d))], s.content(n.input(1))
+    d = need(s, n.input(0))
+    size, taken = d[axis_of(n.attr("axis", 0), len(d))], s.content(n.input(1))
     if isinstance(size, Dim) and taken is not None:
         s.facts.least += [
             (size, int(v) + 1 if v >= 0 else -int(v))
@@ -204,7 +193,7 @@ def _gather(s: Follower, n: Node) -> None:
             if isinstance(v, int)
         ]
     if taken is None and size != 1 and _counts_positions(s, n.input(1)):
-        places = _need(s, n.input(1))
+        places = need(s, n.input(1))
         if isinstance(size, int):
             s.facts.most += [(e, size) for e in places[-1:] if isinstance(e, Dim)]
         else:  # as many as there are positions, of which none repeats
@@ -227,7 +216,7 @@ def _counts_positions(s: Follower, name: str) -> bool:
 
 
 def _slice(s: Follower, n: Node) -> None:
-    d = _need(s, n.input(0))
+    d = need(s, n.input(0))
     for axis, start, _stop, _step in slice_ranges(s, n) or ():
         if isinstance(start, int) and start > 0 and isinstance(d[axis], Dim):
             s.facts.least.append((d[axis], start + 1))
@@ -235,20 +224,20 @@ def _slice(s: Follower, n: Node) -> None:
 
 def _pad(s: Follower, n: Node) -> None:
     """Reflection takes as many elements as it adds, and one more."""
-    d = _need(s, n.input(0))
-    pads = n.attr("pads") or s.graph.ints(n.input(1)) or ()
+    d = need(s, n.input(0))
     if n.attr("mode", "constant") == "reflect":
-        s.facts.least += [(d[k % len(d)], p + 1) for k, p in enumerate(pads) if p > 0]
+        added = enumerate(pads(s, n, len(d)))
+        s.facts.least += [(d[k % len(d)], p + 1) for k, p in added if isinstance(p, int) and p > 0]
 
 
 def _embedding(s: Follower, n: Node) -> None:
-    ids = _need(s, n.input(0))
+    ids = need(s, n.input(0))
     for i in (n.input(1), n.input(7)):
         _meet(s, [d for d in (ids, s.dims(i) if i else None) if d is not None])
 
 
 def _packed_attention(s: Follower, n: Node) -> None:
-    s.facts.same(_need(s, n.input(0))[2], _need(s, n.input(1))[0])
+    s.facts.same(need(s, n.input(0))[2], need(s, n.input(1))[0])
 
 
 def _control(s: Follower, n: Node) -> None:
@@ -291,14 +280,14 @@ ASKS: dict[str, Callable[[Follower, Node], None]] = {
 
 # --- dims that rules do not ask for ---------------------------------------------------------------------------------------
 def _recurrent_dims(s: Follower, n: Node, k: int) -> Dims:
-    x, w, r = (_need(s, i) for i in n.inputs[:3])
+    x, w, r = (need(s, i) for i in n.inputs[:3])
     if n.attr("layout", 0):
         return (x[0], x[1], w[0], r[2]) if k == 0 else (x[0], w[0], r[2])
     return (x[0], w[0], x[1], r[2]) if k == 0 else (w[0], x[1], r[2])
 
 
 def _one_hot(s: Follower, n: Node, _: int) -> Dims | None:
-    indices, depth = _need(s, n.input(0)), s.scalar(n.input(1))
+    indices, depth = need(s, n.input(0)), s.scalar(n.input(1))
     axis = n.attr("axis", -1) % (len(indices) + 1)
     return None if depth is None else (*indices[:axis], int(depth), *indices[axis:])
 
@@ -307,7 +296,7 @@ def _slice_dims(s: Follower, n: Node, k: int) -> Dims | None:
     """As the rules have it; a part with ends that are numbers is as long as they say, or as its
     source allows.
     """
-    found, source = _DIMS["Slice"](s, n, k), _need(s, n.input(0))
+    found, source = DIMS["Slice"](s, n, k), need(s, n.input(0))
     if found is None:
         return None
     out = list(found)
@@ -329,24 +318,9 @@ def _control_dims(s: Follower, n: Node, k: int) -> Dims | None:
     return s._dims.get(n.outputs[k])
 
 
-def _expand_dims(s: Follower, n: Node, _: int) -> Dims | None:
-    source, target = _need(s, n.input(0)), s.content(n.input(1))
-    if target is None:
-        return None
-    rank = max(len(source), target.size)
-    pairs = zip(
-        (1,) * (rank - len(source)) + source,
-        (1,) * (rank - target.size) + tuple(target),
-        strict=True,
-    )
-    return tuple(a if b == 1 else b for a, b in pairs)
-
-
-DIMS: dict[str, Callable[[Follower, Node, int], Dims | None]] = {
+_RULES: dict[str, Callable[[Follower, Node, int], Dims | None]] = {
     "LSTM": _recurrent_dims, "GRU": _recurrent_dims, "RNN": _recurrent_dims, "OneHot": _one_hot, "Slice": _slice_dims, "If": _control_dims,
     "ImageScaler": lambda s, n, _: s.dims(n.input(0)),
-    **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "ReduceLogSum"), _DIMS["ReduceMean"]),
-    "Expand": _expand_dims,
 }  # fmt: skip
 
 
@@ -411,30 +385,17 @@ class Follower(Shapes):
 
     def _derive(self, node: Node, k: int) -> Dims | None:
         try:
-            if node.op in DIMS:
-                return DIMS[node.op](self, node, k)
+            if node.op in _RULES:
+                return _RULES[node.op](self, node, k)
         except (IndexError, TypeError, ValueError, ArithmeticError):
             return None
-        if node.op in _BROADCAST:
-            return self._broadcast(node)
         return super()._derive(node, k)
 
-    def _broadcast(self, node: Node) -> Dims | None:
+    def meet(self, d: DimLike, e: DimLike) -> DimLike:
         """Sizes that meet were noted to be equal: where they are not known to be, one stands for
         both.
         """
-        known = [self.dims(i) for i in node.inputs]
-        shapes = [d for d in known if d is not None]
-        if not shapes or len(shapes) < len(known):
-            return None
-        meeting = [
-            [d for d in reversed([s[-1 - k] for s in shapes if k < len(s)]) if d != 1]
-            for k in range(max(map(len, shapes)))
-        ]
-        return tuple(
-            next((d for d in here if isinstance(d, int)), here[0] if here else 1)
-            for here in reversed(meeting)
-        )
+        return e
 
     def bodies(self, node: Node) -> Iterator[tuple[GraphProto, dict[str, Dims | None]]]:
         """The bodies of a node with the dims of their inputs."""

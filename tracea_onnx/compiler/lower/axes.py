@@ -8,21 +8,11 @@ from collections.abc import Sequence
 
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, View
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.dims import Dim, DimLike
+from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import PlanBuilder
 
 #: The largest size of an axis.
 _MOST = 2**31 - 1
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """The axis, which counts from the end where it is negative.
-
-    Raises Unsupported when there is none.
-    """
-    if not -rank <= axis < rank:
-        raise Unsupported(f"axis {axis} is outside rank {rank}")
-    return axis + rank if axis < 0 else axis
 
 
 def merge_dims(
@@ -56,41 +46,6 @@ def pad_rows(
     return [*[once] * (count - len(rows)), *rows]
 
 
-def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
-    """ONNX broadcast of the shapes.
-
-    A symbol against another dim is resolved at run time by `select`.
-    """
-    rank = max(len(s) for s in shapes)
-    out: list[DimLike] = []
-    for axis in range(rank):
-        d: DimLike = 1
-        for s, name in zip(shapes, names, strict=True):
-            k = axis - (rank - len(s))
-            if k < 0:
-                continue
-            e = s[k]
-            if d == e or e == 1 or _at_most(e, d):
-                continue
-            if _at_most(d, e):
-                d = e
-                continue
-            if isinstance(d, int) and isinstance(e, int):
-                if d != 1:
-                    raise Unsupported(f"'{name}' does not broadcast: its dim {e} meets {d}")
-                d = e
-            elif d == 1:
-                d = e
-            elif isinstance(d, int):
-                pass  # e is a symbol: it must be d or 1, and d > 1 decides
-            elif isinstance(e, int):
-                d = e
-            else:
-                d = D.select(D.equal(d, 1), e, d)
-        out.append(d)
-    return tuple(out)
-
-
 def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dims:
     """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what
     the symbols do not show.
@@ -110,14 +65,3 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
                 raise Unsupported(f"dim {d} does not broadcast to {o}")
             strides.append(D.select(D.equal(d, 1), 0, s))
     return tuple(strides)
-
-
-def _at_most(d: DimLike, e: DimLike) -> bool:
-    """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1
-    (then it is e, too).
-    """
-    return (
-        isinstance(d, Dim)
-        and d.op == "min"
-        and any(a == e and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
-    )

@@ -27,9 +27,10 @@ from tracea_onnx.compiler.lower.views import image_in
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
-from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.kernel_families import COPIES, packed_elements, widened_elements
+from tracea_onnx.shapes.shape_values import objects
 
 #: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init
 #: launches).
@@ -124,7 +125,7 @@ class Lowering:
         """Leave it to the readers of `v` whether it is made."""
         v.deferred = Deferred(kind, tuple(parts), make, stage)
 
-    def contents(self, name: str, what: str) -> np.ndarray[Any, Any]:
+    def contents(self, name: str, what: str) -> Array:
         """Values of a small constant the Plan may depend on."""
         v = self.value(name)
         if v.data is None:
@@ -133,26 +134,22 @@ class Lowering:
             )
         return v.data
 
-    def int_list(self, name: str, what: str) -> Dims:
-        """Contents of an integer tensor, possibly symbolic."""
+    # what shape functions ask (`shapes.environment.ShapeEnv`)
+    def dims(self, name: str) -> Dims:
+        return self.value(name).shape
+
+    def content(self, name: str) -> Array | None:
         v = self.value(name)
-        if v.ints is None:
-            raise Unsupported(f"{what} '{name}' is computed at run time from tensor contents")
-        return v.ints
+        if v.ints is not None:
+            return objects(v.ints)
+        return None if v.data is None else objects(v.data.reshape(-1).tolist())
 
-    def one(self, name: str, what: str) -> int:
-        """The integer in a small constant of one element."""
-        data = self.contents(name, what)
-        if data.size != 1:
-            raise Unsupported(f"{what} '{name}' has {data.size} elements; one is required")
-        return int(data.reshape(-1)[0])
+    def count(self, name: str) -> DimLike:
+        return self.value(name).elements
 
-    def one_int(self, name: str, what: str) -> DimLike:
-        """The content of an integer tensor of one element, possibly symbolic."""
-        found = self.int_list(name, what)
-        if len(found) != 1:
-            raise Unsupported(f"{what} '{name}' has {len(found)} elements; one is required")
-        return found[0]
+    def meet(self, d: DimLike, e: DimLike) -> DimLike:
+        """The other where one symbol is 1, which only a run knows."""
+        return D.select(D.equal(d, 1), e, d)
 
     def require(self, v: Value, what: str) -> None:
         """Refuse a tensor whose element type the backend's compute kernels do not take."""
@@ -497,7 +494,7 @@ def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
     return rows[-1][1][0] not in (0, 1) and any(x == 1 for _, (x, _) in rows[:-1])
 
 
-def _counting(data: np.ndarray[Any, Any]) -> View | None:
+def _counting(data: Array) -> View | None:
     """Integers that are a start and a step along each axis."""
     origin = data.reshape(-1)[0]
     steps = [

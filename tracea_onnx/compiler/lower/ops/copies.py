@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from tracea_onnx.compiler.lower.axes import axis_of
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops import indexed
@@ -21,22 +20,18 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.shapes.operands import axis_of, integer, integers
+from tracea_onnx.shapes.operators import result
 
 
 def concat(ctx: Lowering, op: Op) -> None:
     parts = [ctx.value(n) for n in op.inputs]
     first = parts[0]
-    k = axis_of(int(op.attr("axis")), first.rank)
-    if any(p.rank != first.rank for p in parts):
-        raise Unsupported(f"Concat joins tensors of ranks {', '.join(str(p.rank) for p in parts)}")
+    k, shape_ = axis_of(op.attr("axis"), first.rank), result(ctx, op)
     if first.rank == 1 and all(p.ints is not None for p in parts):
         joined = tuple(d for p in parts for d in (p.ints or ()))
         ctx.define(op.outputs[0], first.dtype, (len(joined),)).ints = joined
         return
-    total: DimLike = 0
-    for p in parts:
-        total = total + p.shape[k]
-    shape_ = tuple(total if a == k else d for a, d in enumerate(first.shape))
     for p in parts:
         for a in range(first.rank):
             if a != k:
@@ -57,7 +52,7 @@ def concat(ctx: Lowering, op: Op) -> None:
         and images
         and len(images) * 2 >= len(parts)
         and first.dtype in ctx.target.types
-        and isinstance(total, int)
+        and isinstance(shape_[k], int)
     ):
         _concat_channels(ctx, op, out, parts)
         return
@@ -111,12 +106,10 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
 
 def tile(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    repeats = ctx.int_list(op.input(1), "the repeats")
+    repeats = integers(ctx, op.input(1), "the repeats")
     for r in repeats:
         ctx.at_least(r, 0, f"a repeat of Tile '{op.label}'")
-    out = ctx.define(
-        op.outputs[0], x.dtype, tuple(D.mul(d, r) for d, r in zip(x.shape, repeats, strict=True))
-    )
+    out = ctx.define(op.outputs[0], x.dtype, result(ctx, op))
     ref = ctx.new_plain(out)
     view, strides = ctx.strided(x), contiguous(out.shape)
     # y[r, i] over (repeat, index) pairs per axis: a copy of twice the rank with stride 0 on the
@@ -128,7 +121,7 @@ def tile(ctx: Lowering, op: Op) -> None:
 
 
 def constant_of_shape(ctx: Lowering, op: Op) -> None:
-    dims = ctx.int_list(op.input(0), "the shape")
+    dims = result(ctx, op)
     t = op.attr("value")
     value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
     dtype = DType(int(t.data_type) if t is not None else 1)
@@ -168,10 +161,8 @@ def range_(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             "the bounds of Range are computed from tensor contents; they must follow from shapes"
         )
-    first, last, step = (ctx.one_int(n, "a bound of a Range") for n in op.inputs)
-    if not isinstance(step, int) or step == 0:
-        raise Unsupported("the step of Range is symbolic, or 0")
-    n = D.maximum(D.ceildiv(last - first, step) if step > 0 else D.ceildiv(first - last, -step), 0)
+    (n,) = result(ctx, op)
+    first, _, step = (integer(ctx, i, "a bound of a Range") for i in op.inputs)
     out = ctx.define(op.outputs[0], start.dtype, (n,))
     if isinstance(n, int) and n <= 8 and start.dtype == DType.I64:
         out.ints = tuple(first + step * k for k in range(n))
@@ -187,7 +178,7 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
     Where x is wider than the indices on another, or may be, it is found element by element.
     """
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
-    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    k = axis_of(op.attr("axis", 0), x.rank)
     if idx.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"GatherElements has indices of type {idx.dtype.name}")
     if idx.rank != x.rank:
@@ -247,7 +238,7 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
     if idx.shape[-1] == 1 and not op.attr("batch_dims", 0):
         flat = replace(op, inputs=(op.input(1),), outputs=(op.outputs[0] + "\0flat",))
         relabel(ctx, flat, idx, idx.shape[:-1])
-        gather(ctx, replace(op, inputs=(op.input(0), *flat.outputs), attrs={"axis": 0}))
+        gather(ctx, replace(op, kind="Gather", inputs=(op.input(0), *flat.outputs), attrs={}))
         return
     counting = _counting(ctx, op, x, idx)
     if not counting:
@@ -271,7 +262,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     n, _, h, w = x.shape
     b, c = int(op.attr("blocksize")), x.channels
     ctx.multiple(c, b * b, f"the channels of DepthToSpace '{op.label}'")
-    out = ctx.define(op.outputs[0], x.dtype, (n, c // (b * b), D.mul(h, b), D.mul(w, b)))
+    out = ctx.define(op.outputs[0], x.dtype, result(ctx, op))
     image, view = x.nhwc is not None and x.view is None, ctx.as_view(x)
     sn, sc, sh, sw = view.strides
     q = c // (b * b)
@@ -307,8 +298,8 @@ def space_to_depth(ctx: Lowering, op: Op) -> None:
         ctx.multiple(d, b, f"the {side} of SpaceToDepth '{op.label}'")
     view = ctx.strided(x)
     sn, sc, sh, sw = view.strides
-    hb, wb = D.floordiv(h, b), D.floordiv(w, b)
-    out = ctx.define(op.outputs[0], x.dtype, (n, D.mul(c, b * b), hb, wb))
+    out = ctx.define(op.outputs[0], x.dtype, result(ctx, op))
+    hb, wb = out.shape[2:]
     six: Dims = (n, b, b, c, hb, wb)
     src: Dims = (sn, sh, sw, sc, D.mul(sh, b), D.mul(sw, b))
     if op.attr("mode", "DCR") == "CRD":  # from opset 28 on: channels stay outermost

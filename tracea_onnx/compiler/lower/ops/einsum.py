@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from string import ascii_letters
 
 from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
 from tracea_onnx.compiler.lower.context import Lowering
@@ -13,34 +12,10 @@ from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguou
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.shapes.operands import terms
 
 #: Sizes and the strides of the first operand, the second and the result.
 Row = tuple[DimLike, list[DimLike]]
-
-
-def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of every operand and of the result; an ellipsis becomes letters of its own, the
-    same for all. Raises Unsupported where the equation does not fit the ranks.
-    """
-    given, arrow, out = equation.replace(" ", "").partition("->")
-    operands = given.split(",")
-    if len(operands) != len(ranks):
-        raise Unsupported(f"Einsum '{equation}' is for {len(operands)} tensors, not {len(ranks)}")
-    free = [c for c in ascii_letters if c not in equation]
-    wide = [r - len(t.replace("...", "")) for t, r in zip(operands, ranks, strict=True)]
-    most = max((w for t, w in zip(operands, wide, strict=True) if "..." in t), default=0)
-    dots = "".join(free[:most])
-    spelled = [t.replace("...", dots[most - w :]) for t, w in zip(operands, wide, strict=True)]
-    if any(len(t) != r for t, r in zip(spelled, ranks, strict=True)):
-        raise Unsupported(f"Einsum '{equation}' is not for tensors of rank {list(ranks)}")
-    if not arrow:
-        out = ("..." if dots else "") + "".join(
-            sorted(c for c in set(given) - set(",.") if given.count(c) == 1)
-        )
-    out = out.replace("...", dots)
-    if not set(out) <= set().union(*spelled):
-        raise Unsupported(f"Einsum '{equation}' makes an axis that no tensor has")
-    return spelled, out
 
 
 def einsum(ctx: Lowering, op: Op) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.compiler.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.compiler.lower.axes import broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import activation_only, plan_epilogue
 from tracea_onnx.compiler.lower.op import Op, of_roles
@@ -21,6 +21,7 @@ from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import GemmSpec, SwigluSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import packed_elements
+from tracea_onnx.shapes.operands import broadcast
 
 
 def gemm(ctx: Lowering, op: Op) -> None:
@@ -192,7 +193,7 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: G
     m, ka = (a_shape[-1], a_shape[-2]) if trans_a else (a_shape[-2], a_shape[-1])
     kb, n = (b_shape[-1], b_shape[-2]) if trans_b else (b_shape[-2], b_shape[-1])
     ctx.same(ka, kb, f"the inner dims of {_named(op)}")
-    batch = broadcast([a_shape[:-2], b_shape[:-2]], [x.name, w.name])
+    batch = broadcast(ctx, a_shape[:-2], b_shape[:-2])
     full: Dims = (*batch, m, n)
     shape = tuple(
         d
@@ -255,7 +256,7 @@ def _batches(
 def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
     """How many separate ones the product of two tensors has as they lie."""
     parts = [(v.shape[:-2], ctx.strided(v).strides[:-2]) for v in (x, w)]
-    batch = broadcast([shape for shape, _ in parts], [x.name, w.name])
+    batch = broadcast(ctx, *(shape for shape, _ in parts))
     return len(_batches(ctx, batch, [*parts, (batch, contiguous(batch))]))
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
-
-import numpy as np
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
@@ -21,6 +18,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import Attributes, ConvSpec, GemmSpec, SqueezeExciteSpec
+from tracea_onnx.shapes.operators import result
 
 
 def pool(ctx: Lowering, op: Op) -> None:
@@ -86,15 +84,8 @@ def resize(ctx: Lowering, op: Op) -> None:
         )
     old = op.kind == "Upsample" or op.opset < 11
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
-    if (
-        coord not in _COORD
-        or op.attr("antialias", 0)
-        or op.attr("axes") is not None
-        or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch"
-    ):
-        raise Unsupported(
-            f"no kernel computes Resize with coordinates '{coord}', antialias, axes or aspect ratio"
-        )
+    if coord not in _COORD or op.attr("antialias", 0):
+        raise Unsupported(f"no kernel computes Resize with coordinates '{coord}' or antialias")
     rounding = (
         "floor"
         if op.kind == "Upsample"
@@ -104,28 +95,20 @@ def resize(ctx: Lowering, op: Op) -> None:
     )
     if rounding not in _ROUNDING or (rounding == "" and not old):
         raise Unsupported(f"no kernel computes Resize with nearest_mode '{rounding}'")
-    n, c, h, w = x.image()
-    scales_at, sizes_at = (1, 99) if old else (2, 3)
-    if op.input(sizes_at):
-        sizes = ctx.int_list(op.input(sizes_at), "the sizes")
-        if len(sizes) != x.rank or not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
-            raise Unsupported(
-                "Resize changes the batch or channel dim; the kernels resize height and width"
-            )
-        oh, ow = (sizes[2], sizes[3]) if x.rank == 4 else (1, sizes[2])
-        scale_h, scale_w = _ratio(oh, h), _ratio(ow, w)
-    else:
-        scales = (
-            [float(s) for s in op.attr("scales")]
-            if op.attr("scales") is not None
-            else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
+    shape = result(ctx, op)
+    if any(a is not b and a != b for a, b in zip(shape[:2], x.shape[:2], strict=True)):
+        raise Unsupported(
+            "Resize changes the batch or channel dim; the kernels resize height and width"
         )
-        if len(scales) != x.rank or scales[0] != 1 or scales[1] != 1:
-            raise Unsupported(
-                "Resize changes the batch or channel dim; the kernels resize height and width"
-            )
-        scale_h, scale_w = (scales[2], scales[3]) if x.rank == 4 else (1.0, scales[2])
-        oh, ow = _scaled(h, scale_h), _scaled(w, scale_w)
+    n, c, h, w = x.image()
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+    _, _, oh, ow = out.image()
+    scales = op.attr("scales") or (None if op.input(3) else ctx.content(op.input(2) or op.input(1)))
+    scale_h, scale_w = (
+        (_ratio(oh, h), _ratio(ow, w))
+        if scales is None
+        else (float(scales[2]) if x.rank == 4 else 1.0, float(scales[-1]))
+    )
     cubic = mode == "cubic"
     how = _Sampling(
         "resize_cubic" if cubic else "resize2d",
@@ -134,7 +117,6 @@ def resize(ctx: Lowering, op: Op) -> None:
         {"scale_h": scale_h, "scale_w": scale_w}
         | ({"a": float(op.attr("cubic_coeff_a", -0.75))} if cubic else {}),
     )
-    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow) if x.rank == 4 else (n, c, ow))
     if not isinstance(c, int):  # images of one channel each
         planes, made = (
             ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size))
@@ -234,15 +216,6 @@ def _ratio(out: DimLike, of: DimLike) -> float:
     it) where they are known at run time only.
     """
     return out / of if isinstance(out, int) and isinstance(of, int) else 0.0
-
-
-def _scaled(n: DimLike, scale: float) -> DimLike:
-    if isinstance(n, int):
-        return int(np.float32(n) * np.float32(scale))  # as ONNX Runtime multiplies
-    part = Fraction(scale)
-    if part.denominator > 256:  # else float32 multiplies a dim by it exactly
-        raise Unsupported(f"Resize scales a symbolic dim by {scale}, which is no short fraction")
-    return D.floordiv(D.mul(n, part.numerator), part.denominator)
 
 
 def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:

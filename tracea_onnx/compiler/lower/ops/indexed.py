@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.compiler.lower.axes import axis_of
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.shapes.operands import axis_of, constant, integer
 
 #: Dims the kernels take.
 _RANK = 5
@@ -182,7 +182,7 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
 def trilu(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     _available(ctx, op)
-    diagonal = ctx.one(op.input(1), "the diagonal") if op.input(1) else 0
+    diagonal = constant(ctx, op.input(1), "the diagonal") if op.input(1) else 0
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     rows, columns = x.shape[-2:]
     ints: dict[str, DimLike] = {
@@ -199,7 +199,7 @@ def trilu(ctx: Lowering, op: Op) -> None:
 
 def one_hot(ctx: Lowering, op: Op) -> None:
     idx, values = ctx.value(op.input(0)), ctx.value(op.input(2))
-    depth = ctx.one_int(op.input(1), "the depth")
+    depth = integer(ctx, op.input(1), "the depth")
     axis = axis_of(int(op.attr("axis", -1)), idx.rank + 1)
     shape = (*idx.shape[:axis], depth, *idx.shape[axis:])
     if (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tracea_onnx.compiler.lower.axes import axis_of, broadcast, broadcast_strides
+from tracea_onnx.compiler.lower.axes import broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
@@ -19,18 +19,11 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array
+from tracea_onnx.shapes.operands import axis_of, bounds, integers, parts, permutation, placed
+from tracea_onnx.shapes.operators import result
 
 #: Channels that an image kernel takes at a time.
 _VECTOR = 16
-
-
-def _axes(ctx: Lowering, op: Op, position: int) -> list[int] | None:
-    """Axes from the attribute (old opsets) or from the constant input."""
-    if op.attr("axes") is not None:
-        return [int(a) for a in op.attr("axes")]
-    if op.input(position):
-        return [int(a) for a in ctx.contents(op.input(position), "axes").reshape(-1)]
-    return None
 
 
 def _moved(
@@ -58,12 +51,8 @@ def _moved(
 
 
 def shape(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    rank = x.rank
-    start, end = int(op.attr("start", 0)), op.attr("end")
-    dims = x.shape[slice(start, None if end is None else int(end))] if rank else ()
-    out = ctx.define(op.outputs[0], DType.I64, (len(dims),))
-    out.ints = tuple(dims)
+    out = ctx.define(op.outputs[0], DType.I64, result(ctx, op))
+    out.ints = ctx.value(op.input(0)).shape[slice(op.attr("start", 0), op.attr("end"))]
 
 
 def size(ctx: Lowering, op: Op) -> None:
@@ -136,103 +125,48 @@ def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
 
 
 def reshape(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    target = (
-        tuple(int(v) for v in op.attr("shape"))
-        if op.attr("shape") is not None
-        else ctx.int_list(op.input(1), "the shape")
-    )
-    keep_zero = bool(op.attr("allowzero", 0))
-    dims: list[DimLike] = []
-    unknown = -1
-    for k, d in enumerate(target):
-        if isinstance(d, int) and d == 0 and not keep_zero:
-            if k >= x.rank:
-                raise Unsupported(f"Reshape copies dim {k} of a tensor of rank {x.rank}")
-            dims.append(x.shape[k])
-        elif isinstance(d, int) and d == -1:
-            unknown = k
-            dims.append(1)
-        else:
-            if isinstance(d, Dim) and not keep_zero and k < x.rank and d is not x.shape[k]:
-                # A 0 that only a run knows stands for the input's size, too: then the two must be
-                # equal. (Symbols of other partitions cannot be compared.)
-                copied = D.select(D.equal(d, 0), x.shape[k], d)
-                ctx.plan.require(
-                    d,
-                    copied,
-                    f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the"
-                    " input's, and that",
-                )
-            dims.append(d)
-    if unknown >= 0:
-        rest = [d for k, d in enumerate(dims) if k != unknown]
-        left = list(x.shape)
-        for d in list(rest):  # cancel equal factors before dividing
-            for e in left:
-                if e is d or (isinstance(e, int) and isinstance(d, int) and e == d):
-                    left.remove(e)
-                    rest.remove(d)
-                    break
-        over, under = D.product(left), D.product(rest)
-        if isinstance(over, int) and isinstance(under, int) and (under == 0 or over % under):
-            raise Unsupported(f"Reshape does not divide {over} elements by {under}")
-        dims[unknown] = D.floordiv(over, under)
-    relabel(ctx, op, x, tuple(dims))
+    x, new = ctx.value(op.input(0)), result(ctx, op)
+    target = integers(ctx, op.input(1), "the shape") if op.input(1) else []
+    for k, d in enumerate([] if op.attr("allowzero", 0) else target[: x.rank]):
+        if isinstance(d, Dim) and d is not x.shape[k]:
+            # A 0 that only a run knows stands for the input's size, too: then the two must be
+            # equal. (Symbols of other partitions cannot be compared.)
+            ctx.plan.require(
+                d,
+                D.select(D.equal(d, 0), x.shape[k], d),
+                f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the"
+                " input's, and that",
+            )
+    relabel(ctx, op, x, new)
 
 
 def flatten(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    axis = axis_of(int(op.attr("axis", 1)), x.rank) if op.attr("axis", 1) != x.rank else x.rank
-    relabel(ctx, op, x, (D.product(x.shape[:axis]), D.product(x.shape[axis:])))
+    relabel(ctx, op, ctx.value(op.input(0)), result(ctx, op))
 
 
 def squeeze(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    axes = _axes(ctx, op, 1)
-    if axes is None:
-        if not D.is_static(x.shape):
-            raise Unsupported("Squeeze has no axes, and its operand has symbolic dims")
-        gone = {k for k, d in enumerate(x.shape) if d == 1}
-    else:
-        gone = {axis_of(a, x.rank) for a in axes}
-        if any(x.shape[k] != 1 for k in gone):
-            raise Unsupported("Squeeze removes a dim that is not known to be 1")
-    _placed(ctx, op, x, [k for k in range(x.rank) if k not in gone])
-
-
-def unsqueeze(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    axes = _axes(ctx, op, 1) or []
-    rank = x.rank + len(axes)
-    put = {axis_of(a, rank) for a in axes}
-    rest = iter(range(x.rank))
-    _placed(ctx, op, x, [None if k in put else next(rest) for k in range(rank)])
-
-
-def _placed(ctx: Lowering, op: Op, x: Value, axes: Sequence[int | None]) -> None:
-    """x with dims of 1 taken away or put in (None)."""
-    new = tuple(1 if a is None else x.shape[a] for a in axes)
+    """Squeeze and Unsqueeze."""
+    x, axes, new = ctx.value(op.input(0)), placed(ctx, op), result(ctx, op)
+    if any(x.shape[k] != 1 for k in range(x.rank) if k not in axes):
+        raise Unsupported("Squeeze removes a dim that is not known to be 1")
     if not pointwise_stages.placed(ctx, x, axes, Value(op.outputs[0], x.dtype, new)):
         relabel(ctx, op, x, new)
 
 
 def transpose(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
-    if sorted(perm) != list(range(x.rank)):
-        raise Unsupported(f"perm {perm} of Transpose does not fit rank {x.rank}")
+    x, shape_ = ctx.value(op.input(0)), result(ctx, op)
+    perm = permutation(op, x.rank)
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported(f"the copy kernel does not move elements of {x.dtype.size} bytes")
     if x.ints is not None and x.data is None and x.rank > 1:
-        out = ctx.define(op.outputs[0], x.dtype, tuple(x.shape[p] for p in perm))
+        out = ctx.define(op.outputs[0], x.dtype, shape_)
         out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
         return
     _moved(
         ctx,
         op,
         x,
-        tuple(x.shape[p] for p in perm),
+        shape_,
         lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)),
         image=True,
     )
@@ -249,35 +183,10 @@ def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
 
 def slice_(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if op.attr("starts") is not None:
-        starts: Dims = tuple(op.attr("starts"))
-        ends: Dims = tuple(op.attr("ends"))
-        axes = list(op.attr("axes") or range(len(starts)))
-        steps = [1] * len(starts)
-    else:
-        starts, ends = (
-            ctx.int_list(op.input(1), "the starts"),
-            ctx.int_list(op.input(2), "the ends"),
-        )
-        axes = (
-            [int(a) for a in ctx.contents(op.input(3), "the axes")]
-            if op.input(3)
-            else list(range(len(starts)))
-        )
-        steps = (
-            [int(s) for s in ctx.contents(op.input(4), "the steps")]
-            if op.input(4)
-            else [1] * len(starts)
-        )
-    if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise Unsupported("starts, ends, axes and steps of Slice have different lengths")
-    if 0 in steps or len({axis_of(a, x.rank) for a in axes}) < len(axes):
-        raise Unsupported("Slice has a step of 0, or one axis twice")
     shape_, offset = list(x.shape), [0] * x.rank
     step_of = [1] * x.rank
     begin: list[DimLike] = list(offset)
-    for a, s, e, st in zip(axes, starts, ends, steps, strict=True):
-        k = axis_of(a, x.rank)
+    for k, s, e, st in bounds(ctx, op, x.rank):
         n = x.shape[k]
         first, last = _from_end(s, n), _from_end(e, n)
         if st > 0:
@@ -382,20 +291,9 @@ def _known_length(
 
 def split(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    k = axis_of(op.attr("axis", 0), x.rank)
     n = x.shape[k]
-    sizes: Dims
-    if op.attr("split") is not None:
-        sizes = tuple(op.attr("split"))
-    elif op.input(1):
-        sizes = ctx.int_list(op.input(1), "the split sizes")
-    else:
-        if not isinstance(n, int):
-            raise Unsupported("Split divides a symbolic dim evenly")
-        each = -(-n // len(op.outputs))
-        sizes = tuple(min(each, n - each * i) for i in range(len(op.outputs)))
-    if len(sizes) != len(op.outputs):
-        raise Unsupported(f"Split has {len(op.outputs)} outputs and {len(sizes)} sizes")
+    sizes = parts(ctx, op, n)
     if x.ints is not None and x.rank == 1 and all(isinstance(s, int) for s in sizes):
         at = 0
         for name, s in zip(op.outputs, sizes, strict=True):
@@ -428,9 +326,7 @@ def split(ctx: Lowering, op: Op) -> None:
 
 
 def expand(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    target = ctx.int_list(op.input(1), "the shape")
-    shape_ = broadcast([x.shape, target], [op.input(0), "the target shape"])
+    x, shape_ = ctx.value(op.input(0)), result(ctx, op)
     if (
         x.ints is not None
         and len(x.ints) == 1
@@ -483,8 +379,7 @@ def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
 
 def gather(ctx: Lowering, op: Op) -> None:
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
-    k = axis_of(int(op.attr("axis", 0)), x.rank)
-    shape_ = (*x.shape[:k], *idx.shape, *x.shape[k + 1 :])
+    k, shape_ = axis_of(op.attr("axis", 0), x.rank), result(ctx, op)
     n = x.shape[k]
     if idx.ints is not None and all(isinstance(i, int) for i in idx.ints):
         picks = [int(i) for i in idx.ints if isinstance(i, int)]
@@ -539,6 +434,6 @@ def gather(ctx: Lowering, op: Op) -> None:
 OPS = {
     "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape,
     "Flatten": flatten, "Squeeze": squeeze,
-    "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split,
+    "Unsqueeze": squeeze, "Transpose": transpose, "Slice": slice_, "Split": split,
     "Expand": expand, "Gather": gather,
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tracea_onnx.compiler.lower.axes import axis_of, broadcast_strides
+from tracea_onnx.compiler.lower.axes import broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
@@ -18,6 +18,8 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import BatchNormSpec, GroupNormSpec, LayerNormSpec, SoftmaxSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.shapes.operands import axis_of, constant, reduced
+from tracea_onnx.shapes.operators import result
 
 
 def _vector(ctx: Lowering, name: str, n: DimLike) -> Ref | None:
@@ -251,24 +253,10 @@ def reduce(ctx: Lowering, op: Op) -> None:
         x.dtype not in ctx.target.types and kind not in (0, 2, 3, 4)
     ):
         raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
-    if op.attr("axes") is not None:
-        axes = [int(a) for a in op.attr("axes")]
-    elif op.input(1):
-        axes = [int(a) for a in ctx.contents(op.input(1), "the axes").reshape(-1)]
-    else:
-        axes = []
-    keep = bool(op.attr("keepdims", 1))
+    gone, shape = reduced(ctx, op, x.rank), result(ctx, op)
     if x.ints is not None and x.rank == 1 and kind in _SYMBOLIC:
-        ctx.define(op.outputs[0], x.dtype, (1,) if keep else ()).ints = (_SYMBOLIC[kind](x.ints),)
+        ctx.define(op.outputs[0], x.dtype, shape).ints = (_SYMBOLIC[kind](x.ints),)
         return
-    if not axes:
-        if op.attr("noop_with_empty_axes", 0):
-            raise Unsupported(f"{op.kind} reduces no axis")
-        axes = list(range(x.rank))
-    gone = sorted({axis_of(a, x.rank) for a in axes})
-    shape: Dims = tuple(
-        1 if k in gone else d for k, d in enumerate(x.shape) if keep or k not in gone
-    )
     if (
         gone
         and gone == [2, 3]
@@ -345,7 +333,7 @@ def cumsum(ctx: Lowering, op: Op) -> None:
         )
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes CumSum of type {x.dtype.name}")
-    axis = axis_of(ctx.one(op.input(1), "the axis"), x.rank)
+    axis = axis_of(constant(ctx, op.input(1), "the axis"), x.rank)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     ints: dict[str, DimLike] = {
         "outer": D.product(x.shape[:axis]), "n": x.shape[axis],

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from onnx import helper
 
-from tracea_onnx.compiler.lower.axes import axis_of
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.copies import bits
@@ -19,6 +18,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import PADDED
+from tracea_onnx.shapes.operands import pads as pads_of
 
 MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
 
@@ -26,25 +26,13 @@ MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
 def pad(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     mode = op.attr("mode", "constant")
-    mode = mode.decode() if isinstance(mode, bytes) else mode
     if mode not in MODES or (mode == "wrap" and "pad" not in ctx.target.families):
         raise Unsupported(f"no {ctx.plan.backend} kernel computes Pad in mode '{mode}'")
+    pads = pads_of(ctx, op, x.rank)
     if op.attr("pads") is not None:
-        pads: list[DimLike] = [int(p) for p in op.attr("pads")]
-        fill = np.asarray(
-            float(op.attr("value", 0.0)), helper.tensor_dtype_to_np_dtype(int(x.dtype))
-        )
+        fill = np.asarray(op.attr("value", 0.0), helper.tensor_dtype_to_np_dtype(int(x.dtype)))
     else:
-        pads = list(ctx.int_list(op.input(1), "the pads"))
         fill = ctx.contents(op.input(2), "the pad value") if op.input(2) else np.zeros(1, np.int64)
-        if op.input(3):
-            axes = [
-                axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes").reshape(-1)
-            ]
-            full: list[DimLike] = [0] * (2 * x.rank)
-            for j, a in enumerate(axes):
-                full[a], full[a + x.rank] = pads[j], pads[j + len(axes)]
-            pads = full
     if all(p == 0 for p in pads):
         identity(ctx, op)
         return

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tracea_onnx.compiler.lower.axes import broadcast
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.epilogue_kinds import (
     CHANNEL,
@@ -30,6 +29,7 @@ from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
 from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.match.spec_table import PointwiseSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.shapes.operands import broadcast
 
 _INTEGER = frozenset(
     {DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32}
@@ -48,7 +48,7 @@ def pointwise(ctx: Lowering, op: Op) -> None:
         expr, names = found
     values = [ctx.value(n) for n in names]
     dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
-    out = Value(op.outputs[0], dtype, broadcast([v.shape for v in values], names))
+    out = Value(op.outputs[0], dtype, broadcast(ctx, *(v.shape for v in values)))
     kind = (
         ""
         if out.name in ctx.unread
@@ -104,7 +104,7 @@ def lower_expression(
     ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType
 ) -> None:
     """name = expr(inputs) with ONNX broadcasting."""
-    shape = broadcast([v.shape for v in inputs], [v.name for v in inputs])
+    shape = broadcast(ctx, *(v.shape for v in inputs))
     if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
         ints = _symbolic(expr, [v.ints or () for v in inputs], shape)
         if ints is not None:

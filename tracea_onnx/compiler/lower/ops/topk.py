@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tracea_onnx.compiler.lower.axes import axis_of
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.shapes.operands import axis_of, integer
 
 
 def topk(ctx: Lowering, op: Op) -> None:
@@ -17,7 +17,7 @@ def topk(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"no {ctx.plan.backend} kernel computes TopK; ONNX Runtime's own runs it")
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes TopK of type {x.dtype.name}")
-    k = ctx.one_int(op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
+    k = integer(ctx, op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
     if not isinstance(k, int):
         raise Unsupported(f"TopK takes {k} results; the number must be constant")
     axis = axis_of(int(op.attr("axis", -1)), x.rank)
