@@ -23,11 +23,11 @@ from tracea_onnx.support import discovery
 F16 = DType.F16
 #: Of attention: warpgroups, CTAs of an SM, what overlaps, keys of a tile.
 SWEPT: tuple[tuple[int, int, str, tuple[int, ...]], ...] = (
-    (1, 1, "OVERLAP", (64, 112, 128)), (1, 1, "ALONE", (64, 112, 128, 208)),
-    (1, 2, "FREE", (64, 112, 128)), (1, 3, "FREE", (64, 80)), (1, 4, "FREE", (64,)),
-    (2, 1, "FREE", (96, 128, 176)), (2, 1, "OVERLAP", (96, 128, 176)), (2, 1, "TURNS", (96, 128)),
-    (2, 1, "SPLIT", (64, 112, 128)), (2, 2, "FREE", (64, 80)),
-    (3, 1, "FREE", (96, 112, 128)), (4, 1, "FREE", (64, 80, 96)),
+    (1, 1, "INTRA_WG", (64, 112, 128)), (1, 1, "SINGLE_WG", (64, 112, 128, 208)),
+    (1, 2, "INTER_WG", (64, 112, 128)), (1, 3, "INTER_WG", (64, 80)), (1, 4, "INTER_WG", (64,)),
+    (2, 1, "INTER_WG", (96, 128, 176)), (2, 1, "INTRA_WG", (96, 128, 176)), (2, 1, "PINGPONG", (96, 128)),
+    (2, 1, "SPLIT_CTA", (64, 112, 128)), (2, 2, "INTER_WG", (64, 80)),
+    (3, 1, "INTER_WG", (96, 112, 128)), (4, 1, "INTER_WG", (64, 80, 96)),
 )  # fmt: skip
 #: A trial, and its tiles by name.
 Subject = tuple[Trial, dict[str, Any]]
@@ -56,11 +56,11 @@ def attention() -> Iterator[Subject]:
     emitter = discovery.module("kernels", "cuda.attention.emit")
     for b, h, s, d, causal in layers.attention():
         trial = products.attention(F16, b, h, s, s, d, causal=causal)
-        problem = emitter.problem(trial.requests[0])
+        problem = emitter.problem.problem(trial.requests[0])
         found = {}
-        for groups, ctas, plan, widths in SWEPT:
+        for groups, ctas, schedule, widths in SWEPT:
             for keys in widths:
-                tile = emitter.hopper_tile(problem, groups, keys, ctas, plan)
+                tile = emitter.fa3.config(problem, groups, keys, ctas, schedule)
                 if tile is not None and keys <= -(-s // 16) * 16:
                     found[str(tile)] = tile
         yield trial, found

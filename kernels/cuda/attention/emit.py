@@ -1,112 +1,44 @@
-"""CUDA kernels for attention: threads that read keys once where query rows are few, else
-warp-specialised wgmma on Hopper, mma.sync for 16-bit operands on other architectures, and for f32
-tensor cores or none."""
+"""CUDA kernels for attention: decoding kernels where query rows are few, else FlashAttention-3 on
+Hopper, FlashAttention-2 for 16-bit operands elsewhere, and for f32 3xTF32 or FFMA."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
 from tracea_onnx.codegen.size_ranges import either
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
 
-from ..common.launch import about, known, overlapped, parameters
-from ..common.prelude import prelude
-from ..common.templates import template
-from . import fa2, simt, tf32x3
-from . import problem as _problem
-from .decode import group as decode_group
-from .decode import select as decode_select
-from .decode import simt as decode_simt
-from .decode import stream as decode_stream
-from .fa3_sm90 import kernel as fa3
+from ..common.epilogue import Parameter
+from ..common.instantiate import instantiate, ints, longs
+from ..common.launch import about, parameters
+from . import fa2, problem, simt
+from .decode import select
+from .decode.config import DecodeConfig
+from .fa3_sm90 import config as fa3
+from .problem import Problem
 
 
-def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
-    """The tiles worth having, and for each whether it is the one for the sizes of a run."""
-    few: list[tuple[Any, DimLike]] = decode_select.spread(
-        request, decode_group.instead(request, p, decode_simt.tiles(request, p))
-    )
-    if request.dtype != DType.F32 and (found := decode_select.tiles(request, p, few)):
-        return list(found)
-    if known(decode_simt.applies(request)) == 1:
+def configs(request: Request, p: Problem) -> list[tuple[Any, DimLike]]:
+    """The configurations worth having, and for each whether it is the one for the sizes of a run."""
+    few, all_rows = select.configs(request, p)
+    if all_rows:
         return few
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
+    others: list[tuple[Any, DimLike]]
     if request.dtype == DType.F32:
-        others = simt.tiles(request, p)
+        others = simt.configs(request, p)
     elif request.arch == 90:
-        rows = decode_select.as_rows(request)
-        others = fa3.tiles(rows, _problem.problem(rows))
+        rows = select.as_rows(request)
+        others = [*fa3.configs(rows, problem.problem(rows))]
     else:
-        others = fa2.tiles(request)
-    return [*few, *((tile, D.mul(use, left)) for tile, use in others if left != 0)]
-
-
-def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Request, dict[str, str]]:
-    """Copies of the operands that tensor copies cannot read: the launch that makes them, the
-    request with the copies' pitches, and where they lie.
-    """
-    i = parameters(request)
-    operands = [o for o in "qkv" if not fa3.copied(request, o)]
-    if not operands:
-        return [], request, {}
-    ints, params, calls = dict(request.ints), list[str](), list[str]()
-    args: list[Argument] = []
-    scratch: list[DimLike] = []
-    most: DimLike = 0
-    for n, o in enumerate(operands):
-        heads, rows, row = (
-            i["H" if o == "q" else "KVH"],
-            i["S" if o == "q" else "T"],
-            -(-p.size(o) // 8) * 8,
-        )
-        params.append(
-            f"const T* {o}, T* {o}_to, i64 {o}_b, i64 {o}_s, i64 {o}_h, int {o}_heads, int {o}_rows, "
-        )
-        args += [
-            Pointer(o),
-            Pointer(f"scratch{n}"),
-            *(Int64(i[f"{o}_{a}"]) for a in "bsh"),
-            Int32(heads),
-            Int32(rows),
-        ]
-        calls.append(
-            f"  if (blockIdx.y == {n}) pad_rows<{p.size(o)}, {_problem.access(request, p, o)}>"
-            f"(Rows{{{o}, {o}_to, {o}_b, {o}_s, {o}_h, {o}_heads, {o}_rows}}, batch);\n"
-        )
-        ints |= {f"{o}_b": D.product([heads, rows, row]), f"{o}_s": row, f"{o}_h": D.mul(rows, row)}
-        count = D.product([i["B"], heads, rows, row])
-        scratch.append(D.mul(count, 2))
-        most = D.maximum(most, D.floordiv(count, 8))
-    source = (
-        f"{prelude(request.dtype)}{template('common/base', 'attention/repack')}\n"
-        f'extern "C" __global__ void __launch_bounds__(256) attention_pad({"".join(params)}int batch) {{\n  after_previous();\n{"".join(calls)}}}\n'
-    )
-    grid = (D.mul(D.minimum(D.ceildiv(most, 256), 8 * request.sms), use), len(operands), 1)
-    first = Kernel(
-        source,
-        "attention_pad",
-        grid,
-        256,
-        (*args, Int32(i["B"])),
-        pdl=overlapped(request),
-        scratch=tuple(scratch),
-    )
-    copies = {o: f"scratch{n}" for n, o in enumerate(operands)}
-    return [first], replace(request, ints=ints, unaligned=request.unaligned - set(operands)), copies
-
-
-def _sized(request: Request) -> Request:
-    """With a number for a batch that is known at run time, where tiles are chosen for a range of
-    it.
-    """
-    batch = about(request.ints["B"], 0)
-    return replace(request, ints={**request.ints, "B": batch}) if batch else request
+        others = [(fa2.config(request), 1)]
+    return [*few, *((c, D.mul(use, left)) for c, use in others if left != 0)]
 
 
 def attention(request: Request) -> list[Kernel]:
@@ -120,49 +52,76 @@ def attention(request: Request) -> list[Kernel]:
 
 
 def _kernels(request: Request) -> list[Kernel]:
-    p = _problem.problem(request)
-    chosen = tiles(_sized(request), p)
-    rows = decode_select.as_rows(request)  # for tiles of many rows
-    by_copies = [(tile, use) for tile, use in chosen if isinstance(tile, fa3.HopperTile)]
-    anywhere: DimLike = 0
-    for _, use in by_copies:
-        anywhere = D.add(anywhere, use)
-    copies, copied, places = _padded(rows, p, anywhere) if by_copies else ([], rows, {})
-    scratch = list(copies[0].scratch) if copies else []
-    kernels: list[Kernel] = []
-    for tile, use in chosen:
-        for kind in (decode_simt, decode_group):
-            if isinstance(tile, kind.TILE):
-                kernels += kind.kernels(request, p, tile, use, f"scratch{len(scratch)}")
-                if tile.spread:
-                    scratch.append(kind.scratch(request, p, tile, use))
-    kernels += [
-        decode_stream.kernel(rows, _problem.problem(rows), tile, use)
-        for tile, use in chosen
-        if isinstance(tile, decode_stream.TILE)
-    ]
-    kernels += [
-        simt.kernel(request, p, tile, use)
-        for tile, use in chosen
-        if isinstance(tile, simt.PlainTile)
-    ]
-    kernels += [
-        tf32x3.kernel(request, p, tile, use)
-        for tile, use in chosen
-        if isinstance(tile, tf32x3.SplitTile)
-    ]
-    kernels += [
-        fa2.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, fa2.MmaTile)
-    ]
-    kernels += copies
-    for tile, use in by_copies:
-        kernels += fa3.kernels(
-            copied, _problem.problem(rows), tile, use, places, f"scratch{len(scratch)}"
-        )
-        if tile.spread:
-            scratch.append(fa3.scratch(copied, p, tile, use))
+    p = problem.problem(request)
+    # where configurations are chosen for a range of a batch that is known at run time
+    batch = about(request.ints["B"], 0)
+    sized = replace(request, ints={**request.ints, "B": batch}) if batch else request
+    chosen = configs(sized, p)
+    rows = select.as_rows(request)  # for configurations of many rows
+    by_tma: DimLike = 0
+    for c, use in chosen:
+        by_tma = D.add(by_tma, use) if isinstance(c, fa3.Fa3Config) else by_tma
+    kernels, repacked, places = _repacked(rows, p, by_tma) if by_tma != 0 else ([], rows, {})
+    scratch = list(kernels[0].scratch) if kernels else []
+    for c, use in chosen:
+        place, merged = f"scratch{len(scratch)}", problem.problem(rows)
+        if isinstance(c, fa3.Fa3Config):
+            kernels += c.kernels(repacked, merged, use, place, places)
+            part = c.scratch(repacked, p, use)
+        else:
+            stream = isinstance(c, DecodeConfig) and c.compute == "stream"
+            kernels += c.kernels(*((rows, merged) if stream else (request, p)), use, place)
+            part = c.scratch(request, p, use)
+        scratch += [] if part is None else [part]
     return [replace(k, scratch=tuple(scratch)) for k in kernels]
 
 
-problem, hopper_tile = _problem.problem, fa3.hopper_tile
+def _repacked(
+    request: Request, p: Problem, use: DimLike
+) -> tuple[list[Kernel], Request, dict[str, str]]:
+    """Copies of the operands that TMA cannot read: the launch that makes them, the request with the
+    copies' pitches, and where they lie.
+    """
+    i = parameters(request)
+    operands = [o for o in "qkv" if not fa3.copied(request, o)]
+    if not operands:
+        return [], request, {}
+    pitches, given = dict(request.ints), list[Parameter]()
+    constants: dict[str, int] = {}
+    scratch: list[DimLike] = []
+    most: DimLike = 0
+    for n, name in enumerate("abc"):
+        o = operands[min(n, len(operands) - 1)]  # those of a missing operand are not read
+        heads, rows = i["H" if o == "q" else "KVH"], i["S" if o == "q" else "T"]
+        row = -(-p.size(o) // 8) * 8
+        given += [
+            ("const T*", name, Pointer(o)),
+            ("T*", f"{name}_to", Pointer(f"scratch{n}")),
+            *longs({f"{name}_{a}": i[f"{o}_{a}"] for a in "bsh"}),
+            *ints({f"{name}_heads": heads, f"{name}_rows": rows}),
+        ]
+        constants |= {
+            f"SIZE_{name.upper()}": p.size(o),
+            f"READ_{name.upper()}": problem.access(request, p, o),
+        }
+        if n < len(operands):
+            step = {"b": D.product([heads, rows, row]), "s": row, "h": D.mul(rows, row)}
+            pitches |= {f"{o}_{a}": d for a, d in step.items()}
+            count = D.product([i["B"], heads, rows, row])
+            scratch.append(D.mul(count, 2))
+            most = D.maximum(most, D.floordiv(count, 8))
+    kernel = instantiate(
+        request,
+        "attention_repack",
+        "attention/repack",
+        [*given, ("int", "batch", Int32(i["B"]))],
+        (D.mul(D.minimum(D.ceildiv(most, 256), 8 * request.sms), use), len(operands), 1),
+        256,
+        constants=constants,
+        scratch=tuple(scratch),
+    )
+    readable = replace(request, ints=pitches, unaligned=request.unaligned - set(operands))
+    return [kernel], readable, {o: f"scratch{n}" for n, o in enumerate(operands)}
+
+
 FAMILIES = {"attention": attention}

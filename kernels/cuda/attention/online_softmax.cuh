@@ -1,4 +1,8 @@
-// The largest scores of two rows of a fragment, or what was given.
+// Online softmax of two rows of an mma.sync fragment, whose columns four neighbouring lanes have.
+#pragma once
+#include "attention/problem.cuh"
+
+// The largest scores of two rows, or what was given.
 template <int KEYS>
 DEV void largest(const float (&s)[KEYS][4], float (&best)[2]) {
 #pragma unroll
@@ -9,8 +13,8 @@ DEV void largest(const float (&s)[KEYS][4], float (&best)[2]) {
     best[e] = fmaxf(best[e], __shfl_xor_sync(FULL_WARP, best[e], 2));
   }
 }
-// Scores of two rows of a fragment become weights: exp2 of what they have more than the rows'
-// largest so far, of which earlier sums and outputs are made too.
+// Scores become weights: exp2 of what they have more than `best`, the rows' largest so far, by
+// which earlier sums and outputs are rescaled.
 template <int KEYS, int COLUMNS>
 DEV void weigh(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&top)[2], float (&sum)[2],
                const float (&best)[2]) {
@@ -30,9 +34,36 @@ DEV void weigh(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&top)[2], f
     for (int d = 0; d < COLUMNS; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
   }
 }
-template <int KEYS, int COLUMNS>
-DEV void weigh(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&top)[2], float (&sum)[2]) {
-  float best[2] = {top[0], top[1]};
-  largest(s, best);
-  weigh(s, out, top, sum, best);
+// The two rows of a thread, s and s + 8.
+struct RowPair {
+  int see[2], least;  // keys that they see, and that the warp's first row sees
+  i64 mask[2];        // where their masks begin
+  float scale, fill;
+  template <class Tile>
+  METHOD RowPair(const Attention& g, const Tile& tile, int s, int first) {
+    see[0] = visible_keys(g, s), see[1] = visible_keys(g, s + 8), least = visible_keys(g, first);
+    scale = score_scale(g), fill = to_log2(g.fill);
+    mask[0] = tile.mask_row(g, s), mask[1] = tile.mask_row(g, s + 8);
+  }
+  // Products of queries and keys become scores; the thread's first key is t0, the tile ends at
+  // `end`.
+  template <int KEYS>
+  METHOD void finish(const Attention& g, float (&s)[KEYS][4], int t0, int end) const {
+    const bool edge = end > least;  // some key of the tile is hidden from some row of the warp
+#pragma unroll
+    for (int n = 0; n < KEYS; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int t = t0 + n * 8 + (e & 1);
+        float x = capped(s[n][e] * scale);
+        if (MASK && t < g.Tk) x = masked(x, g.mask, mask[e >> 1] + t * g.m_k, fill);
+        if (edge && t >= see[e >> 1]) x = -INF;
+        s[n][e] = x;
+      }
+  }
+};
+// The whole of what the four lanes of a row have.
+DEV float quad_sum(float v) {
+  v += __shfl_xor_sync(FULL_WARP, v, 1);
+  return v + __shfl_xor_sync(FULL_WARP, v, 2);
 }

@@ -1,4 +1,29 @@
-// What every attention kernel shares: the problem, which keys a row sees, masks.
+// What every attention kernel shares: the problem, which keys a row sees, masks, the combination of
+// partial results.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int HEAD = 64;        // elements of a row of q and k, 1 to 256
+constexpr int HEAD_V = 64;      // elements of a row of v and y, 1 to 256
+constexpr int MASK = 0;         // 0: none, 1: added, 2: hides where false, 3: hides where true
+constexpr bool CAUSAL = false;  // row s sees the first s + past + 1 keys
+constexpr int NAN_TO_ZERO = 0;  // NaN becomes 0 in (1) all rows, (2) rows whose keys are all hidden
+constexpr float SOFTCAP = 0.f;  // scores x become SOFTCAP * tanh(x / SOFTCAP); 0: they do not
+constexpr bool IS_HALF = !IS_F32;  // T is half_t
+constexpr int THREADS = 256;       // of a CTA, that have parts of the result
+#define OPERANDS                                                                               \
+  const T *q, const T *k, const T *v, const void *mask, T *y, int B, int H, int KVH, int S,    \
+      int Tk, i64 q_b, i64 q_s, i64 q_h, i64 k_b, i64 k_s, i64 k_h, i64 v_b, i64 v_s, i64 v_h, \
+      i64 y_b, i64 y_s, i64 y_h, i64 m_b, i64 m_h, i64 m_q, i64 m_k, int past, float scale,    \
+      float fill
+#ifndef PARAMETERS
+#define PARAMETERS OPERANDS
+#endif
+#endif  // GENERATED
+#include "common/base.cuh"
+
+// q [B, S, H, HEAD], k and v [B, Tk, KVH, HEAD or HEAD_V], y [B, S, H, HEAD_V], mask [B, H, S, Tk],
+// at these pitches, in elements; KVH divides H. A mask that hides gives scores the value `fill`.
 struct Attention {
   const T *q, *k, *v;
   const void* mask;
@@ -8,10 +33,22 @@ struct Attention {
   int past;
   float scale, fill;
 };
+// Of a kernel's PARAMETERS.
+#define ATTENTION                                                                              \
+  Attention {                                                                                  \
+    q, k, v, mask, y, B, H, KVH, S, Tk, q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, \
+        y_h, m_b, m_h, m_q, m_k, past, scale, fill                                             \
+  }
 constexpr float kLog2e = 1.4426950408889634f, kLowest = -3.402823466e38f;
 
-// What products of queries and keys are multiplied by to be scores in units of log2, or (SOFTCAP)
-// what tanh, in 16 bits 1 - 2 / (1 + exp2), is taken of; capped() makes them scores.
+DEV float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// What q k^T is multiplied by to be scores in units of log2, or (SOFTCAP) the argument of tanh,
+// which is 1 - 2 / (1 + exp2) for 16-bit types; capped() makes these scores.
 constexpr bool kCapped = SOFTCAP != 0.f;
 DEV float score_scale(const Attention& g) {
   return kCapped ? g.scale / SOFTCAP * (sizeof(T) == 4 ? 1.f : 2.f * kLog2e) : g.scale * kLog2e;

@@ -1,38 +1,31 @@
-"""What the CUDA kernels of attention share: the problem, a launch's arguments, its entry, who has
-which rows.
-"""
+"""What the CUDA kernels of attention share: the problem, a launch's arguments, split-KV."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Float32,
-    Int32,
-    Int64,
-    Pointer,
-    Request,
-    Unfit,
-)
+from tracea_onnx.codegen.kernel_request import Float32, Int32, Kernel, Pointer, Request, Unfit
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
+from ..common.epilogue import Parameter
+from ..common.instantiate import instantiate, ints, longs
 from ..common.launch import clustered, known, overlapped, parameters, share, static
 
 _LARGEST_HEAD = 256
-_SIZES = ("B", "H", "KVH", "S", "T")
-STRIDES = (*(f"{o}_{a}" for o in "qkvy" for a in "bsh"), "m_b", "m_h", "m_q", "m_k")
+_STRIDES = (*(f"{o}_{a}" for o in "qkvy" for a in "bsh"), "m_b", "m_h", "m_q", "m_k")
+#: Threads of a CTA that combines partial results, and how many of these each reads at once.
+_COMBINING, _AT_ONCE = 128, 8
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What of an attention launch is known when its kernel is made. head, head_v: sizes of a
-    query/key and of a value row; rows_masked: whether rows have masks of their own; mask_step: of
-    how many elements, a power of two, rows of a mask whose elements lie beside each other begin at
-    a multiple (0: they do not lie so)."""
+    """What of an attention launch is known when its kernel is made. head, head_v: elements of a row
+    of q and k, of v and y; rows_masked: whether rows have masks of their own; mask_step: a power of
+    two of elements of which mask rows begin at multiples (0: their elements are not contiguous)."""
 
     head: int
     head_v: int
@@ -47,18 +40,25 @@ class Problem:
     def widest(self) -> int:
         return max(self.head, self.head_v)
 
-    def constants(self, dtype: DType) -> str:
-        flags = {"CAUSAL": self.causal, "IS_HALF": dtype == DType.F16}
-        text = "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items())
-        return (
-            f"{text}constexpr int HEAD = {self.head}, HEAD_V = {self.head_v}, MASK = {self.mask}, "
-            f"NAN_TO_ZERO = {self.nan_to_zero};\n"
-            f"constexpr float SOFTCAP = {float(self.softcap)!r};\n"
-        )
-
     def size(self, operand: str) -> int:
         """Elements of a row of q, k, v or y."""
         return self.head if operand in "qk" else self.head_v
+
+    def row_bytes(self, dtype: DType) -> int:
+        """Of a key and its value."""
+        return (self.head + self.head_v) * dtype.size
+
+    def constants(self, dtype: DType) -> dict[str, bool | int | float]:
+        """Those of `problem.cuh`."""
+        return {
+            "CAUSAL": self.causal,
+            "IS_HALF": dtype == DType.F16,
+            "HEAD": self.head,
+            "HEAD_V": self.head_v,
+            "MASK": self.mask,
+            "NAN_TO_ZERO": self.nan_to_zero,
+            "SOFTCAP": float(self.softcap),
+        }
 
 
 def problem(request: Request) -> Problem:
@@ -66,52 +66,60 @@ def problem(request: Request) -> Problem:
     head, head_v = static(i["D"], "head size"), static(i["DV"], "head size")
     if not (0 < head <= _LARGEST_HEAD and 0 < head_v <= _LARGEST_HEAD):
         raise Unfit(
-            f"attention heads of {head} and {head_v} elements (the CUDA kernels take 1 to {_LARGEST_HEAD})"
+            f"attention heads of {head} and {head_v} elements (the CUDA kernels take 1 to "
+            f"{_LARGEST_HEAD})"
         )
     mask = static(i["mask_kind"], "mask kind") if "mask" in request.operands else 0
-    own, step = mask != 0 and known(i["m_q"]) != 0, 0
+    step = 0
     if mask and known(i["m_k"]) == 1:
-        step = (
-            1
-            if "mask" in request.unaligned
-            else min(
-                16 // (request.dtype.size if mask == 1 else 1),
-                *(multiple_of(i[f"m_{a}"]) for a in "bhq"),
-            )
-        )
+        widest = 16 // (request.dtype.size if mask == 1 else 1)
+        step = min(widest, *(multiple_of(i[f"m_{a}"]) for a in "bhq"))
+        step = 1 if "mask" in request.unaligned else step
     return Problem(
         head,
         head_v,
         mask,
         bool(i["causal"]),
         static(i["nan_to_zero"], "clearing of NaN"),
-        own,
+        mask != 0 and known(i["m_q"]) != 0,
         step,
         request.floats.get("softcap", 0.0),
     )
 
 
-def arguments(request: Request, places: Mapping[str, str]) -> tuple[Argument, ...]:
-    """Of `entry`, in order. places: where an operand lies that is not read where it came from."""
+def kernel(
+    request: Request,
+    p: Problem,
+    header: str,
+    grid: tuple[DimLike, DimLike, DimLike],
+    threads: int,
+    constants: Mapping[str, bool | int | float],
+    *,
+    places: Mapping[str, str] | None = None,
+    maps: Sequence[Parameter] = (),
+    last: Sequence[Parameter] = (),
+    symbol: str = "attention",
+    **others: Any,
+) -> Kernel:
+    """The kernel of <header>.cuh. places: where an operand lies that is not read where it
+    came from; maps, last: parameters in front of and behind `OPERANDS` of `problem.cuh`; others: of
+    `instantiate`."""
     i = parameters(request)
-    return (
-        *(Pointer(places.get(o, o)) for o in ("q", "k", "v", "mask", "y")), *(Int32(i[s]) for s in _SIZES), *(Int64(i[s]) for s in STRIDES),
-        Int32(i["past"]), Float32(request.floats["scale"]), Float32(request.floats.get("fill", 0.0)),
-    )  # fmt: skip
-
-
-def entry(block: int, maps: str = "", blocks: int = 1, last: str = "") -> str:
-    """The kernel `attention`, which gathers its parameters and calls `attend`. maps: names of
-    tensor-map parameters, in front of the others; last: name of an int behind them."""
-    sizes, strides = ", ".join(f"int {s}_" for s in _SIZES), ", ".join(f"i64 {s}" for s in STRIDES)
-    others = "".join(f", {o}" for o in (*(f"map_{m}" for m in maps), *([last] if last else [])))
-    given = "".join(f"const __grid_constant__ TensorMap map_{m}, " for m in maps)
-    return f"""
-extern "C" __global__ void __launch_bounds__({block}, {blocks}) attention({given}const T* q, const T* k, const T* v, const void* mask, T* y, {sizes},
-    {strides}, int past, float scale, float fill{f", int {last}" if last else ""}) {{
-  attend(Attention{{q, k, v, mask, y, {", ".join(f"{s}_" for s in _SIZES)}, {", ".join(STRIDES)}, past, scale, fill}}{others});
-}}
-"""
+    types = {"mask": "const void*", "y": "T*"}
+    given = [
+        *maps,
+        *(
+            (types.get(o, "const T*"), o, Pointer((places or {}).get(o, o)))
+            for o in ("q", "k", "v", "mask", "y")
+        ),
+        *ints({n: i[n] for n in ("B", "H", "KVH", "S")} | {"Tk": i["T"]}),
+        *longs({s: i[s] for s in _STRIDES}),
+        ("int", "past", Int32(i["past"])),
+        *((("float"), n, Float32(request.floats.get(n, 0.0))) for n in ("scale", "fill")),
+        *last,
+    ]
+    defined = p.constants(request.dtype) | {"THREADS": threads, **constants}
+    return instantiate(request, symbol, header, given, grid, threads, constants=defined, **others)
 
 
 def blocks(request: Request, rows: int) -> DimLike:
@@ -120,13 +128,12 @@ def blocks(request: Request, rows: int) -> DimLike:
     return D.product([i["B"], i["H"], D.ceildiv(i["S"], rows)])
 
 
-def apart(request: Request, smem: int, blocks: DimLike, parts: int = 1) -> int:
-    """Shared memory with which a multiprocessor holds no more than its share of so many blocks, in
-    clusters of `parts`: with room for more, those of the next launch come where the first of this
-    one leave, several beside each other."""
+def cap_occupancy(request: Request, smem: int, blocks: DimLike, cluster: int = 1) -> int:
+    """Shared memory with which an SM holds no more than its share of so many CTAs: with room for
+    more, those of the next launch come where the first of this one leave, several on one SM."""
     if not overlapped(request):
         return smem
-    here, most = 1, clustered(request.sms, parts)
+    here, most = 1, clustered(request.sms, cluster)
     while (
         share(request, smem, here) > smem and (fits := known(D.less(blocks, here * most + 1))) != 1
     ):
@@ -137,31 +144,63 @@ def apart(request: Request, smem: int, blocks: DimLike, parts: int = 1) -> int:
 
 
 def access(request: Request, p: Problem, operand: str) -> int:
-    """Elements of a row of an operand that one access can move: a power of two, at most 16 bytes of
-    them.
-    """
+    """Elements of a row of an operand that one access can move: a power of two, at most 16 bytes."""
     if operand in request.unaligned:
         return 1
-    widest = 16 // request.dtype.size
     strides = (multiple_of(parameters(request)[f"{operand}_{a}"]) for a in "bsh")
-    return min(widest, multiple_of(p.size(operand)), *strides)
+    return min(16 // request.dtype.size, multiple_of(p.size(operand)), *strides)
+
+
+def reads(request: Request, p: Problem) -> dict[str, int]:
+    """READ_Q, READ_K, READ_V: what one access of each operand moves."""
+    return {f"READ_{o.upper()}": access(request, p, o) for o in "qkv"}
 
 
 def divided(
     request: Request, count: DimLike, keys: DimLike, least: int, most: tuple[int, ...]
 ) -> list[tuple[int, DimLike]]:
-    """Into how many parts, each for a block of a cluster, the keys of `count` tiles are divided so
-    that the device is filled and a part has `least` keys; with each number whether it is the one
+    """Into how many shares, each for a CTA of a cluster, the keys of `count` tiles are divided so
+    that the device is filled and a share has `least` keys; with each number whether it is the one
     for the sizes of a run. most: the numbers to choose from, from one up."""
     fits: list[DimLike] = [1]
     for n in most[1:]:
-        fits.append(
-            D.mul(
-                D.less(D.mul(count, n), 2 * clustered(request.sms, n) + 1),
-                D.less(n * least - 1, keys),
-            )
-        )
+        fills = D.less(D.mul(count, n), 2 * clustered(request.sms, n) + 1)
+        fits.append(D.mul(fills, D.less(n * least - 1, keys)))
     return [
         (n, D.mul(fit, D.sub(1, further)))
         for n, fit, further in zip(most, fits, [*fits[1:], 0], strict=True)
     ]
+
+
+def part_bytes(p: Problem, rows: int) -> int:
+    """Of a partial result (`Part` of `splitkv.cuh`)."""
+    return -(-rows * (p.head_v + 2) * 4 // 16) * 16
+
+
+def combine(
+    request: Request, p: Problem, rows: int, count: DimLike, blocks: DimLike, most: int, place: str
+) -> Kernel:
+    """Combines the partial results at `place` that `blocks` CTAs have of `count` items of `rows`
+    rows, at most `most` of each item. Threads beside each other have the pieces of some columns of
+    a row, each group of them at most _AT_ONCE of the parts where a CTA has room for the groups."""
+    piece = 4 if p.head_v % 4 == 0 else 1
+    groups = min(16, _power_of_two(-(-most // _AT_ONCE)))
+    across = min(_power_of_two(-(-p.head_v // piece)), max(8, _COMBINING // groups))
+    i = parameters(request)
+    held = D.mul(D.floordiv(i["H"], D.maximum(i["KVH"], 1)), i["S"])
+    return kernel(
+        request,
+        p,
+        "attention/splitkv_combine",
+        (count, D.minimum(held, rows), -(-p.head_v // (across * piece))),
+        max(32, groups * across),
+        {"ROWS": rows, "COLUMNS": across * piece, "TOGETHER": _AT_ONCE},
+        places={"q": place},
+        last=ints({"blocks": blocks}),
+        symbol="attention_combine",
+    )
+
+
+def _power_of_two(n: int) -> int:
+    """The least that is not less."""
+    return 1 << (n - 1).bit_length()

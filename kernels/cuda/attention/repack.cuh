@@ -1,13 +1,24 @@
-// Rows of attention's operands that tensor copies cannot read are copied to [batch, head, row,
-// element], where rows are a multiple of 16 bytes and end in zeros.
+// Rows of up to three operands that TMA cannot read are copied to [batch, head, row, element],
+// where rows are a multiple of 16 bytes and end in zeros; each operand by a row of the grid.
+#pragma once
+#ifndef GENERATED
+constexpr int SIZE_A = 64, SIZE_B = 64, SIZE_C = 64;  // elements of a row, 1 to 256
+constexpr int READ_A = 8, READ_B = 8, READ_C = 8;     // of an access, up to 8
+#define PARAMETERS                                                                               \
+  const T *a, T *a_to, i64 a_b, i64 a_s, i64 a_h, int a_heads, int a_rows, const T *b, T *b_to,  \
+      i64 b_b, i64 b_s, i64 b_h, int b_heads, int b_rows, const T *c, T *c_to, i64 c_b, i64 c_s, \
+      i64 c_h, int c_heads, int c_rows, int batch
+#endif  // GENERATED
+#include "common/base.cuh"
+
 struct Rows {
   const T* from;
   T* to;
-  i64 b, s, h;
+  i64 b, s, h;  // pitches of `from`, in elements
   int heads, rows;
 };
 
-template <int SIZE, int WIDTH>
+template <int SIZE, int READ>
 DEV void pad_rows(const Rows& of, int batch) {
   constexpr int pieces = (SIZE + 7) / 8;
   const u32 count = u32(batch) * of.heads * of.rows * pieces;
@@ -16,12 +27,19 @@ DEV void pad_rows(const Rows& of, int batch) {
     const T* from = of.from + head / of.heads * of.b + head % of.heads * of.h + s * of.s + column;
     Vec<T, 8> piece{};
 #pragma unroll
-    for (int e = 0; e < 8; e += WIDTH) {
-      Vec<T, WIDTH> part{};
-      if (column + e < SIZE) part = load<WIDTH>(from + e);
+    for (int e = 0; e < 8; e += READ) {
+      Vec<T, READ> part{};
+      if (column + e < SIZE) part = load<READ>(from + e);
 #pragma unroll
-      for (int j = 0; j < WIDTH; j++) piece.v[e + j] = part.v[j];
+      for (int j = 0; j < READ; j++) piece.v[e + j] = part.v[j];
     }
     store<8>(of.to + i64(u) * 8, piece);
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256) attention_repack(PARAMETERS) {
+  after_previous();
+  if (blockIdx.y == 0) pad_rows<SIZE_A, READ_A>({a, a_to, a_b, a_s, a_h, a_heads, a_rows}, batch);
+  if (blockIdx.y == 1) pad_rows<SIZE_B, READ_B>({b, b_to, b_b, b_s, b_h, b_heads, b_rows}, batch);
+  if (blockIdx.y == 2) pad_rows<SIZE_C, READ_C>({c, c_to, c_b, c_s, c_h, c_heads, c_rows}, batch);
 }

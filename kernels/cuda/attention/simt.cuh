@@ -1,7 +1,18 @@
-// softmax(scale q k^T + mask) v in plain f32: 256 threads as 16 x 16, each R x J scores (rows ty +
-// 16 i, keys tx + 16 j) and R rows of the output. Keys come in tiles; those of one are fetched
-// while the values of the one before are multiplied, its values beside its scores. With PARTS
-// blocks in a cluster each has every PARTS-th tile.
+// softmax(scale q k^T + mask) v in f32 by FFMA: 256 threads as 16 x 16, each R x J scores (rows ty
+// + 16 i, keys tx + 16 j) and R rows of the output. Keys come in tiles; those of one are fetched
+// while the values of the one before are multiplied, its values beside its scores. Each of the
+// CLUSTER CTAs of a cluster has every CLUSTER-th tile.
+#pragma once
+#ifndef GENERATED
+#define IS_F32 1
+constexpr int R = 4;                               // rows of a thread, 1 to 8
+constexpr int J = 4;                               // keys of a thread, 1 to 8
+constexpr int CLUSTER = 1;                         // CTAs of a cluster that divide the keys, 1 to 8
+constexpr int READ_Q = 4, READ_K = 4, READ_V = 4;  // elements of an access, up to 4
+#endif                                             // GENERATED
+#include "attention/rows.cuh"
+#include "attention/splitkv.cuh"
+
 constexpr int BM = 16 * R, BN = 16 * J, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V + 63) / 64 * 64,
               kGroups = kDV / 64;
 constexpr int kPitch = kD + 4 + (kD / 4 % 2 ? 4 : 0), kPitchV = kDV + 4, kPitchP = BN + 4;
@@ -9,32 +20,30 @@ struct alignas(16) Four {
   float v[4];
 };
 
-DEV void attend(const Attention& g) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
+  const Attention g = ATTENTION;
   after_previous();
   extern __shared__ char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
         *weights = values + BN * kPitchV;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS,
-            head_index = item / tiles;
-  const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
-  const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
-  const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
-  const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);
+  const int rank = blockIdx.x % CLUSTER;
+  const RowTile<BM> tile(g, blockIdx.x / CLUSTER);
+  const int seen = tile.seen, m0 = tile.m0;
   auto fetch_keys = [&](int t0) {
-    fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk);
+    fetch_rows<HEAD, kD, kPitch, READ_K, BN>(keys, tile.k, g.k_s, t0, g.Tk);
   };
-  fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
+  fetch_rows<HEAD, kD, kPitch, READ_Q, BM>(queries, tile.q, g.q_s, m0, g.S);
   if (rank * BN < seen) fetch_keys(rank * BN);
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   float out[R][kGroups * 4] = {}, top[R], sum[R];
 #pragma unroll
   for (int i = 0; i < R; i++) top[i] = -INF, sum[i] = 0.f;
 
-  for (int t0 = rank * BN; t0 < seen; t0 += PARTS * BN) {
+  for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
     copy_wait<0>();
     __syncthreads();  // the keys are there, and every warp is done with the values before
-    fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
+    fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0, g.Tk);
     float s[R][J] = {};
 #pragma unroll 4
     for (int d = 0; d < kD; d += 4) {
@@ -53,7 +62,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int i = 0; i < R; i++) {
       const int row = m0 + ty + 16 * i, see = visible_keys(g, row);
-      const i64 mask_row = b * g.m_b + h * g.m_h + min(row, g.S - 1) * g.m_q;
+      const i64 mask_row = tile.mask_row(g, row);
       float best = top[i];
 #pragma unroll
       for (int j = 0; j < J; j++) {
@@ -79,7 +88,7 @@ DEV void attend(const Attention& g) {
     }
     copy_wait<0>();
     __syncthreads();  // the values are there, and every warp is done with the keys
-    if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
+    if (t0 + CLUSTER * BN < seen) fetch_keys(t0 + CLUSTER * BN);
 #pragma unroll 2
     for (int t = 0; t < BN; t += 4) {
       Four p[R];
@@ -104,8 +113,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int o = 8; o; o >>= 1) sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], o);
 
-  T* y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
-  if (PARTS == 1) {
+  if (CLUSTER == 1) {
 #pragma unroll
     for (int i = 0; i < R; i++) {
       const int row = ty + 16 * i;
@@ -114,7 +122,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
       for (int c = 0; c < kGroups * 4; c++) {
         const int column = c / 4 * 64 + tx * 4 + c % 4;
-        if (column < HEAD_V) y[row * g.y_s + column] = normalized(out[i][c], inverse);
+        if (column < HEAD_V) tile.y[row * g.y_s + column] = normalized(out[i][c], inverse);
       }
     }
     return;
@@ -131,6 +139,7 @@ DEV void attend(const Attention& g) {
       if (column < HEAD_V) part.out[row * HEAD_V + column] = out[i][c];
     }
   }
-  join_parts(part, min(BM, g.S - m0),
-             [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
+  join_cluster<CLUSTER, THREADS>(part, min(BM, g.S - m0), [&](int row, int column, float value) {
+    tile.y[row * g.y_s + column] = value;
+  });
 }

@@ -1,9 +1,20 @@
-// Joins what blocks of other kernels have of the same rows: a block for some columns of a row. Of
-// each other's rows, an item, the blocks have equal shares, one behind the other; what a block has
-// of an item lies where the sum of both their numbers says.
+// Combines the partial results that CTAs of another kernel left at `q`: a CTA for some columns of a
+// row. The `blocks` CTAs of that kernel have equal shares of all items, an item being the ROWS rows
+// that read the same keys, one behind the other; what a CTA has of an item lies where the sum of
+// both their numbers says.
+#pragma once
+#ifndef GENERATED
+#define PARAMETERS OPERANDS, int blocks
+constexpr int ROWS = 16;     // of a partial result
+constexpr int COLUMNS = 64;  // of a CTA, THREADS / (COLUMNS / kJoined) is a whole number
+constexpr int TOGETHER = 8;  // parts of a thread that are on their way at once
+#endif                       // GENERATED
+#include "attention/splitkv.cuh"
+
 constexpr int kPieces = HEAD_V / kJoined, kAcross = COLUMNS / kJoined;  // threads beside each other
 
-DEV void attend(const Attention& g, int blocks) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_combine(PARAMETERS) {
+  const Attention g = ATTENTION;
   typedef Vec<float, kJoined> Piece;
   constexpr int kGroups = THREADS / kAcross;
   __shared__ float tops[kGroups], sums[kGroups];
@@ -14,12 +25,12 @@ DEV void attend(const Attention& g, int blocks) {
             column = threadIdx.x % kAcross;
   const int first_column = blockIdx.z * COLUMNS, at = first_column / kJoined + column;
   const int b = head / g.KVH, h = head % g.KVH * group + row / g.S, s = row % g.S;
-  T* const y = g.y + b * g.y_b + h * g.y_h + s * g.y_s + first_column;
+  T* const out_row = g.y + b * g.y_b + h * g.y_h + s * g.y_s + first_column;
   const int first_block = i64(item) * blocks / gridDim.x,
             parts = (i64(item + 1) * blocks - 1) / gridDim.x - first_block + 1;
   const Part<ROWS>* of = (const Part<ROWS>*)g.q + first_block + item;
   next_may_start();
-  wait_with(y, of);
+  wait_with(out_row, of);
   if (row >= rows) return;
   // Each group of threads has its parts, of which as many as fit its registers are under way
   // together.
@@ -63,6 +74,6 @@ DEV void attend(const Attention& g, int blocks) {
       total = fmaf(sums[t], weight, total);
       value = fmaf(outs[t * kAcross + e / kJoined].v[e % kJoined], weight, value);
     }
-    from_float(y[e], normalized(value, inverse_of(total)));
+    from_float(out_row[e], normalized(value, inverse_of(total)));
   }
 }

@@ -1,16 +1,30 @@
-// softmax(scale q k^T + mask) v for f32 by tensor cores: an element is the sum of two that these
-// take, of 11 bits each, and of the four products of two elements only that of both remainders is
-// left out. They truncate where they add: sixteen k at a time are summed from zero, FADD adds what
+// softmax(scale q k^T + mask) v in f32 by tensor cores (3xTF32): an element is the sum of two of 11
+// bits each, and of the four products of two elements only that of both remainders is left out.
+// Tensor cores truncate where they add: sixteen k at a time are summed from zero, FADD adds what
 // comes out.
 //
-// A block has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched
+// A CTA has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched
 // while the values of the one before are multiplied, its values beside its scores. Each of GROUPS
 // groups of warps has all rows, of a tile's keys its share of the scores, and of all their values
-// its columns: the weights of the groups go through shared memory. With PARTS blocks in a cluster
-// each has every PARTS-th tile.
+// its columns: the weights of the groups go through shared memory. Each of the CLUSTER CTAs of a
+// cluster has every CLUSTER-th tile.
 //
 // Where something infinite is split, or something so large that rounding makes it infinite, what
-// comes out is not finite: such a block begins again, CAREFUL.
+// comes out is not finite: such a CTA begins again, CAREFUL.
+#pragma once
+#ifndef GENERATED
+#define IS_F32 1
+constexpr int WARPS = 4;        // of 16 rows each
+constexpr int GROUPS = 2;       // of WARPS warps, THREADS / (32 * WARPS)
+constexpr int BN = 64;          // keys of a tile, a multiple of 16 * GROUPS
+constexpr int CLUSTER = 1;      // CTAs of a cluster that divide the keys, 1 to 8
+constexpr int CTAS_PER_SM = 1;  // that registers leave room for
+constexpr int READ_Q = 4, READ_K = 4, READ_V = 4, WRITE = 4;  // elements of an access, up to 4
+#endif                                                        // GENERATED
+#include "attention/online_softmax.cuh"
+#include "attention/rows.cuh"
+#include "attention/splitkv.cuh"
+
 constexpr int BM = WARPS * 16, kKeys = BN / GROUPS, kD = (HEAD + 15) / 16 * 16;
 constexpr int kColumns = (HEAD_V + 16 * GROUPS - 1) / (16 * GROUPS) * 16, kDV = kColumns * GROUPS,
               kWide = kColumns / 32, kTail = kColumns / 16 % 2;  // of a group, of all
@@ -27,7 +41,7 @@ static_assert(kKeys % 16 == 0, "two fragments at a time");
 // high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what
 // multiplies the others' `low` is finite.
 template <bool CAREFUL>
-struct Parts {
+struct Split {
   u32 high, low;
   METHOD void split(float v) {
     if (CAREFUL) {
@@ -56,14 +70,14 @@ DEV void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
 // another.
 template <bool CAREFUL>
 struct Left {
-  Parts<CAREFUL> v[2][4];
+  Split<CAREFUL> v[2][4];
 };
 // to[j] += left * right: right[j] are elements of sixteen k of column g, two of the first eight,
 // two of the others.
 template <bool CAREFUL, int N>
 DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&right)[N][4]) {
   float sum[N][4] = {};
-  Parts<CAREFUL> r[N][4];
+  Split<CAREFUL> r[N][4];
 #pragma unroll
   for (int j = 0; j < N; j++)
 #pragma unroll
@@ -74,8 +88,8 @@ DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&r
     for (int h = 0; h < 2; h++)
 #pragma unroll
       for (int j = 0; j < N; j++) {
-        const Parts<CAREFUL>(&l)[4] = left.v[h];
-        const Parts<CAREFUL>&x = r[j][2 * h], &y = r[j][2 * h + 1];
+        const Split<CAREFUL>(&l)[4] = left.v[h];
+        const Split<CAREFUL>&x = r[j][2 * h], &y = r[j][2 * h + 1];
         if (term == 0)
           multiply_add(sum[j], l[0].low, l[1].low, l[2].low, l[3].low, x.finite(), y.finite());
         if (term == 1)
@@ -95,31 +109,25 @@ DEV void sync_rows(int warp) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + warp), "n"(32 * GROUPS) : "memory");
 }
 
-DEV void attend(const Attention& g) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PARAMETERS) {
+  const Attention g = ATTENTION;
   after_previous();
   extern __shared__ __align__(16) char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
         *weights = values + BN * kPitchV, *tops = weights + BM * kPitchP;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS,
             group = threadIdx.x / (32 * WARPS), row = lane / 4, quad = lane % 4;
-  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS,
-            head_index = item / tiles;
-  const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
-  const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
-  const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
-  const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);
+  const int rank = blockIdx.x % CLUSTER;
+  const RowTile<BM> tile(g, blockIdx.x / CLUSTER);
+  const int seen = tile.seen, m0 = tile.m0;
   auto fetch_keys = [&](int t0) {
-    fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk);
+    fetch_rows<HEAD, kD, kPitch, READ_K, BN>(keys, tile.k, g.k_s, t0, g.Tk);
   };
-  fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
+  fetch_rows<HEAD, kD, kPitch, READ_Q, BM>(queries, tile.q, g.q_s, m0, g.S);
 
   // This thread's rows are s0 and s0 + 8; its keys of a fragment are 2 * quad and the next one.
   const int s0 = m0 + warp * 16 + row;
-  const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)},
-            least = visible_keys(g, m0 + warp * 16);
-  const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
-  const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q,
-                           b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
+  const RowPair rows(g, tile, s0, m0 + warp * 16);
   const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad,
               *key = keys + (group * kKeys + row) * kPitch + 4 * quad,
               *value = values + 2 * quad * kPitchV + group * kColumns;
@@ -149,12 +157,13 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int d = 0; d < kColumns / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
     top[0] = top[1] = -INF, sum[0] = sum[1] = 0.f;
-    for (int t0 = rank * BN; t0 < seen; t0 += PARTS * BN) {
+    for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
       copy_wait<0>();
       __syncthreads();  // the keys are there, and every warp is done with the values before
-      fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
+      fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0,
+                                                                    g.Tk);
       float s[kKeys / 8][4] = {};
-      if (GROUPS == 1 || PARTS > 1 ||
+      if (GROUPS == 1 || CLUSTER > 1 ||
           t0 + group * kKeys < seen)  // some row sees some of the group's keys
 #pragma unroll(4 / kTogether)
         for (int d = 0; d < kD; d += 16) {
@@ -174,18 +183,7 @@ DEV void attend(const Attention& g) {
             add_products<CAREFUL>(s + n, q, right);
           }
         }
-      const bool edge =
-          t0 + BN > least;  // some key of the tile is hidden from some row of the warp
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int t = t0 + group * kKeys + n * 8 + 2 * quad + e % 2;
-          float x = capped(s[n][e] * log_scale);
-          if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row[e / 2] + t * g.m_k, log_fill);
-          if (edge && t >= see[e / 2]) x = -INF;
-          s[n][e] = x;
-        }
+      rows.finish(g, s, t0 + group * kKeys + 2 * quad, t0 + BN);
       float best[2] = {top[0], top[1]};
       largest(s, best);
       if constexpr (GROUPS > 1) {
@@ -206,7 +204,7 @@ DEV void attend(const Attention& g) {
       copy_wait<0>();
       __syncthreads();  // the values and all weights are there, and every warp is done with the
                         // keys
-      if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
+      if (t0 + CLUSTER * BN < seen) fetch_keys(t0 + CLUSTER * BN);
       const int fragments = (GROUPS > 1 || kAtOnce == 1 ? min(BN, seen - t0 + 15 & -16) : BN) /
                             8;  // those that some row sees, where they are not spelled out
 #pragma unroll kAtOnce
@@ -261,10 +259,7 @@ DEV void attend(const Attention& g) {
   };
   if (__syncthreads_or(!attempt(Careful<false>{}))) attempt(Careful<true>{});
 #pragma unroll
-  for (int e = 0; e < 2; e++) {
-    sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
-    sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
-  }
+  for (int e = 0; e < 2; e++) sum[e] = quad_sum(sum[e]);
   if constexpr (GROUPS > 1) {
     if (quad == 0) of_rows[group * BM] = sum[0], of_rows[group * BM + 8] = sum[1];
     sync_rows(warp);
@@ -272,13 +267,12 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) sum[0] += of_rows[g * BM], sum[1] += of_rows[g * BM + 8];
   }
-  T* y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
-  if (PARTS == 1) {
+  if (CLUSTER == 1) {
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       if (s0 + 8 * e >= g.S) continue;
       const float inverse = inverse_of(sum[e]);
-      T* to = y + (warp * 16 + row + 8 * e) * g.y_s;
+      T* to = tile.y + (warp * 16 + row + 8 * e) * g.y_s;
       each(e, [&](int column, const float (&r)[4]) {
         if (WRITE == 4) {
           if (column < HEAD_V)
@@ -306,6 +300,7 @@ DEV void attend(const Attention& g) {
         if (column + f < HEAD_V) part.out[at_row * HEAD_V + column + f] = r[f];
     });
   }
-  join_parts(part, min(BM, g.S - m0),
-             [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
+  join_cluster<CLUSTER, THREADS>(part, min(BM, g.S - m0), [&](int row, int column, float value) {
+    tile.y[row * g.y_s + column] = value;
+  });
 }

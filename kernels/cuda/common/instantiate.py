@@ -40,11 +40,10 @@ def pointer(ctype: str, operand: str, name: str = "") -> Parameter:
     return f"{ctype}*", name or operand, Pointer(operand)
 
 
-def constexprs(values: Mapping[str, bool | int]) -> str:
+def constexprs(values: Mapping[str, bool | int | float]) -> str:
     """`constexpr` definitions."""
     return "".join(
-        f"constexpr {'bool' if isinstance(v, bool) else 'int'} {name} = {str(v).lower()};\n"
-        for name, v in values.items()
+        f"constexpr {type(v).__name__} {name} = {str(v).lower()};\n" for name, v in values.items()
     )
 
 
@@ -65,7 +64,7 @@ def instantiate(
     *,
     epilogue: Epilogue | None = None,
     macros: Mapping[str, bool | int | str] = {},
-    constants: Mapping[str, bool | int] = {},
+    constants: Mapping[str, bool | int | float] = {},
     text: str = "",
     smem: int = 0,
     cluster: int = 1,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parents[1]
 _INCLUDE = re.compile(r'^ *#include "(.*)\.cuh"\n', re.MULTILINE)
-_INSTANCE = re.compile(r"^#ifndef GENERATED\n.*?^#endif  // GENERATED\n", re.DOTALL | re.MULTILINE)
+_INSTANCE = re.compile(r"^#ifndef GENERATED\n.*?^#endif +// GENERATED\n", re.DOTALL | re.MULTILINE)
 
 
 @cache

@@ -39,6 +39,7 @@ static thread_local struct { unsigned x; } threadIdx;
 static pthread_barrier_t barrier, warps[32];
 static unsigned long long told[1024];
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
+static void __syncwarp() { pthread_barrier_wait(&warps[threadIdx.x / 32]); }
 // What the threads of a warp see of each other: `seen(v of a lane)` for all of them.
 template <class A, class F> static A among(A v, F seen) {
   pthread_barrier_t* const b = &warps[threadIdx.x / 32];
@@ -89,11 +90,10 @@ _TEMPLATES = {
 #define shared_address(p) ((char*)(p))
 static void copy_commit() {}
 template <int LEFT> static void copy_wait() {}
-static float exp2_approximate(float x) { return exp2f(x); }
 """,
-    "attention/async_copy": """
-template <int BYTES> static void fetch(void* to, const void* from, bool real) {
-  real ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
+    "attention/fetch": """
+template <int READ> static void fetch(char* to, const T* from, long at, bool real) {
+  real ? memcpy(to, from + at, READ * sizeof(T)) : memset(to, 0, READ * sizeof(T));
 }
 """,
 }
@@ -139,6 +139,7 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     text = kernel.source
     for name, of_host in _TEMPLATES.items():
         text = text.replace(template_text(name), of_host)
+    text = text.replace('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);")
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", text)
     declared = re.search(r"#define PARAMETERS (.*)", text) or re.search(
         rf"__global__ .*\b{kernel.symbol}\(([^)]*)\) \{{", text

@@ -121,10 +121,10 @@ def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
 @pytest.mark.parametrize(
     ("d", "b", "heads", "s", "tile"),
     [
-        (64, 1, 6, 1728, "2x128 split"),
-        (64, 1, 12, 1728, "1x80*3"),
-        (64, 1, 5, 1500, "2x128 split"),
-        (40, 2, 60, 600, "2x80*2"),
+        (64, 1, 6, 1728, "2x128 SPLIT_CTA"),
+        (64, 1, 12, 1728, "1x80*3 INTER_WG"),
+        (64, 1, 5, 1500, "2x128 SPLIT_CTA"),
+        (40, 2, 60, 600, "2x80*2 INTER_WG"),
     ],
 )
 def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str) -> None:
@@ -133,15 +133,15 @@ def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str
     """
     r = attention(DType.F16, d, s=s, t=s, b=b, heads=heads, kv=heads, causal=1)
     emitter = discovery.module("kernels", "cuda.attention.emit")
-    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    ((chosen, _),) = emitter.configs(r, emitter.problem.problem(r))
     assert str(chosen) == tile
 
 
 @pytest.mark.parametrize(
     ("d", "b", "heads", "s", "t", "mask", "tile"),
     [
-        (128, 4, 16, 1024, 1024, 1, "2x112+16 turns"), (72, 8, 4, 631, 1760, 2, "2x128 overlap"), (64, 2, 12, 777, 777, 1, "1x80+64*3"),
-        (64, 4, 16, 1000, 1000, 2, "1x128+112*2"), (128, 16, 16, 256, 256, 1, "2x96+64 turns"),
+        (128, 4, 16, 1024, 1024, 1, "2x112+16 PINGPONG"), (72, 8, 4, 631, 1760, 2, "2x128 INTRA_WG"), (64, 2, 12, 777, 777, 1, "1x80+64*3 INTER_WG"),
+        (64, 4, 16, 1000, 1000, 2, "1x128+112*2 INTER_WG"), (128, 16, 16, 256, 256, 1, "2x96+64 PINGPONG"),
     ],
 )  # fmt: skip
 def test_tiles_of_rows_with_masks_of_their_own(
@@ -150,7 +150,7 @@ def test_tiles_of_rows_with_masks_of_their_own(
     r = attention(DType.F16, d, b=b, heads=heads, kv=heads, s=s, t=t, mask=mask)
     r = replace(r, ints={**r.ints, "m_q": t, "m_b": 0})
     emitter = discovery.module("kernels", "cuda.attention.emit")
-    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    ((chosen, _),) = emitter.configs(r, emitter.problem.problem(r))
     assert str(chosen) == tile
 
 
@@ -167,31 +167,31 @@ def test_masks_of_rows_have_room_in_shared_memory() -> None:
     ):
         r = attention(DType.F16, 64, mask=mask, s=300, t=300)
         own = replace(r, ints={**r.ints, "m_q": pitch, "m_b": 300 * pitch})
-        assert emitter.problem(own).mask_step == step
+        assert emitter.problem.problem(own).mask_step == step
         tiles = [
-            emitter.hopper_tile(emitter.problem(q), 1, 128, 1, "ALONE")
+            emitter.fa3.config(emitter.problem.problem(q), 1, 128, 1, "SINGLE_WG")
             for q in (own, replace(own, ints={**own.ints, "m_k": 2}))
         ]
         assert tiles[0].smem - 2048 - tiles[0].slots * 64 * 128 == tiles[0].stages * (
             2 * 128 * 128 + 64 * row
         )
         assert tiles[1].smem - 2048 - tiles[1].slots * 64 * 128 == tiles[1].stages * 2 * 128 * 128
-        assert emitter.problem(replace(own, unaligned=frozenset({"mask"}))).mask_step == 1
+        assert emitter.problem.problem(replace(own, unaligned=frozenset({"mask"}))).mask_step == 1
         compile_kernels(cuda.emit(own), 90)
 
 
 @pytest.mark.parametrize(
     ("d", "s", "t", "b", "tile"),
     [
-        (64, 1021, 1021, 4, "tensor 64x64"), (64, 512, 512, 1, "tensor 64x64/2"), (128, 1021, 1021, 1, "tensor 128x64/2"), (128, 2039, 2039, 4, "tensor 128x64"),
-        (256, 1031, 1031, 1, "tensor 96x32*2/2"), (240, 337, 337, 8, "tensor 32x32*2"), (192, 60, 333, 4, "tensor 32x64*4/2"),
-        (64, 17, 17, 4, "16x64"), (45, 67, 67, 1, "16x64/2"), (128, 130, 130, 6, "tensor 32x64*4"), (128, 40, 40, 3, "tensor 32x64*4"),
+        (64, 1021, 1021, 4, "3xtf32 64x64"), (64, 512, 512, 1, "3xtf32 64x64/2"), (128, 1021, 1021, 1, "3xtf32 128x64/2"), (128, 2039, 2039, 4, "3xtf32 128x64"),
+        (256, 1031, 1031, 1, "3xtf32 96x32*2/2"), (240, 337, 337, 8, "3xtf32 32x32*2"), (192, 60, 333, 4, "3xtf32 32x64*4/2"),
+        (64, 17, 17, 4, "16x64"), (45, 67, 67, 1, "16x64/2"), (128, 130, 130, 6, "3xtf32 32x64*4"), (128, 40, 40, 3, "3xtf32 32x64*4"),
     ],
 )  # fmt: skip
 def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, tile: str) -> None:
     r = attention(DType.F32, d, s=s, t=t, b=b, heads={64: 12, 128: 8}.get(d, 6))
     emitter = discovery.module("kernels", "cuda.attention.emit")
-    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    ((chosen, _),) = emitter.configs(r, emitter.problem.problem(r))
     assert str(chosen) == tile
 
 
@@ -202,13 +202,13 @@ def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, til
 )
 def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, groups: int) -> None:
     tf32 = discovery.module("kernels", "cuda.attention.tf32x3")
-    tile = tf32.SplitTile(warps, keys, parts, groups)
+    tile = tf32.Tf32Config(warps, keys, parts, groups)
     for d, dv in ((256, 240), (61, 70)):
         r = attention(DType.F32, d, dv=dv, s=100, t=130)
-        p = discovery.module("kernels", "cuda.attention.emit").problem(r)
+        p = discovery.module("kernels", "cuda.attention.emit").problem.problem(r)
         columns = tile.columns(p)
         assert columns % 16 == 0 and columns * groups >= dv > (columns - 16) * groups
-        k = tf32.kernel(r, p, tile, 1)
+        (k,) = tile.kernels(r, p, 1)
         assert (
             k.block == 32 * warps * groups
             and k.smem >= tile.smem(p)
@@ -223,8 +223,8 @@ def test_a_multiprocessor_holds_no_more_f32_blocks_than_its_share(b: int, reside
         discovery.module("kernels", f"cuda.{n}") for n in ("attention.emit", "attention.tf32x3")
     )
     r = attention(DType.F32, 64, s=320, t=320, b=b, heads=6)
-    p, tile = emitter.problem(r), tf32.SplitTile(2, 64, 1, 4)
-    k = tf32.kernel(r, p, tile, 1)
+    p, tile = emitter.problem.problem(r), tf32.Tf32Config(2, 64, 1, 4)
+    (k,) = tile.kernels(r, p, 1)
     assert tile.residents(p) == 2 and 228 * 1024 // (k.smem + 1024) == resident
 
 
@@ -306,12 +306,12 @@ def test_tiles_fit_short_sequences(
     k = _kernel(attention(DType.F16, d, b=b, s=s, t=s, causal=causal))
     q, fetched, *_ = (a for a in k.args if isinstance(a, TensorMap))
     assert (q.box[1], fetched.box[1], k.block, k.grid[0]) == (
-        128 if "PLAN = OVERLAP" in k.source else 64,
+        128 if "SCHEDULE INTRA_WG" in k.source else 64,
         keys,
         128 * (groups + 1),
         blocks,
     )
-    assert f"BN = {keys}, LAST = {last};" in k.source
+    assert f"int BN = {keys};" in k.source and f"int LAST = {last};" in k.source
     compile_kernels([k], 90)
 
 
@@ -383,16 +383,15 @@ def _rows_without_numbers() -> tuple[dict[str, Any], Any]:
 
 
 def _without_tensor_cores(r: Request, which: str) -> list[Kernel]:
-    p = discovery.module("kernels", "cuda.attention.emit").problem(r)
+    p = discovery.module("kernels", "cuda.attention.emit").problem.problem(r)
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    config = emitter.DecodeConfig("simt", 4, split_kv=which == "split-KV")
     if which == "tile":
-        simt = discovery.module("kernels", "cuda.attention.simt")
-        return [simt.kernel(r, p, simt.PlainTile(1, 2, 1), 1)]
-    few = discovery.module("kernels", "cuda.attention.decode.simt")
-    tile = few.FewTile(4, 1, which == "spread")
-    return list(few.kernels(r, p, tile, 1, "scratch0"))
+        config = emitter.simt.SimtConfig(1, 2)
+    return list(config.kernels(r, p, 1, "scratch0"))
 
 
-@pytest.mark.parametrize("which", ["tile", "few rows", "spread"])
+@pytest.mark.parametrize("which", ["tile", "few rows", "split-KV"])
 @pytest.mark.parametrize("clean", [0, 1, 2])
 def test_rows_that_softmax_makes_nan(clean: int, which: str, tmp_path: Path) -> None:
     """nan_to_zero 1 clears all of them, 2 those that are masked entirely."""
@@ -404,7 +403,7 @@ def test_rows_that_softmax_makes_nan(clean: int, which: str, tmp_path: Path) -> 
     y = places["y"] = cuda_host.aligned(np.full((5, 16), 99, np.float32))
     places["scratch0"] = cuda_host.aligned(np.full(1 << 16, 0xAB, np.uint8))
     kernels = _without_tensor_cores(r, which)
-    assert len(kernels) == 1 + (which == "spread")
+    assert len(kernels) == 1 + (which == "split-KV")
     for j, k in enumerate(kernels):
         cuda_host.run(k, places, tmp_path / str(j))
     weights[[] if clean == 0 else [4] if clean == 2 else [1, 2, 3, 4]] = 0

@@ -56,9 +56,9 @@ def test_few_rows_of_heads_that_share_many_keys_are_one_tile() -> None:
             attention(DType.F16, 128, s=1, t=16381, b=1, heads=heads, kv=1, arch=80)
         )
         return [
-            int(k.source.split("ROWS = ")[1].split(";")[0].split(",")[0])
+            int(k.source.split("int ROWS = ")[1].split(";")[0])
             for k in kernels
-            if "ROWS = " in k.source
+            if "int ROWS = " in k.source
         ]
 
     assert rows(16) == rows(4) == [16, 16] and rows(1) == [1, 1]
@@ -100,10 +100,10 @@ def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int
 
 def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     """The heads of a group are rows of one head, whose operands lie where they did."""
-    grouped = discovery.module("kernels", "cuda.attention.decode.select")
+    select = discovery.module("kernels", "cuda.attention.decode.select")
     one = attention(DType.F16, 128, s=1, t=400, b=7, heads=40, kv=8, mask=1)
     one = replace(one, ints={**one.ints, "m_h": 400, "m_b": 40 * 400, "causal": 1, "past": 399})
-    rows = grouped.as_rows(one)
+    rows = select.as_rows(one)
     assert [rows.ints[n] for n in ("H", "S", "KVH", "causal")] == [8, 5, 8, 0]
     for b, h in ((0, 0), (6, 39), (3, 17)):
         for operand, last in (("q", "s"), ("y", "s"), ("m", "q")):
@@ -120,16 +120,19 @@ def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     compile_kernels([k], 90)
     for ints in ({"past": 398}, {"past": symbol("P")}, {"KVH": 40}, {"S": 2}):
         other = replace(one, ints={**one.ints, **ints})
-        assert grouped.as_rows(other) is other and not any(copied(other))
+        assert select.as_rows(other) is other and not any(copied(other))
 
 
 @pytest.mark.parametrize(
     ("heads", "kv", "t", "d", "b", "tile", "symbolic"),
     [
-        (71, 1, 2039, 64, 2, "1x64*2 alone spread", "1x64*2 alone spread"), (64, 8, 531, 128, 8, "1x112+96 alone", "1x64*2 alone spread"),
-        (16, 1, 16381, 128, 1, "1x64*2 alone spread", "1x64*2 alone spread"), (64, 8, 16, 128, 1, "2x64+16 turns", "few 4"), (71, 1, 2039, 61, 2, "few 4/4", "few 4/4"),
+        (71, 1, 2039, 64, 2, "1x64*2 SINGLE_WG split-KV", "1x64*2 SINGLE_WG split-KV"),
+        (64, 8, 531, 128, 8, "1x112+96 SINGLE_WG", "1x64*2 SINGLE_WG split-KV"),
+        (16, 1, 16381, 128, 1, "1x64*2 SINGLE_WG split-KV", "1x64*2 SINGLE_WG split-KV"),
+        (64, 8, 16, 128, 1, "2x64+16 PINGPONG", "simt 4"),
+        (71, 1, 2039, 61, 2, "simt 4/4", "simt 4/4"),
     ],
-)  # fmt: skip
+)
 def test_tiles_of_heads_that_share_keys_are_chosen_by_price(
     heads: int, kv: int, t: int, d: int, b: int, tile: str, symbolic: str
 ) -> None:
@@ -138,7 +141,7 @@ def test_tiles_of_heads_that_share_keys_are_chosen_by_price(
         r = attention(DType.BF16, d, s=1, t=t, b=batch, heads=heads, kv=kv)
         assert [
             str(chosen)
-            for chosen, use in emitter.tiles(r, emitter.problem(r))
+            for chosen, use in emitter.configs(r, emitter.problem.problem(r))
             if evaluate(use, {"B": b})
         ] == [want]
 
@@ -146,17 +149,23 @@ def test_tiles_of_heads_that_share_keys_are_chosen_by_price(
 @pytest.mark.parametrize(
     ("s", "t", "d", "b", "heads", "kv", "tile"),
     [
-        (16, 30011, 128, 1, 8, 8, "1x64*2 alone spread"), (33, 16381, 80, 1, 16, 16, "1x64*2 alone spread"), (48, 3001, 256, 2, 8, 8, "1x64 alone spread"),
-        (150, 20011, 96, 1, 8, 8, "1x64*2 alone spread"), (7, 9001, 64, 2, 12, 12, "1x64*2 alone spread"), (4, 8191, 128, 4, 32, 8, "group spread"),
-        (20, 2503, 64, 8, 12, 12, "2x128 split"), (16, 500, 128, 1, 8, 8, "1x64 alone/8"), (1, 30011, 64, 2, 12, 12, "few 1 spread"),
+        (16, 30011, 128, 1, 8, 8, "1x64*2 SINGLE_WG split-KV"),
+        (33, 16381, 80, 1, 16, 16, "1x64*2 SINGLE_WG split-KV"),
+        (48, 3001, 256, 2, 8, 8, "1x64 SINGLE_WG split-KV"),
+        (150, 20011, 96, 1, 8, 8, "1x64*2 SINGLE_WG split-KV"),
+        (7, 9001, 64, 2, 12, 12, "1x64*2 SINGLE_WG split-KV"),
+        (4, 8191, 128, 4, 32, 8, "mma 16 split-KV"),
+        (20, 2503, 64, 8, 12, 12, "2x128 SPLIT_CTA"),
+        (16, 500, 128, 1, 8, 8, "1x64 SINGLE_WG/8"),
+        (1, 30011, 64, 2, 12, 12, "simt 1 split-KV"),
     ],
-)  # fmt: skip
+)
 def test_few_rows_of_many_keys_are_spread_where_that_pays(
     s: int, t: int, d: int, b: int, heads: int, kv: int, tile: str
 ) -> None:
     r = attention(DType.F16, d, s=s, t=t, b=b, heads=heads, kv=kv)
     emitter = discovery.module("kernels", "cuda.attention.emit")
-    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    ((chosen, _),) = emitter.configs(r, emitter.problem.problem(r))
     assert str(chosen) == tile
 
 
@@ -164,12 +173,22 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(
 @pytest.mark.parametrize(
     ("b", "heads", "kv", "t", "d", "tile"),
     [
-        (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (13, 56, 14, 1128, 64, "1x64*3 alone/2"),
-        (10, 64, 8, 9000, 128, "1x64*2 alone spread"), (12, 17, 17, 1887, 64, "1x64+32*2 alone"), (5, 13, 13, 2280, 80, "flow 16x4*3/5"),
-        (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"), (16, 16, 16, 1000, 128, "flow 32x4*2"), (11, 104, 13, 361, 128, "1x32+16*2 alone"),
-        (12, 20, 20, 2645, 40, "flow 16x4*5/2"), (7, 52, 13, 1405, 40, "flow 32x4*3/4"), (6, 30, 30, 700, 96, "flow 16x4*3/2"), (35, 160, 10, 1596, 64, "flow 32x4*3"),
+        (8, 10, 10, 479, 80, "1x96 SINGLE_WG"),
+        (4, 2, 1, 128, 128, "1x128 SINGLE_WG"),
+        (13, 56, 14, 1128, 64, "1x64*3 SINGLE_WG/2"),
+        (10, 64, 8, 9000, 128, "1x64*2 SINGLE_WG split-KV"),
+        (12, 17, 17, 1887, 64, "1x64+32*2 SINGLE_WG"),
+        (5, 13, 13, 2280, 80, "stream 16x4*3/5"),
+        (3, 24, 3, 640, 128, "1x80 SINGLE_WG/8"),
+        (300, 4, 4, 300, 250, "simt 1"),
+        (16, 16, 16, 1000, 128, "stream 32x4*2"),
+        (11, 104, 13, 361, 128, "1x32+16*2 SINGLE_WG"),
+        (12, 20, 20, 2645, 40, "stream 16x4*5/2"),
+        (7, 52, 13, 1405, 40, "stream 32x4*3/4"),
+        (6, 30, 30, 700, 96, "stream 16x4*3/2"),
+        (35, 160, 10, 1596, 64, "stream 32x4*3"),
     ],
-)  # fmt: skip
+)
 def test_one_row_of_each_head_is_read_soonest(
     b: int, heads: int, kv: int, t: int, d: int, tile: str
 ) -> None:
@@ -178,7 +197,7 @@ def test_one_row_of_each_head_is_read_soonest(
     """
     r = attention(DType.F16, d, s=1, t=t, b=b, heads=heads, kv=kv)
     emitter = discovery.module("kernels", "cuda.attention.emit")
-    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    ((chosen, _),) = emitter.configs(r, emitter.problem.problem(r))
     assert str(chosen) == tile
     compile_kernels(cuda.emit(r), 90)
 
@@ -186,24 +205,27 @@ def test_one_row_of_each_head_is_read_soonest(
 @pytest.mark.parametrize(
     ("d", "dv", "rows", "tile"),
     [
-        (8, 8, 1, (1, 1, 2, 7)), (40, 64, 4, (4, 4, 2, 3)), (56, 56, 8, (3, 2, 1, 10)), (64, 64, 16, (2, 4, 1, 4)), (128, 72, 9, (7, 1, 1, 8)),
+        (8, 8, 1, (1, 1, 2, 7)),
+        (40, 64, 4, (4, 4, 2, 3)),
+        (56, 56, 8, (3, 2, 1, 10)),
+        (64, 64, 16, (2, 4, 1, 4)),
+        (128, 72, 9, (7, 1, 1, 8)),
         (128, 128, 2, (8, 2, 2, 4)),
     ],
-)  # fmt: skip
+)
 def test_keys_flow_to_warps_whatever_divides_them(
     d: int, dv: int, rows: int, tile: tuple[int, int, int, int]
 ) -> None:
-    flow, emitter = (
-        discovery.module("kernels", f"cuda.{n}")
-        for n in ("attention.decode.stream", "attention.emit")
-    )
-    r = emitter.decode_select.as_rows(
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    r = emitter.select.as_rows(
         attention(
             DType.BF16, d, dv=dv, s=1, t=999, b=7, heads=13 * rows, kv=13, cap=float(rows % 2)
         )
     )
-    k = flow.kernel(r, emitter.problem(r), flow.FlowTile(*tile), 1)
-    assert (k.grid, k.block, k.cluster) == ((7 * 13 * tile[0], 1, 1), 32 * tile[1], tile[0])
+    cluster, warps, sets, ctas = tile
+    config = emitter.DecodeConfig("stream", rows, cluster, False, warps, sets, ctas)
+    (k,) = config.kernels(r, emitter.problem.problem(r), 1)
+    assert (k.grid, k.block, k.cluster) == ((7 * 13 * cluster, 1, 1), 32 * warps, cluster)
     compile_kernels([k], 90)
 
 
@@ -211,16 +233,14 @@ def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
     """Not for rows that are long, many, masked or no whole 16 bytes, on other devices, nor of few
     heads.
     """
-    flow, emitter = (
-        discovery.module("kernels", f"cuda.{n}")
-        for n in ("attention.decode.stream", "attention.emit")
-    )
+    emitter = discovery.module("kernels", "cuda.attention.emit")
+    prices, problem = emitter.select.stream_prices, emitter.problem.problem
     few = attention(DType.F16, 128, s=1, t=2000, b=2, heads=20, kv=20)
-    assert not flow.prices(few, emitter.problem(few), 40, 2000)
+    assert not prices(few, problem(few), 40, 2000)
     for heads in (48, 131, 132, 133, 204, 500, 900, 2000):
         one = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
-        for tile in flow.prices(one, emitter.problem(one), heads, 2000):
-            assert heads * tile.parts <= 132 * tile.blocks and tile.parts <= 8
+        for tile in prices(one, problem(one), heads, 2000):
+            assert heads * tile.cluster <= 132 * tile.ctas and tile.cluster <= 8
     others: tuple[dict[str, Any], ...] = (
         {"mask": 2},
         {"d": 160},
@@ -231,10 +251,10 @@ def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
         {"unaligned": ("v",)},
     )
     for other in others:
-        r = emitter.decode_select.as_rows(
+        r = emitter.select.as_rows(
             attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100, **other})
         )
-        assert not flow.prices(r, emitter.problem(r), 200, 2000)
+        assert not prices(r, problem(r), 200, 2000)
 
 
 def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> None:
@@ -242,13 +262,11 @@ def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> No
         r = attention(DType.F16, d, s=9, t=t, b=2, heads=2, kv=2, mask=mask, causal=1)
         r = replace(r, ints={**r.ints, "m_q": 300, "past": t - 9})
         emitter = discovery.module("kernels", "cuda.attention.emit")
-        tile = emitter.fa3.spread_tile(emitter.problem(r))
-        *copies, read, join = emitter.fa3.kernels(r, emitter.problem(r), tile, 1, {}, "scratch0")
-        assert not copies and read.grid == (blocks, 1, 1) and join.grid[:2] == (4, 9)
-        assert (
-            emitter.fa3.scratch(r, emitter.problem(r), tile, 1)
-            == (4 + blocks) * -(-9 * (d + 2) * 4 // 16) * 16
-        )
+        p = emitter.problem.problem(r)
+        tile = emitter.fa3.split_kv_config(p)
+        read, join = tile.kernels(r, p, 1, "scratch0")
+        assert read.grid == (blocks, 1, 1) and join.grid[:2] == (4, 9)
+        assert tile.scratch(r, p, 1) == (4 + blocks) * -(-9 * (d + 2) * 4 // 16) * 16
         assert 2 * (read.smem + 1024) <= 228 * 1024
         compile_kernels([read, join], 90)
 
@@ -260,7 +278,8 @@ def test_blocks_that_divide_keys_have_equal_shares_of_all_heads() -> None:
     for heads, blocks in ((40, 40 * 6), (132, 264), (150, 264), (300, 264), (0, 0)):
         r = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
         emitter = discovery.module("kernels", "cuda.attention.emit")
-        p = emitter.problem(r)
-        read, join = emitter.fa3.kernels(r, p, emitter.fa3.spread_tile(p), 1, {}, "scratch0")
+        p = emitter.problem.problem(r)
+        tile = emitter.fa3.split_kv_config(p)
+        read, join = tile.kernels(r, p, 1, "scratch0")
         assert read.grid == (blocks, 1, 1) and join.grid[0] == heads
-        assert emitter.fa3.scratch(r, p, emitter.fa3.spread_tile(p), 1) == (heads + blocks) * 272
+        assert tile.scratch(r, p, 1) == (heads + blocks) * 272

@@ -311,6 +311,7 @@ def attention_case(
 def forms(rng: np.random.Generator) -> Iterator[Case]:
     """Each kernel, the widest tiles of each form, on odd shapes with the masks they may have."""
     emitter = discovery.module("kernels", "cuda.attention.emit")
+    problem = emitter.problem.problem
     f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, Shape
     hopper = (
         ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)),
@@ -324,46 +325,40 @@ def forms(rng: np.random.Generator) -> Iterator[Case]:
         ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")),
         ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
         ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)),
-        ((2, 128, 1, "OVERLAP"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
-        ((2, 128, 1, "OVERLAP"), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)),
-        ((2, 112, 1, "OVERLAP"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)),
-        ((1, 128, 1, "OVERLAP"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
-        ((1, 96, 1, "OVERLAP"), f16, shape(1, 8, 2, 3, 513, 128, 128)),
-        ((2, 128, 1, "TURNS"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)),
-        ((2, 128, 1, "TURNS"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
+        ((2, 128, 1, "INTRA_WG"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
+        ((2, 128, 1, "INTRA_WG"), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)),
+        ((2, 112, 1, "INTRA_WG"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)),
+        ((1, 128, 1, "INTRA_WG"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
+        ((1, 96, 1, "INTRA_WG"), f16, shape(1, 8, 2, 3, 513, 128, 128)),
+        ((2, 128, 1, "PINGPONG"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)),
+        ((2, 128, 1, "PINGPONG"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
         ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")),
-        ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
-        ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")),
-        ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
-        ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)),
-        ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
+        ((1, 208, 1, "SINGLE_WG"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
+        ((1, 128, 1, "SINGLE_WG"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")),
+        ((1, 128, 1, "SINGLE_WG"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
+        ((2, 128, 1, "SPLIT_CTA"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)),
+        ((2, 64, 1, "SPLIT_CTA"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
         ((4, 64), f16, shape(1, 2, 1, 257, 131, 61, 61)),
         ((1, 64, 4), bf16, shape(2, 3, 3, 131, 129, 47, 33, mask=1, broadcast="bk")),
-        ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)),
-        ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
-        ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
-        ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
-        ((1, 64, 2, "ALONE", 1, 0, True), f16,
+        ((2, 64, 1, "INTRA_WG"), f16, shape(1, 2, 2, 133, 150, 191, 256)),
+        ((1, 64, 1, "SINGLE_WG"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
+        ((1, 64, 1, "SINGLE_WG", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
+        ((1, 128, 1, "SINGLE_WG", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
+        ((1, 64, 2, "SINGLE_WG", 1, 0, True), f16,
             shape(1, 2, 2, 20, 700, 64, 61, causal=True, past=680)),
-        ((1, 64, 1, "ALONE", 1, 0, True), bf16, shape(1, 12, 2, 1, 600, 256, 200, mask=1)),
+        ((1, 64, 1, "SINGLE_WG", 1, 0, True), bf16, shape(1, 12, 2, 1, 600, 256, 200, mask=1)),
         ((1, 64, 2), f16, shape(1, 2, 1, 131, 203, 96, 96, mask=1, cap=2.0)),
-        ((2, 112, 1, "TURNS"), bf16, shape(2, 2, 2, 131, 160, 128, 128, mask=3)),
-        ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)),
-        ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
+        ((2, 112, 1, "PINGPONG"), bf16, shape(2, 2, 2, 131, 160, 128, 128, mask=3)),
+        ((1, 128, 1, "SINGLE_WG", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)),
+        ((1, 64, 1, "SINGLE_WG", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = attention_case(rng, p, dtype)
-        tile = emitter.hopper_tile(
-            emitter.problem(emitter.decode_select.as_rows(request_of(case))), *form
-        )
+        tile = emitter.fa3.config(problem(emitter.select.as_rows(request_of(case))), *form)
         assert tile is not None, form
         yield replace(case, name=f"{case.name} {tile}", tile=tile)
-    spread, large, split, group = (
-        emitter.decode_simt.FewTile,
-        emitter.simt.PlainTile,
-        emitter.tf32x3.SplitTile,
-        emitter.decode_group.GroupTile(),
-    )
+    large, split = emitter.simt.SimtConfig, emitter.simt.Tf32Config
+    spread, group = partial(emitter.DecodeConfig, "simt"), emitter.select.decode.mma_config()
     threads = (
         (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)),
         (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),

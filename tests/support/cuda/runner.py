@@ -132,7 +132,7 @@ def _emitted(r: Request) -> list[Kernel]:
     if id(r) not in _forced:
         return list(backend.emit(r))
     part, name = (
-        ("attention.emit", "tiles") if r.family == "attention" else ("gemm.select", "choose")
+        ("attention.emit", "configs") if r.family == "attention" else ("gemm.select", "choose")
     )
     chooser = discovery.module("kernels", f"cuda.{part}")
     choose, tile = getattr(chooser, name), _forced[id(r)][1]

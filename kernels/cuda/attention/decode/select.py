@@ -1,5 +1,5 @@
-"""Few rows of many keys on Hopper: which of the kernels that read these soonest. One query row of
-each head of a group that shares keys (decoding) is taken as the rows of one head."""
+"""Few rows of many keys: which kernel reads these soonest. Prices are nanoseconds for one row of each
+head (decoding), which is bound by memory, and clocks for several rows."""
 
 from __future__ import annotations
 
@@ -14,125 +14,126 @@ from tracea_onnx.ir.dims import DimLike, evaluate
 
 from ...common.launch import clustered, known, parameters
 from .. import problem
-from ..fa3_sm90 import kernel as fa3
-from . import group as decode_group
-from . import simt as decode_simt
-from . import stream as decode_stream
+from ..fa3_sm90 import config as fa3
+from ..fa3_sm90.config import Fa3Config
+from ..problem import Problem
+from . import config as decode
+from .config import DecodeConfig
 
-#: Up to so many keys tiles of tensor cores are best for the rows of heads that share them.
+Chosen = list[tuple[Any, DimLike]]
+
+#: Up to so many keys prefill kernels are best for the rows of heads that share them.
 _SHORT_KEYS = 256
-#: Nanoseconds of a key of a tile: of short heads, of longer ones; bytes that a block reads in one.
-_KEY, _KEY_LONG, _BLOCK_BYTES = 6.4, 8.1, 50
-#: Fewest keys of each of several blocks of threads; the longest heads whose prices these are where
-#: threads may have them.
-_LEAST_KEYS, _LONGEST = 64, 128
-#: Clocks of several rows on tensor cores: beside those of multiplying, beside those of reading
-#: where a block has all keys and where a cluster has; and bytes read in a clock.
-_BEGINNING, _READING, _READING_PARTS, _BYTES = 4000, 4000, 7000, 20
-#: The same of tensor cores that divide keys for another kernel to join: to begin, for each step as
-#: far as they are not hidden, for each row, bytes read in a clock and by how much slower it is
-#: where rows are no whole lines of memory.
-_DIVIDING, _STEP, _STEPS, _ROW, _DIVIDED_BYTES, _RAGGED = 7700, 1225, 4, 9, 17.7, 1.15
-#: The same of tiles of whole heads that do so: beside those of reading, for each step, bytes read
-#: in a clock, from the L2 cache; and how many tiles do not fill the device, for how many keys that
-#: is considered.
-_SPREADING, _SPREAD_STEP, _SPREAD_BYTES, _CACHED_BYTES, _FEW_TILES, _MANY_KEYS = (
-    10600,
-    (608, 1168, 1104),
-    20.3,
-    35,
-    2,
-    1024,
-)
-#: Rows of heads that share keys up to which they are considered as one.
-_MOST_SHARED = 32
-#: By how much tensor cores must be better: the clocks are guesses.
+#: Fewest keys of each of several CTAs; the longest heads where simt is priced; rows of heads that
+#: share keys up to which mma is; from how many keys on several rows may be split-KV.
+_LEAST_KEYS, _LONGEST, _MOST_SHARED, _MANY_KEYS = 64, 128, 32, 1024
+#: By how much split-KV must be better for several rows: the clocks are guesses.
 _WORTH = 0.9
+#: Nanoseconds of a key of a tile: of short heads, of longer ones; bytes that a CTA reads in one.
+_KEY, _KEY_LONG, _CTA_BYTES = 6.4, 8.1, 50
+#: Nanoseconds of a key and its value on their way to tensor cores where rows of short heads are no
+#: whole sectors of memory: without and with split-KV.
+_FETCHING, _FETCHING_SPLIT = 9, 10
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What it takes to read the keys and values of one row of each head, in nanoseconds: to begin
-    and end; beside reading; bytes that a multiprocessor's share of the memory gives in one; by how
-    much slower that is where rows are no whole lines; the bytes of one block."""
+    """Nanoseconds of reading the keys and values of one row of each head: to begin and end (begun);
+    besides reading (beside); bytes of an SM's share of memory in one (rate), by how much slower
+    that is where rows are no whole lines (uneven), bytes of one CTA (cta)."""
 
     begun: float
     beside: float
     rate: float
     uneven: float
-    block: float = 1e9
+    cta: float = 1e9
 
     def memory(self, size: float, row: int, mine: float = 0) -> float:
-        """size: bytes of a multiprocessor's share; mine: of one block."""
-        return self.beside + max(size / self.rate, mine / self.block) * (
-            self.uneven if row % 256 else 1.0
-        )
+        """size: bytes of an SM's share; row: of a key and its value; mine: of one CTA."""
+        uneven = self.uneven if row % 256 else 1.0
+        return self.beside + max(size / self.rate, mine / self.cta) * uneven
 
 
-#: By the blocks of a cluster that divide a head's keys: of tensor cores, of threads.
-_TILES = {
+#: Of fa3 and of simt, by the CTAs of a cluster; split-KV of short heads, of longer ones, of simt;
+#: nanoseconds more where a CTA has keys of two heads.
+_FA3 = {
     1: Reading(1900, 900, 27.6, 1.15, 44),
     2: Reading(3500, 600, 21, 1.1),
     4: Reading(4200, 300, 25, 1.1),
     8: Reading(4500, 300, 25, 1.1),
 }
-_THREADS = {4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
-#: As many blocks as fill the device: of short heads, of longer ones, of threads; nanoseconds more
-#: where a block has keys of two heads.
-_SPREAD_SHORT, _SPREAD_LONG, _SPREAD_THREADS, _TWO_HEADS = (
-    Reading(5170, 0, 30, 1.0),
-    Reading(5800, 0, 32.5, 1.15),
-    Reading(5100, 0, 32.5, 1.07, 60),
-    500,
-)
+_SIMT = {4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
+_SPLIT, _SPLIT_LONG = Reading(5170, 0, 30, 1.0), Reading(5800, 0, 32.5, 1.15)
+_SPLIT_SIMT, _TWO_HEADS = Reading(5100, 0, 32.5, 1.07, 60), 500
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A block for each head, two of which lie beside each other: nanoseconds to begin and end;
-    bytes in one of a multiprocessor's share of the memory, of a block whose neighbours are done, of
-    a multiprocessor's share where others are idle."""
+    """A CTA for each head, two on an SM: nanoseconds to begin and end; bytes in one of an SM's share
+    of memory, of a CTA whose neighbours are done, of an SM's share where others are idle.
+    """
 
     begun: float
     share: float
     last: float
     partly: float
 
-    def of(self, heads: int, sms: int, size: float) -> float:
-        """Multiprocessors that have one more than others read it when these are done. size: bytes
-        of a head.
+    def of(self, heads: int, sms: int, size: float, each: int = 1) -> float:
+        """size: bytes of a head. SMs that have `each` more than others read them when these are
+        done.
         """
-        each, rest = divmod(heads, sms)
-        return self.begun + size * (
-            each / self.share + (1 / min(self.last, self.partly * sms / rest) if rest else 0)
-        )
+        full, rest = divmod(heads, each * sms)
+        tail = 1 / min(self.last, self.partly * each * sms / rest) if rest else 0
+        return self.begun + each * size * (full / self.share + tail)
 
     def paired(self, heads: int, sms: int, size: float) -> float:
-        """The same of blocks that go from one head to the next: those beside each other are
-        neighbours, and both have one more.
+        """The same of CTAs that go from one head to the next: those of an SM are neighbours, and
+        both have one more.
         """
-        if heads <= 2 * sms:
-            return self.begun + size / self.partly if heads == sms else self.of(heads, sms, size)
-        each, rest = divmod(heads, 2 * sms)
-        return self.begun + 2 * size * (
-            each / self.share + (1 / min(self.last, self.partly * 2 * sms / rest) if rest else 0)
-        )
+        if heads == sms:
+            return self.begun + size / self.partly
+        return self.of(heads, sms, size, 1 if heads <= 2 * sms else 2)
 
 
-#: Of tensor cores, of threads; by how much slower these, and those where heads are longer, are
-#: where rows are no whole lines.
-_WHOLE, _WHOLE_THREADS, _UNEVEN, _UNEVEN_LONG = (
-    Whole(3300, 33.4, 54, 28),
-    Whole(3300, 29.5, 58, 25),
-    1.2,
-    1.1,
+#: Of fa3, of simt; by how much slower simt, and fa3 where heads are longer, are where rows are no
+#: whole lines. Nanoseconds that the CTAs of a cluster take to combine, by how many are on an SM.
+_WHOLE, _WHOLE_SIMT = Whole(3300, 33.4, 54, 28), Whole(3300, 29.5, 58, 25)
+_UNEVEN, _UNEVEN_LONG, _COMBINING = 1.2, 1.1, {2: 1200, 3: 300}
+
+#: Clocks of several rows by fa3: besides multiplying, besides reading without and with a cluster;
+#: bytes read in one from memory and from the L2 cache; by how much slower rows that are no whole
+#: lines are. Of its split-KV: to begin, for each step of heads up to 64, 128 and 256, bytes read;
+#: how many tiles fill the device. Of mma: to begin, for a step as far as it is not hidden, for a
+#: row, bytes read.
+_BEGINNING, _READING, _READING_CLUSTER, _BYTES, _CACHED_BYTES, _RAGGED = (
+    4000,
+    4000,
+    7000,
+    20,
+    35,
+    1.15,
 )
-#: Blocks of a cluster that divide the keys of a head: nanoseconds that they take to join what they
-#: have, by how many of them lie beside each other.
-_SHARING = {2: 1200, 3: 300}
-#: Nanoseconds of a key and its value on their way to tensor cores where rows of short heads are no
-#: whole sectors of memory; the same where blocks have equal shares.
-_FETCHING, _FETCHING_SPREAD = 9, 10
+_SPLITTING, _SPLIT_STEP, _SPLIT_BYTES, _FEW_TILES = 10600, (608, 1168, 1104), 20.3, 2
+_MMA, _STEP, _STEPS, _ROW, _MMA_BYTES = 7700, 1225, 4, 9, 17.7
+
+#: stream: warps of an SM that registers leave room for, by the sets of keys of each: up to 8 rows of
+#: heads up to 64 elements, of longer ones; the same of more rows.
+_STREAM_WARPS = (({1: 20, 2: 14}, {1: 12, 2: 8}), ({1: 16, 2: 12}, {1: 8, 2: 0}))
+#: The most CTAs of an SM, on average, and of its places the fewest and the most that are taken,
+#: without and with clusters of more than two: with more, some find no place beside the others.
+_MOST_CTAS, _FEWEST_TAKEN, _TAKEN, _TAKEN_CLUSTERS = 7.25, 0.45, 0.98, 0.92
+#: Nanoseconds to begin and end, for each CTA of a cluster, for each element of the results of a
+#: head; bytes that the memory gives in one; the fewest heads that these are known of.
+_BEGUN, _JOINING, _ELEMENT, _STREAM_BYTES, _FEWEST = 3100.0, 130.0, 2.4, 4360.0, 48
+#: By how much slower that is for rows of no whole sectors, of no whole lines, where the keys of one
+#: head are contiguous (other kernels are faster there), for each share of the places that is not
+#: taken up to this one; the same without a cluster, and by sets and warps.
+_NO_SECTORS, _NO_LINES, _CONTIGUOUS, _LEFT, _FILLED, _ALONE = 1.12, 1.09, 1.1, 0.5, 0.92, 0.93
+_SETS_AND_WARPS = {(2, 2): 1.08, (2, 4): 1.04}
+
+
+def _number(d: DimLike) -> int:
+    return int(evaluate(d, {}))
 
 
 def as_rows(request: Request) -> Request:
@@ -153,243 +154,221 @@ def as_rows(request: Request) -> Request:
     return replace(request, ints=dict(request.ints) | ints)
 
 
-def _of_group(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
-    heads, parts = (
-        evaluate(decode_simt.count_of(request, tile.rows), {}),
-        evaluate(decode_group.parts_of(request, p, tile), {}),
-    )
-    steps = min(_STEPS, -(-keys // (64 * parts)))
-    rows = heads * min(tile.rows, evaluate(decode_simt.rows_of(request), {}))
-    ragged = _RAGGED if row % 256 else 1.0
-    i = parameters(request)
-    tiles = -(-evaluate(decode_simt.rows_of(request), {}) // tile.rows)
-    reading = (
-        (1 + tiles)
-        / 2
-        * evaluate(D.mul(i["B"], i["KVH"]), {})
-        * keys
-        * row
-        / (_DIVIDED_BYTES * request.sms)
-        * ragged
-    )
-    return float(_DIVIDING + steps * _STEP + rows * _ROW + reading)
-
-
-def _of_tile(request: Request, tile: Any, clocks: int, keys: int, row: int) -> float:
-    blocks = evaluate(problem.blocks(request, tile.rows), {}) * tile.parts
-    each = -(-blocks // clustered(request.sms, tile.parts))
-    ragged = _RAGGED if row % 256 else 1.0
-    i = parameters(request)
-    # no other tile reads the same keys
-    alone = known(i["H"]) == known(i["KVH"]) and evaluate(i["S"], {}) <= tile.rows
-    reading = (_READING_PARTS if tile.parts > 1 else _READING) + each * -(
-        -keys // tile.parts
-    ) * row / (_BYTES if alone else _CACHED_BYTES) * ragged
-    return float(max(_BEGINNING + clocks, reading))
-
-
-def _of_spread(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
-    i = parameters(request)
-    each = keys * row / request.sms * (_RAGGED if row % 256 else 1.0)
-    read, fetched = (
-        evaluate(n, {}) * each
-        for n in (D.mul(i["B"], i["KVH"]), problem.blocks(request, tile.rows))
-    )
-    steps = -(
-        -keys
-        * evaluate(problem.blocks(request, tile.rows), {})
-        // (tile.keys * evaluate(fa3.blocks_of(request, tile), {}))
-    )
-    return float(
-        _SPREADING
-        + max(
-            read / _SPREAD_BYTES,
-            fetched / _CACHED_BYTES,
-            steps * _SPREAD_STEP[(p.widest > 64) + (p.widest > 128)],
-        )
-    )
-
-
-def spread(request: Request, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:
-    """The tiles for few rows, where one of tensor cores is for the rows of heads that share keys a
-    tile of whole heads, if that reads the keys once, too.
+def configs(request: Request, p: Problem) -> tuple[Chosen, bool]:
+    """Decoding configurations, each with whether it is for the sizes of a run, and whether there is
+    nothing left for others.
     """
-    rows, i = as_rows(request), parameters(request)
-    if (
-        request.arch != 90
-        or not all(fa3.copied(rows, o) for o in "qkv")
-        or (rows is request and known(i["H"]) != known(i["KVH"]))
-    ):
-        return few
-    tile = fa3.spread_tile(problem.problem(rows))
-    return [
-        (tile if tile is not None and isinstance(t, decode_group.TILE) else t, use)
-        for t, use in few
-    ]
+    rows, few = as_rows(request), decode.simt_configs(request, p)
+    by_tma = request.arch == 90 and all(fa3.copied(rows, o) for o in "qkv")
+    # Rows of heads that share keys, which several CTAs would divide: mma, or fa3 if that reads the
+    # keys once, too.
+    count = known(decode.rows_of(request))
+    if count is not None and count > 1 and decode.mma_fits(request, p):
+        use: DimLike = 0
+        for c, used in few:
+            use = D.add(use, used) if c.split_kv or c.cluster > 1 else use
+        merged: Any = decode.mma_config()
+        alone = rows is request and known(parameters(rows)["H"]) != known(parameters(rows)["KVH"])
+        if by_tma and not alone:
+            merged = fa3.split_kv_config(problem.problem(rows)) or merged
+        few = [(c, used) for c, used in few if not c.split_kv and c.cluster == 1]
+        few = [*few, *([(merged, use)] if use != 0 else [])]
+    if by_tma and request.dtype != DType.F32 and (best := _cheapest(request, p, rows, few)):
+        return [(best, 1)], True
+    return few, known(decode.few_rows(request)) == 1
 
 
-def _of_threads(request: Request, p: Any, heads: int, keys: int, row: int) -> dict[Any, float]:
-    """Prices of tiles of threads for one row of each of heads that share nothing. row: bytes of a
-    key and its value.
+def _cheapest(request: Request, p: Problem, rows: Request, few: Chosen) -> Any | None:
+    """The configuration that reads the keys soonest, or none where that is one of `few` or, of rows
+    that are not few, one that has no other's keys to wait for, or where sizes are not known.
     """
+    i = parameters(rows)
+    if any(known(i[n]) is None for n in ("B", "S", "T")):
+        return None
+    keys, shares_keys = _number(i["T"]), known(i["H"]) != known(i["KVH"])
+    plain = not (shares_keys or p.mask or i["causal"]) and p.widest <= _LONGEST
+    if rows is not request or (plain and known(i["S"]) == 1):
+        return _decoding(request, rows, keys)
+    if few or keys < _MANY_KEYS:
+        return None
+    merged, row = problem.problem(rows), p.row_bytes(request.dtype)
     price: dict[Any, float] = {
-        decode_simt.TILE(1, 1): _WHOLE_THREADS.of(
-            heads, request.sms, keys * row * (_UNEVEN if row % 256 else 1.0)
-        )
+        c: _of_fa3(rows, c, _number(clocks), keys, row) for c, clocks in fa3.priced(rows, merged)
     }
-    tiles = [(decode_simt.TILE(1, n), of) for n, of in _THREADS.items() if keys >= n * _LEAST_KEYS]
-    for tile, of in (*tiles, (decode_simt.TILE(1, 1, True), _SPREAD_THREADS)):
-        parts = evaluate(decode_simt.parts_of(request, p, tile), {})
+    usual = min(price.values(), default=0.0)
+    split = fa3.split_kv_config(merged)
+    if split and _number(problem.blocks(rows, split.rows)) * _FEW_TILES <= request.sms:
+        price[split] = _of_split_kv(rows, merged, split, keys, row)
+    heads_share = known(parameters(request)["H"]) != known(parameters(request)["KVH"])
+    if (
+        heads_share
+        and decode.mma_fits(request, p)
+        and _number(decode.rows_of(request)) <= _MOST_SHARED
+    ):
+        price[decode.mma_config()] = _of_mma(request, p, keys, row)
+    best = min(price, key=price.__getitem__, default=None)
+    return best if best is not None and price[best] < _WORTH * usual else None
+
+
+def _of_fa3(request: Request, config: Fa3Config, clocks: int, keys: int, row: int) -> float:
+    i, ctas = parameters(request), _number(problem.blocks(request, config.rows)) * config.cluster
+    each = -(-ctas // clustered(request.sms, config.cluster))
+    # no other tile reads the same keys
+    alone = known(i["H"]) == known(i["KVH"]) and _number(i["S"]) <= config.rows
+    rate = (_BYTES if alone else _CACHED_BYTES) / (_RAGGED if row % 256 else 1.0)
+    beginning = _READING_CLUSTER if config.cluster > 1 else _READING
+    return max(_BEGINNING + clocks, beginning + each * -(-keys // config.cluster) * row / rate)
+
+
+def _of_split_kv(request: Request, p: Problem, config: Fa3Config, keys: int, row: int) -> float:
+    i, tiles = parameters(request), _number(problem.blocks(request, config.rows))
+    each = keys * row / request.sms * (_RAGGED if row % 256 else 1.0)
+    steps = -(-keys * tiles // (config.keys * _number(fa3.ctas(request, config))))
+    step = _SPLIT_STEP[(p.widest > 64) + (p.widest > 128)]
+    read = _number(D.mul(i["B"], i["KVH"])) * each / _SPLIT_BYTES
+    return _SPLITTING + max(read, tiles * each / _CACHED_BYTES, steps * step)
+
+
+def _of_mma(request: Request, p: Problem, keys: int, row: int) -> float:
+    i, config, rows = parameters(request), decode.mma_config(), _number(decode.rows_of(request))
+    items, shares = (
+        _number(decode.items(request, config.rows)),
+        _number(config.shares(request, p)),
+    )
+    tiles, heads = -(-rows // config.rows), _number(D.mul(i["B"], i["KVH"]))
+    rate = _MMA_BYTES * request.sms / (_RAGGED if row % 256 else 1.0)
+    reading = (1 + tiles) / 2 * heads * keys * row / rate
+    steps = min(_STEPS, -(-keys // (64 * shares)))
+    return _MMA + steps * _STEP + items * min(config.rows, rows) * _ROW + reading
+
+
+def _of_simt(request: Request, p: Problem, heads: int, keys: int, row: int) -> dict[Any, float]:
+    """For one row of each of heads that share nothing."""
+    uneven = _UNEVEN if row % 256 else 1.0
+    price: dict[Any, float] = {
+        DecodeConfig("simt", 1): _WHOLE_SIMT.of(heads, request.sms, keys * row * uneven)
+    }
+    configs = {DecodeConfig("simt", 1, n): of for n, of in _SIMT.items() if keys >= n * _LEAST_KEYS}
+    for config, of in (configs | {DecodeConfig("simt", 1, split_kv=True): _SPLIT_SIMT}).items():
+        parts = _number(config.shares(request, p))
         if parts > 1:
             mine = -(-heads * parts // request.sms) * -(-keys // parts) * row
-            price[tile] = of.begun + max(
-                of.memory(heads * keys * row / request.sms, row), mine / of.block
-            )
+            memory = of.memory(heads * keys * row / request.sms, row)
+            price[config] = of.begun + max(memory, mine / of.cta)
     return price
 
 
-def _of_shares(
-    request: Request, p: Any, rows: int, heads: int, keys: int, row: int
+def _of_clusters(
+    request: Request, p: Problem, rows: int, heads: int, keys: int, row: int
 ) -> dict[Any, float]:
-    """Prices of tiles whose keys the blocks of a cluster divide, all of them on the device at once,
-    a multiprocessor's beside each other. rows: of a head.
+    """fa3 with two or three CTAs on an SM whose clusters divide keys, all of them on the device at
+    once. rows: of a head.
     """
     price: dict[Any, float] = {}
     short, whole = p.widest <= 64, row % 256 == 0
-    for parts in (2, 4) if short and (p.head % 16 or p.head_v % 16) else (2,):
-        if parts > request.caps.cluster:
-            continue
-        blocks = heads * parts
-        # the last place of a multiprocessor may be one that no cluster finds
-        beside = blocks // request.sms + 1
-        # some multiprocessors would have all that find a place there
-        uneven = 4 * blocks < 3 * beside * request.sms
-        if (
-            rows > 64
-            or 2 * heads <= request.sms
-            or beside not in _SHARING
-            or uneven
-            or keys < parts * _LEAST_KEYS
-            or not (short or whole or beside > 2)
-        ):
-            continue
-        if (tile := fa3.divided_tile(p, beside, parts)) is not None:
-            price[tile] = _SHARING[beside] + _WHOLE.of(
-                blocks, request.sms, keys * row / parts * (1.0 if short or whole else _UNEVEN_LONG)
-            )
+    for cluster in (2, 4) if short and (p.head % 16 or p.head_v % 16) else (2,):
+        ctas = heads * cluster
+        # the last place of an SM may be one that no cluster finds
+        beside = ctas // request.sms + 1
+        fits = (
+            cluster <= request.caps.cluster
+            and rows <= 64
+            and 2 * heads > request.sms
+            and beside in _COMBINING
+            and 4 * ctas >= 3 * beside * request.sms  # else some have all that find a place there
+            and keys >= cluster * _LEAST_KEYS
+            and (short or whole or beside > 2)
+        )
+        if fits and (config := fa3.clustered_config(p, beside, cluster)) is not None:
+            size = keys * row / cluster * (1.0 if short or whole else _UNEVEN_LONG)
+            price[config] = _COMBINING[beside] + _WHOLE.of(ctas, request.sms, size)
     return price
 
 
+def stream_prices(rows: Request, p: Problem, heads: int, keys: int) -> dict[Any, float]:
+    """stream, of which all CTAs are on the device at once. rows: with the heads that share keys as
+    rows.
+    """
+    if not decode.stream_fits(rows, p) or heads < _FEWEST:
+        return {}
+    i, count, sizes = (
+        parameters(rows),
+        _number(parameters(rows)["S"]),
+        [n * rows.dtype.size for n in (p.head, p.head_v)],
+    )
+    room = _STREAM_WARPS[count > 8][p.widest > 64]
+    slower = _NO_SECTORS if any(n % 32 for n in sizes) else _NO_LINES
+    slower = slower if any(n % 128 for n in sizes) else 1.0
+    if known(i["k_s"]) == p.head and known(i["v_s"]) == p.head_v:
+        slower *= _CONTIGUOUS
+    size = heads * keys * (sum(sizes) / _STREAM_BYTES * slower)
+    found: dict[Any, float] = {}
+    for sets, warps in ((n, w) for n in (1, 2) for w in (1, 2, 4) if room[n] >= w):
+        for cluster in range(1, min(8, rows.caps.cluster) + 1):
+            ctas, each = room[sets] // warps, heads * cluster / rows.sms
+            most = _TAKEN if cluster <= 2 else _TAKEN_CLUSTERS
+            if (
+                _FEWEST_TAKEN <= each / ctas <= most
+                and each <= _MOST_CTAS
+                and keys >= cluster * warps * sets * 16
+            ):
+                slower = 1 + _LEFT * max(0.0, _FILLED - each / ctas)
+                slower *= _ALONE if cluster == 1 else 1.0
+                slower *= _SETS_AND_WARPS.get((sets, warps), 1.0)
+                config = DecodeConfig("stream", count, cluster, False, warps, sets, ctas)
+                fixed = _BEGUN + _JOINING * cluster + _ELEMENT * count * p.head_v
+                found[config] = fixed + size * slower
+    return found
+
+
 def _most(heads: int, sms: int) -> int:
-    """Heads of the multiprocessor that has the most of them, two beside each other."""
+    """Heads of the SM that has the most of them, two beside each other."""
     return -(-heads // sms) if heads <= 2 * sms else 2 * -(-heads // (2 * sms))
 
 
-def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
-    """The tile that has one row of each head soonest. rows: the request with the heads that share
-    keys as rows.
+def _decoding(request: Request, rows: Request, keys: int) -> Any | None:
+    """What has one row of each head soonest. rows: the request with the heads that share keys as
+    rows.
     """
-    i, p, shared = parameters(rows), problem.problem(rows), rows is not request
-    heads, keys = evaluate(D.mul(i["B"], i["KVH"]), {}), evaluate(i["T"], {})
-    row: int = (p.head + p.head_v) * request.dtype.size
-    found = [(tile, evaluate(clocks, {})) for tile, clocks in fa3.priced(rows, p)]
+    i, p, sms, shared = parameters(rows), problem.problem(rows), request.sms, rows is not request
+    heads, row = _number(D.mul(i["B"], i["KVH"])), p.row_bytes(request.dtype)
+    found = [(config, _number(clocks)) for config, clocks in fa3.priced(rows, p)]
     if found and shared and keys <= _SHORT_KEYS:
-        return [(min(found, key=lambda one: one[1])[0], 1)]
+        return min(found, key=lambda one: one[1])[0]
     price: dict[Any, float] = {}
-    size, short = heads * keys * row / request.sms, p.widest <= 64
-    paired = fa3.paired_tile(p, keys) if keys else None
-    for tile in (t for t, _ in found if t.plan == "ALONE"):
-        blocks, of = evaluate(problem.blocks(rows, tile.rows), {}) * tile.parts, _TILES[tile.parts]
-        if tile.parts == 1 and blocks >= request.sms and paired is not None:
-            price[paired] = _WHOLE.paired(
-                heads, request.sms, keys * row * (1.0 if short or row % 256 == 0 else _UNEVEN_LONG)
-            )
+    size, short = heads * keys * row / sms, p.widest <= 64
+    paired = fa3.paired_config(p, keys) if keys else None
+    for config in (c for c, _ in found if c.schedule == "SINGLE_WG"):
+        ctas, of = _number(problem.blocks(rows, config.rows)) * config.cluster, _FA3[config.cluster]
+        if config.cluster == 1 and ctas >= sms and paired is not None:
+            uneven = 1.0 if short or row % 256 == 0 else _UNEVEN_LONG
+            price[paired] = _WHOLE.paired(heads, sms, keys * row * uneven)
             if short:
-                price[paired] = max(
-                    price[paired], _WHOLE.begun + _most(heads, request.sms) * keys * _KEY
-                )
+                least = _WHOLE.begun + _most(heads, sms) * keys * _KEY
+                price[paired] = max(price[paired], least)
             continue
-        each, steps = (
-            -(-blocks // clustered(request.sms, tile.parts)),
-            -(-keys // (tile.keys * tile.parts)),
-        )
-        multiplying = (
-            each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))
-        )
-        price[tile] = each * of.begun + max(
-            multiplying, of.memory(size, row, -(-keys // tile.parts) * row)
-        )
-    if price:
-        price |= _of_shares(request, p, evaluate(i["S"], {}), heads, keys, row)
-    if price and (shares := fa3.spread_tile(p)) is not None:
-        of = _SPREAD_SHORT if short else _SPREAD_LONG
-        two = (
-            evaluate(D.mod(fa3.blocks_of(rows, shares), problem.blocks(rows, shares.rows)), {}) != 0
-        )
-        price[shares] = of.begun + of.memory(size, row) + (_TWO_HEADS if two else 0)
-    if short and (p.head % 16 or p.head_v % 16):
-        for tile in price:
-            places = clustered(request.sms, tile.parts) if tile.blocks == 1 else request.sms
-            most = _most(heads, request.sms) if tile == paired else -(-heads * tile.parts // places)
-            mine = heads * keys / request.sms if tile.spread else most * keys / tile.parts
-            of, each_key = (
-                (_SPREAD_SHORT, _FETCHING_SPREAD)
-                if tile.spread
-                else (_TILES[tile.parts], _FETCHING)
-            )
-            price[tile] = max(price[tile], of.begun + mine * each_key)
-    if price and not shared:
-        price |= _of_threads(request, p, heads, keys, row)
-    if price:
-        price |= decode_stream.prices(rows, p, heads, keys)
-    return [(kernel_choice.cheapest(price), 1)] if price else []
-
-
-def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:
-    """The tile that reads the keys soonest, or none where that is the one for few rows or, of rows
-    that are not few, one that has no other's keys to wait for, or where sizes are not known."""
-    rows = as_rows(request)
-    i = parameters(rows)
-    exact = [known(i[n]) for n in ("B", "S", "T")]
-    if (
-        request.arch != 90
-        or request.dtype == DType.F32
-        or any(n is None for n in exact)
-        or not all(fa3.copied(rows, o) for o in "qkv")
-    ):
-        return []
-    keys = int(exact[2] or 0)
-    alone = (
-        exact[1] == 1
-        and known(i["H"]) == known(i["KVH"])
-        and not p.mask
-        and not i["causal"]
-        and p.widest <= _LONGEST
-    )
-    if rows is not request or alone:
-        return _decoding(request, rows)
-    if few or keys < _MANY_KEYS:
-        return []
-    merged = problem.problem(rows)
-    row = (p.head + p.head_v) * request.dtype.size
-    price: dict[Any, tuple[float, int]] = {
-        tile: (_of_tile(rows, tile, clocks, keys, row), clocks)
-        for tile, clocks in ((t, evaluate(c, {})) for t, c in fa3.priced(rows, merged))
-    }
-    usual = min(price.values())[0] if price else 0.0
-    divided = fa3.spread_tile(merged)
-    if (
-        divided is not None
-        and evaluate(problem.blocks(rows, divided.rows), {}) * _FEW_TILES <= request.sms
-    ):
-        price[divided] = _of_spread(rows, merged, divided, keys, row), 0
-    if (
-        decode_group.fits(request, p)
-        and known(i["H"]) != known(i["KVH"])
-        and evaluate(decode_simt.rows_of(request), {}) <= _MOST_SHARED
-    ):
-        price[decode_group.TILE()] = _of_group(request, p, decode_group.TILE(), keys, row), 0
+        each = -(-ctas // clustered(sms, config.cluster))
+        steps = -(-keys // (config.keys * config.cluster))
+        key = _KEY if short else max(_KEY_LONG, row / _CTA_BYTES)
+        reading = of.memory(size, row, -(-keys // config.cluster) * row)
+        price[config] = each * of.begun + max(each * steps * config.keys * key, reading)
     if not price:
-        return []
-    best = min(price, key=price.__getitem__)
-    return [(best, 1)] if price[best][0] < _WORTH * usual else []
+        return None
+    price |= _of_clusters(request, p, _number(i["S"]), heads, keys, row)
+    split, of_split = fa3.split_kv_config(p), _SPLIT if short else _SPLIT_LONG
+    if split is not None:
+        two = _number(D.mod(fa3.ctas(rows, split), problem.blocks(rows, split.rows))) != 0
+        price[split] = of_split.begun + of_split.memory(size, row) + (_TWO_HEADS if two else 0)
+    if short and (p.head % 16 or p.head_v % 16):
+        for config in price:
+            if config.split_kv:
+                least = _SPLIT.begun + heads * keys / sms * _FETCHING_SPLIT
+            else:
+                places = clustered(sms, config.cluster) if config.ctas == 1 else sms
+                most = -(-heads * config.cluster // places)
+                most = _most(heads, sms) if config == paired else most
+                least = _FA3[config.cluster].begun + most * keys / config.cluster * _FETCHING
+            price[config] = max(price[config], least)
+    if not shared:
+        price |= _of_simt(request, p, heads, keys, row)
+    return kernel_choice.cheapest(price | stream_prices(rows, p, heads, keys))

@@ -1,29 +1,31 @@
-// softmax(scale q k^T + mask) v for few query rows: a block has up to ROWS rows that read the same
-// keys, of one head or of the heads of a group, and a share of the keys when PARTS blocks of a
-// cluster divide them, or (SPREAD) the blocks of a grid's column, whose parts another kernel joins.
-// LANES threads, a unit, have a key at a time, V of its elements each (CHUNKS times); they fetch
-// these into shared memory for themselves, AT_ONCE keys a stage. Every unit has its own largest
-// scores, sums and weighted sums; at the end those of a warp, of a block and of a cluster are
-// joined.
-constexpr int kUnits = THREADS / LANES, kElements = CHUNKS * V, kScores = ROWS * AT_ONCE,
-              kHeld = kScores > LANES ? kScores / LANES : 1;
-typedef Vec<T, V> Piece;
+// Decoding by FFMA. LANES threads, a unit, have a key at a time, VECTOR of its elements each
+// (CHUNKS times); they fetch these into shared memory for themselves, AT_ONCE keys a stage. Every
+// unit has its own largest scores, sums and weighted sums, which are combined at the end.
+#pragma once
+#ifndef GENERATED
+constexpr int LANES = 8;    // threads that have one key, a power of two up to 32
+constexpr int CHUNKS = 1;   // 16-byte vectors of a key for each
+constexpr int AT_ONCE = 4;  // keys of a unit in a stage
+constexpr int STAGES = 3;   // of keys on their way, 2 or more
+constexpr int READ_Q = 8, READ_K = 8, READ_V = 8;  // elements of an access, up to 16 bytes
+#endif                                             // GENERATED
+#include "attention/decode/work.cuh"
 
-// Of the row at `row` the elements from `column` on, zero where there are none; WIDTH at a time.
+constexpr int VECTOR = 16 / sizeof(T), kUnits = THREADS / LANES, kElements = CHUNKS * VECTOR,
+              kScores = ROWS * AT_ONCE, kHeld = kScores > LANES ? kScores / LANES : 1;
+typedef Vec<T, VECTOR> Piece;
+
+// Of the row at `row` the elements from `column` on, zero where there are none; READ at a time.
 // The pieces of a thread lie THREADS apart.
-template <int SIZE, int WIDTH>
+template <int SIZE, int READ>
 DEV void bring(Piece* to, const T* row, int column, bool real) {
 #pragma unroll
   for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-    for (int e = 0; e < V; e += WIDTH) {
-      const int at = column + c * LANES * V + e;
+    for (int e = 0; e < VECTOR; e += READ) {
+      const int at = column + c * LANES * VECTOR + e;
       const bool there = real && at < SIZE;
-      if constexpr (WIDTH * sizeof(T) >= 4)
-        fetch<WIDTH * sizeof(T)>(shared_address(to + c * THREADS) + e * sizeof(T),
-                                 there ? row + at : row, there);
-      else
-        to[c * THREADS].v[e] = there ? row[at] : rounded<T>(0.f);
+      fetch<READ>(shared_address(to + c * THREADS) + e * sizeof(T), row, at, there);
     }
 }
 // The sums over a unit's LANES threads of COUNT values: each thread keeps its share, from the value
@@ -48,19 +50,12 @@ DEV void attend(const Attention& g) {
   extern __shared__ __align__(16) char memory[];
   __shared__ Part<ROWS> whole;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, unit = threadIdx.x / LANES,
-            column = lane % LANES * V;
-  const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS,
-            item = blockIdx.x / PARTS, head = item / tiles;
-  const int b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS,
-            count = min(ROWS, rows - first);
-  const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
+            column = lane % LANES * VECTOR;
+  Work<1, false> w(g);
+  w.share_keys(g);
+  const int to = w.to;
+  const T *const k = w.k, *const v = w.v;
   const float log_fill = to_log2(g.fill);
-  int keys = 0;
-#pragma unroll
-  for (int i = 0; i < ROWS; i++)
-    keys = max(keys, visible_keys(g, (first + min(i, count - 1)) % g.S));
-  const int parts = SPREAD ? gridDim.y : PARTS, part = SPREAD ? blockIdx.y : blockIdx.x % PARTS;
-  const int each = (keys + parts - 1) / parts, from = part * each, to = min(keys, from + each);
 
   Piece* const pieces = (Piece*)memory + threadIdx.x;
   auto piece = [&](int stage, int n, int which) {
@@ -79,16 +74,15 @@ DEV void attend(const Attention& g) {
   constexpr int step = AT_ONCE * kUnits;
   // The first keys are on their way before anything waits for queries.
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; stage++) bring_stage(stage, from + stage * step);
+  for (int stage = 0; stage < STAGES - 1; stage++) bring_stage(stage, w.from + stage * step);
 
   float q[ROWS][kElements], out[ROWS][kElements], top[ROWS], sum[ROWS];
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
-    const int row = first + min(i, count - 1), h = kv * group + row / g.S, s = row % g.S;
-    const T* from = g.q + b * g.q_b + h * g.q_h + s * g.q_s;
+    const T* from = w.query(g, min(i, w.count - 1));
 #pragma unroll
     for (int e = 0; e < kElements; e += READ_Q) {
-      const int at = column + e / V * LANES * V + e % V;
+      const int at = column + e / VECTOR * LANES * VECTOR + e % VECTOR;
       Vec<T, READ_Q> part{};
       if (at < HEAD) part = load<READ_Q>(from + at);
 #pragma unroll
@@ -104,11 +98,11 @@ DEV void attend(const Attention& g) {
   const int held = lane % LANES * kScores / LANES;
 #pragma unroll
   for (int j = 0; j < kHeld; j++) {
-    const int row = first + min((held + j) / AT_ONCE, count - 1), h = kv * group + row / g.S,
-              s = row % g.S;
-    see[j] = visible_keys(g, s), mask_row[j] = b * g.m_b + h * g.m_h + s * g.m_q;
+    const int i = min((held + j) / AT_ONCE, w.count - 1);
+    see[j] = visible_keys(g, w.row(g, i).s), mask_row[j] = w.mask_row(g, i);
   }
-  for (int t0 = from, stage = 0; t0 < to; t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
+  for (int t0 = w.from, stage = 0; t0 < to;
+       t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
     bring_stage(stage == 0 ? STAGES - 1 : stage - 1, t0 + (STAGES - 1) * step);
     copy_wait<STAGES - 1>();
     float x[kScores];
@@ -120,11 +114,11 @@ DEV void attend(const Attention& g) {
       for (int c = 0; c < CHUNKS; c++) {
         const Piece p = piece(stage, n, 0)[c * THREADS];
 #pragma unroll
-        for (int e = 0; e < V; e++) {
+        for (int e = 0; e < VECTOR; e++) {
           const float key = to_float(p.v[e]);
 #pragma unroll
           for (int i = 0; i < ROWS; i++)
-            x[i * AT_ONCE + n] = fmaf(q[i][c * V + e], key, x[i * AT_ONCE + n]);
+            x[i * AT_ONCE + n] = fmaf(q[i][c * VECTOR + e], key, x[i * AT_ONCE + n]);
         }
       }
     }
@@ -165,11 +159,11 @@ DEV void attend(const Attention& g) {
       for (int c = 0; c < CHUNKS; c++) {
         const Piece p = piece(stage, n, 1)[c * THREADS];
 #pragma unroll
-        for (int e = 0; e < V; e++) {
+        for (int e = 0; e < VECTOR; e++) {
           const float value = to_float(p.v[e]);
 #pragma unroll
           for (int i = 0; i < ROWS; i++)
-            out[i][c * V + e] = fmaf(x[i * AT_ONCE + n], value, out[i][c * V + e]);
+            out[i][c * VECTOR + e] = fmaf(x[i * AT_ONCE + n], value, out[i][c * VECTOR + e]);
         }
       }
   }
@@ -177,8 +171,8 @@ DEV void attend(const Attention& g) {
   copy_wait<0>();
   __syncthreads();  // all are done with what they fetched, in whose place is now what the warps
                     // have
-  Part<ROWS>* const parts_of = (Part<ROWS>*)memory;
-  Part<ROWS>& mine = parts_of[warp];
+  Part<ROWS>* const of_warps = (Part<ROWS>*)memory;
+  Part<ROWS>& mine = of_warps[warp];
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
 #pragma unroll
@@ -194,16 +188,10 @@ DEV void attend(const Attention& g) {
     if (lane < LANES)
 #pragma unroll
       for (int e = 0; e < kElements; e++) {
-        const int at = column + e / V * LANES * V + e % V;
+        const int at = column + e / VECTOR * LANES * VECTOR + e % VECTOR;
         if (at < HEAD_V) mine.out[i * HEAD_V + at] = out[i][e];
       }
   }
   __syncthreads();
-  auto put = [&](int i, int c, float value) {
-    const int row = first + i, h = kv * group + row / g.S, s = row % g.S;
-    from_float(g.y[b * g.y_b + h * g.y_h + s * g.y_s + c], value);
-  };
-  join_warps<ROWS, PARTS == 1 && !SPREAD>(
-      parts_of, SPREAD ? ((Part<ROWS>*)g.y)[item * (parts + 1) + part] : whole, count, put);
-  if (PARTS > 1) join_parts(whole, count, put);
+  w.finish(g, of_warps, whole);
 }

@@ -1,9 +1,15 @@
-// softmax(scale q k^T) v for the ROWS query rows that read one head's keys, 16-bit operands: PARTS
-// blocks of a cluster have their shares of the keys, of which the WARPS warps of a block take KEYS
-// at a time, in turn. Keys and values come straight into the registers of tensor cores, 16 bytes of
-// a row to a thread: which columns a product takes for its neighbouring ones does not matter as
-// long as both operands agree. Of scores keys are the right operand, of results, which are turned,
-// values the left one. What warps and blocks have of the rows is joined at the end.
+// Decoding by mma.sync; WARPS warps take the CTA's keys in turn, KEYS at a time. Keys and values
+// come straight into the registers of tensor cores, 16 bytes of a row to a thread: which columns a
+// product takes for its neighbouring ones does not matter as long as both operands agree. Of scores
+// keys are the right operand; results are transposed, and values are their left operand.
+#pragma once
+#ifndef GENERATED
+#define COMPUTE STREAM
+constexpr int SETS = 1;  // of 16 keys that a warp has at once, 1 or 2
+#define CACHING ""       // of loads from memory: "", or ".L1::no_allocate"
+#endif                   // GENERATED
+#include "attention/decode/work.cuh"
+
 constexpr int KEYS = 16 * SETS, kTiles = (ROWS + 7) / 8, kChunks = (HEAD + 31) / 32,
               kChunksV = (HEAD_V + 63) / 64;
 constexpr float kSlack = 8.f;  // weights up to 2^kSlack are as exact as those up to 1
@@ -22,14 +28,13 @@ DEV void bring(Words& r, const char* from, bool real) {
 
 DEV void attend(const Attention& g) {
   wait_for_previous();
-  __shared__ Part<ROWS> held[WARPS + (WARPS > 1 && PARTS > 1)];
+  __shared__ Part<ROWS> held[WARPS + (WARPS > 1 && CLUSTER > 1)];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = lane / 4, quad = lane % 4;
-  const int item = blockIdx.x / PARTS, b = item / g.H, h = item % g.H,
-            each = (g.Tk + PARTS - 1) / PARTS;
-  const int from = int(blockIdx.x) % PARTS * each, to = min(from + each, g.Tk),
-            last = max(to - 1, 0);
-  const char *const keys = (const char*)(g.k + b * g.k_b + h * g.k_h + quad * 8),
-                    *const values = (const char*)(g.v + b * g.v_b + h * g.v_h + across * 8);
+  Work<1, true> w(g);
+  w.share_keys(g);
+  const int to = w.to, last = max(to - 1, 0);
+  const char *const keys = (const char*)(w.k + quad * 8), *const values =
+                                                              (const char*)(w.v + across * 8);
   const int k_step = int(g.k_s * sizeof(T)), v_step = int(g.v_s * sizeof(T));
   Words k[SETS][2][kChunks] = {}, v[SETS][4][kChunksV] = {}, q[2][kChunks] = {};
   auto bring_keys = [&](int t) {
@@ -51,7 +56,7 @@ DEV void attend(const Attention& g) {
               c * 8 + 8 <= HEAD_V / 8 || c * 8 + across < HEAD_V / 8);
     }
   };
-  const int first = from + warp * KEYS;
+  const int first = w.from + warp * KEYS;
   if (first < to) bring_keys(first), bring_values(first);
 #pragma unroll
   for (int n = 0; n < 2; n++)
@@ -59,8 +64,7 @@ DEV void attend(const Attention& g) {
     for (int c = 0; c < kChunks; c++) {
       const int row = n * 8 + across, column = c * 32 + quad * 8;
       // S is ROWS: zeros that the compiler knew of it would put into registers again and again.
-      bring(q[n][c], (const char*)(g.q + b * g.q_b + h * g.q_h + row * g.q_s + column),
-            row < g.S && column < HEAD);
+      bring(q[n][c], (const char*)(w.query(g, row) + column), row < g.S && column < HEAD);
     }
   float out[kTiles][kChunksV * 4][4] = {}, top[kTiles], sum[kTiles];
 #pragma unroll
@@ -167,13 +171,6 @@ DEV void attend(const Attention& g) {
           }
       }
   }
-  auto put = [&](int row, int c, float value) {
-    from_float(g.y[b * g.y_b + h * g.y_h + row * g.y_s + c], value);
-  };
-  if (WARPS > 1 || PARTS == 1) {
-    __syncthreads();
-    join_warps<ROWS, PARTS == 1>(held, held[WARPS > 1 && PARTS > 1 ? WARPS : 0], ROWS, put);
-  }
-  __syncwarp();
-  if (PARTS > 1) join_parts(held[WARPS > 1 ? WARPS : 0], ROWS, put);
+  if (WARPS > 1 || CLUSTER == 1) __syncthreads();
+  w.finish(g, held, held[WARPS > 1 && CLUSTER > 1 ? WARPS : 0]);
 }

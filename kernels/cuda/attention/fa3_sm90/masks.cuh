@@ -1,6 +1,8 @@
 // Masks of attention on Hopper: one of keys is brought to shared memory by a warp, those that rows
 // have of their own by several; where these do not have a row's elements beside each other, threads
 // read what they need.
+#pragma once
+#include "attention/fa3_sm90/pipeline.cuh"
 
 constexpr bool kKeyMask = MASK && !MASK_ROWS,
                kRowMask = MASK && MASK_ROWS;  // all rows have the same mask or each its own

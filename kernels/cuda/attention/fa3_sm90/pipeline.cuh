@@ -1,26 +1,51 @@
-// Attention on Hopper: which tiles of the output come when, and the rings of shared memory through
-// which they go.
+// FlashAttention-3 on Hopper: its parameters, which tiles of the output come when, and the rings of
+// shared memory through which they go.
+#pragma once
+// SCHEDULE: what hides a warpgroup's matrix products and its softmax.
+#define INTER_WG 0  // the other warpgroups of the SM
+#define INTRA_WG 1  // its own: scores of the next tile of keys run beside the softmax of this one
+#define PINGPONG \
+  2                  // its own: exponentials of some keys run beside products with the values of
+                     // earlier ones; two warpgroups take turns with their scores
+#define SINGLE_WG 3  // the same of one warpgroup
+#define SPLIT_CTA 4  // the same of several that share 64 rows, each with its tiles of keys
+#ifndef GENERATED
+#define SCHEDULE INTER_WG
+#define TMA_STORE 1                 // results leave by TMA
+constexpr int GROUPS = 2;           // consumer warpgroups of 64 query rows, 1 to 4
+constexpr int BN = 64;              // keys of a tile, a multiple of 16
+constexpr int LAST = 64;            // of the last tile, what is computed with, a multiple of 16
+constexpr int STAGES = 2;           // tiles of keys and values in flight
+constexpr int SLOTS = 2;            // tiles of queries in flight
+constexpr int CLUSTER = 1;          // CTAs of a cluster that divide the keys
+constexpr bool SPLIT_KV = false;    // all CTAs divide them and leave parts for splitkv_combine
+constexpr int ROWS = 64;            // of a part, up to 64
+constexpr int CTAS_PER_SM = 1;      // that registers leave room for
+constexpr int REGISTERS = 240;      // of a thread of consumers, a multiple of 8
+constexpr int REGISTERS_LEFT = 40;  // of producers
+constexpr bool RAW = true;          // scores stay unscaled up to their exponentials
+constexpr bool MASK_ROWS = false;   // query rows have masks of their own
+constexpr int MASK_STEP = 0;  // a power of two of elements of which mask rows begin at multiples;
+                              // 0: their elements are not contiguous
+#endif                        // GENERATED
+#include "attention/splitkv.cuh"
+#include "common/hopper.cuh"
 
-// What hides a warpgroup's products and its softmax: the other warpgroups of the multiprocessor
-// (FREE); its own, scores of the next tile of keys being computed beside the softmax of this one
-// (OVERLAP); its own, the exponentials of some keys being computed beside the products with the
-// values of earlier ones, of two warpgroups that take turns with their scores (TURNS), of one that
-// is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
-constexpr bool kMixed = PLAN >= TURNS, kSplit = PLAN == SPLIT;
+constexpr bool kMixed = SCHEDULE >= PINGPONG, kSplit = SCHEDULE == SPLIT_CTA;
 constexpr bool kStores =
-    PLAN >= ALONE || (GROUPS > 2 && !CAUSAL) ||
-    !COPIED_OUT;  // warps store their rows themselves, which is soonest, but work of theirs
+    SCHEDULE >= SINGLE_WG || (GROUPS > 2 && !CAUSAL) ||
+    !TMA_STORE;  // warps store their rows themselves, which is soonest, but work of theirs
 constexpr bool kLate =
-    PLAN == TURNS && !CAUSAL;  // the first weights are computed before values are there
+    SCHEDULE == PINGPONG && !CAUSAL;  // the first weights are computed before values are there
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16,
               BM = kSplit ? 64 : GROUPS * 64;
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
 constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels,
               kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
 constexpr int kSlot =
-    kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
-constexpr bool kEager = PLAN != OVERLAP;  // what shortens the way from the first copy to the first
-                                          // products and from the last to the results
+    kQueries > kOutput ? kQueries : kOutput;   // results take the place of the queries
+constexpr bool kEager = SCHEDULE != INTRA_WG;  // what shortens the way from the first copy to the
+                                               // first products and from the last to the results
 constexpr int kTakers =
     kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
 constexpr int
@@ -29,15 +54,15 @@ constexpr int
                   ? GROUPS
                   : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
-// Blocks that have the same rows and divide their keys: those of a cluster, or (SPREAD) whichever
+// Blocks that have the same rows and divide their keys: those of a cluster, or (SPLIT_KV) whichever
 // have a share of them where all blocks have equal shares of all keys of all output tiles, one
 // behind the other; another kernel joins what these have.
-constexpr bool kDivided = SPREAD || PARTS > 1;
+constexpr bool kDivided = SPLIT_KV || CLUSTER > 1;
 DEV int items_of(const Attention& g) { return g.B * g.H * ((g.S + BM - 1) / BM); }
 // Of the tiles of keys of an output tile, the item-th, those before the block's share, or before
 // the next block's.
 DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
-  if (!SPREAD) return (int(blockIdx.x) % PARTS + next) * tiles / PARTS;
+  if (!SPLIT_KV) return (int(blockIdx.x) % CLUSTER + next) * tiles / CLUSTER;
   const int blocks = gridDim.x;
   return min(max((int(blockIdx.x) + next) * items_of(g) - item * blocks, 0), blocks) * tiles /
          blocks;
@@ -66,7 +91,7 @@ struct Order {
   __device__ __forceinline__ Order(const Attention& g) {
     const int heads = g.B * g.H;
     rows = (g.S + BM - 1) / BM, count = rows * heads;
-    if (!CAUSAL || SPREAD || count == 0) return;
+    if (!CAUSAL || SPLIT_KV || count == 0) return;
     const float bytes = 2.f * g.Tk * (HEAD + HEAD_V) * g.KVH / g.H;
     bands = (heads - 1) / max(1, int(24e6f / bytes)) + 1, together = (heads + bands - 1) / bands;
   }
@@ -74,7 +99,7 @@ struct Order {
   __device__ __forceinline__ Tile tile(const Attention& g, int t) const {
     if (t >= count) return {0, 0, 0, -1};
     int m = t % rows, head = t / rows;
-    if (CAUSAL && !SPREAD) {
+    if (CAUSAL && !SPLIT_KV) {
       const int band = t / (together * rows), rest = t - band * together * rows,
                 width = min(together, g.B * g.H - band * together);
       m = rest / width, head = band * together + rest % width;
@@ -86,13 +111,14 @@ struct Order {
   }
   // Whether any block, or cluster, whose blocks divide the keys, has an n-th.
   __device__ __forceinline__ bool has(int n) const {
-    if (SPREAD) return (blockIdx.x * count / gridDim.x + n) * gridDim.x < (blockIdx.x + 1) * count;
-    return n * (gridDim.x / PARTS) < count;
+    if (SPLIT_KV)
+      return (blockIdx.x * count / gridDim.x + n) * gridDim.x < (blockIdx.x + 1) * count;
+    return n * (gridDim.x / CLUSTER) < count;
   }
   // The block's n-th: there and back again, so that long and short tiles even out.
   __device__ __forceinline__ Tile nth(const Attention& g, int n) const {
-    if (SPREAD) return has(n) ? tile(g, blockIdx.x * count / gridDim.x + n) : Tile{0, 0, 0, -1};
-    const int block = blockIdx.x / PARTS, blocks = gridDim.x / PARTS;
+    if (SPLIT_KV) return has(n) ? tile(g, blockIdx.x * count / gridDim.x + n) : Tile{0, 0, 0, -1};
+    const int block = blockIdx.x / CLUSTER, blocks = gridDim.x / CLUSTER;
     return tile(g, n * blocks + (CAUSAL && n % 2 ? blocks - 1 - block : block));
   }
 };

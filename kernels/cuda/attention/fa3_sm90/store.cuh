@@ -2,12 +2,9 @@
 // a tile of shared memory by tensor copies, or, where these cannot write the result, by the threads
 // of the warp that has the rows; or, where blocks divide the keys, by threads that join what these
 // have.
+#pragma once
+#include "attention/fa3_sm90/pipeline.cuh"
 
-DEV float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // What the warpgroups of a block have of the same rows becomes one, the first's; whether this is
 // it. parts: room for what the others have.
 DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2],
@@ -106,7 +103,7 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
 DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, float c,
                       float (&out)[kDV / 2], float (&top)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
-  sync_group(8, THREADS);  // no warp multiplies any longer
+  sync_group(8, 128);  // no warp multiplies any longer
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
@@ -121,8 +118,9 @@ DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, fl
   }
   arrive_warp(q_empty);
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + tile.m * g.y_s;
-  join_parts(part, min(ROWS, g.S - tile.m),
-             [&](int row, int at, float value) { from_float(y[row * g.y_s + at], value); });
+  join_cluster<CLUSTER, 128>(part, min(ROWS, g.S - tile.m), [&](int row, int at, float value) {
+    from_float(y[row * g.y_s + at], value);
+  });
 }
 // What a block has of the rows' keys, for another kernel to join.
 DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2],

@@ -1,14 +1,54 @@
-// softmax(scale q k^T + mask) v on Hopper, 16-bit operands: persistent blocks of GROUPS consumer
-// warpgroups of 64 query rows each, a warp that brings them q, k and v (tensor copies, one tile of
-// the output after the other), one that brings what a mask of keys adds and one that takes the
-// results away. Keys come in tiles of BN, from the last to the first, so that tiles with hidden
-// keys come first; of the last tile only the first LAST keys are computed with. PLAN
-// (attention/fa3_sm90/pipeline.cuh): what runs beside what.
-//
-// RAW: scores stay unscaled up to their exponentials.
-// The generator defines start_scores and add_scores (s[64 x BN or LAST] (+)= q k^T) and
-// multiply_values (out[64 x kDV] += p v).
+// FlashAttention-3: softmax(scale q k^T + mask) v on Hopper, 16-bit operands. Persistent CTAs of
+// GROUPS consumer warpgroups of 64 query rows each, a warp that brings them q, k and v (TMA, one
+// tile of the output after the other), one that brings what a mask of keys adds and one that takes
+// the results away. Keys come in tiles of BN, from the last to the first, so that tiles with hidden
+// keys come first. SCHEDULE (pipeline.cuh): what overlaps.
+#pragma once
+#ifndef GENERATED
+#define PARAMETERS                                                                  \
+  const __grid_constant__ TensorMap map_q, const __grid_constant__ TensorMap map_k, \
+      const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_y, OPERANDS
+#include "common/instance.cuh"
+// s[64 x N] = a b^T and += a b^T of N of a tile's keys; a, b: descriptors of 16 columns.
+template <int N>
+struct Width;
+template <int N, int M>
+DEV void start_scores(const Width<N>&, float (&)[M], u64, u64) {}
+template <int N, int M>
+DEV void add_scores(const Width<N>&, float (&)[M], u64, u64) {}
+// out[64 x columns of v, padded] += p b; p: weights of 16 keys in registers.
+template <int M>
+DEV void add_values(float (&)[M], const u32*, u64) {}
+#endif  // GENERATED
+#include "attention/fa3_sm90/masks.cuh"
+#include "attention/fa3_sm90/store.cuh"
 
+template <int N>
+struct Width {
+  static constexpr int keys = N;
+};
+// Keeps the compiler from moving uses of results before the wait.
+template <int N>
+DEV void results_ready(float (&d)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; k++) asm volatile("" : "+f"(d[k])::"memory");
+}
+DEV void prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+DEV float inverse_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes
+// between panels of 64 columns when these are the dimension that is not multiplied over. The lower
+// half, in which addresses (in units of 16 bytes) add up, and the whole. An address in a cluster
+// has the block's number above what it is in the block, where descriptors have the panels.
+DEV u32 place(u32 address, u32 panel) {
+  return (CLUSTER == 1 ? address : address & 0xffffffu) >> 4 | panel >> 4 << 16;
+}
+DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
 template <int N>
 DEV void registers_lessened() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -36,7 +76,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
   if (threadIdx.x == GROUPS * 128) {
     prefetch(map_q), prefetch(map_k), prefetch(map_v);
-    if (COPIED_OUT) prefetch(map_y);
+    if (TMA_STORE) prefetch(map_y);
     for (int i = 0; i < SLOTS * kTakers; i++) barrier_init(q_full + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++)
       barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
@@ -130,7 +170,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   Ring<STAGES> k, v;
   Ring<SLOTS> q;
 
-  if (PLAN == TURNS && w == 1) arrive_group(1, 256);
+  if (SCHEDULE == PINGPONG && w == 1) arrive_group(1, 256);
   for (;; q.next()) {
     wait(q_full + 8 * (q.slot * kTakers + (kTakers > 1 ? w : 0)), q.phase);
     const Tile tile = tiles[q.slot];
@@ -258,8 +298,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       const u32 b = value + v.slot * (kValues / 16);
       multiply_fence();
 #pragma unroll
-      for (int t = 0; t < width.keys / 16; t++)
-        multiply_values(out, p + 4 * t, descriptor(b + t * 128));
+      for (int t = 0; t < width.keys / 16; t++) add_values(out, p + 4 * t, descriptor(b + t * 128));
       multiply_commit();
     };
     auto mixed_products = [&](auto width) {  // the same, weights first: the products of some keys
@@ -271,7 +310,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         pack(4 * t, 4 * t + 4);
         if (kLate && t == 0) wait(v_full + 8 * v.slot, v.phase);
         multiply_fence();
-        multiply_values(out, p + 4 * t, descriptor(b + t * 128));
+        add_values(out, p + 4 * t, descriptor(b + t * 128));
       }
       multiply_commit();
     };
@@ -284,10 +323,10 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       v.advance(min(kStride, step + 1));
     };
     auto take_turn = [&] {
-      if (PLAN == TURNS) sync_group(1 + w, 256);
+      if (SCHEDULE == PINGPONG) sync_group(1 + w, 256);
     };
     auto pass_turn = [&] {
-      if (PLAN == TURNS) arrive_group(2 - w, 256);
+      if (SCHEDULE == PINGPONG) arrive_group(2 - w, 256);
     };
 
     // A warpgroup of earlier rows sees fewer keys, one without rows none.
@@ -345,7 +384,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       multiply_wait<0>();
       results_ready(out);
       free_values(step);
-    } else if (PLAN == OVERLAP && step >= 0) {
+    } else if (SCHEDULE == INTRA_WG && step >= 0) {
       wait(k_full + 8 * k.slot, k.phase);
       scores(wide);
       multiply_wait<0>();
@@ -413,13 +452,13 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       if (!kDivided)
         sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
     }
-    if (SPREAD) {
+    if (SPLIT_KV) {
       store_part(g, tile, c, out, top, sum);
       arrive_warp(q_empty + 8 * q.slot);
       continue;
     }
-    if (PARTS > 1) {
-      static_assert(PARTS == 1 || sizeof(Part<ROWS>) <= STAGES * (kKeys + kValues),
+    if (CLUSTER > 1) {
+      static_assert(CLUSTER == 1 || sizeof(Part<ROWS>) <= STAGES * (kKeys + kValues),
                     "in the place of keys and values");
       store_joined(g, *(Part<ROWS>*)(memory + (keys - start)), tile, c, out, top, sum,
                    q_empty + 8 * q.slot);
@@ -428,11 +467,11 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
     const u32 output = queries + q.slot * kSlot;
     write_rows(output, rows + (warp & 3) * 16, out, sum);
-    if (COPIED_OUT) visible_to_copies();
+    if (TMA_STORE) visible_to_copies();
     if (kStores) {
       const int m = rows + (warp & 3) * 16;
       __syncwarp();
-      if (!COPIED_OUT)
+      if (!TMA_STORE)
         store_rows(g, memory + (output - start), tile, m);
       else if (lane == 0)
         take_away(map_y, output + m * 128, tile, tile.m + m);
@@ -440,8 +479,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
   }
 }
-// Where no tensor copy can write the result.
-DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
-                const TensorMap& map_v) {
-  attend(g, map_q, map_k, map_v, map_v);
+
+#if TMA_STORE
+#define MAP_Y map_y
+#else
+#define MAP_Y map_v  // not used
+#endif
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PARAMETERS) {
+  attend(ATTENTION, map_q, map_k, map_v, MAP_Y);
 }

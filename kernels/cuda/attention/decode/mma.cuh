@@ -1,15 +1,20 @@
-// softmax(scale q k^T + mask) v for the few query rows of heads that share keys, ROWS = 16 of them
-// a tile of tensor cores (mma.sync). A block has WARPS * KEYS keys at a time, which it fetches into
-// shared memory STAGES - 1 times ahead: each warp has the scores of KEYS of them and, once these
-// are weights in shared memory, the sums of all their values for some columns of the result. Keys
-// are divided among the blocks of a grid's column, whose parts another kernel joins. Rows of q, k
-// and v are whole aligned vectors.
+// Decoding by mma.sync, 16 rows a tile. A CTA has WARPS * KEYS keys at a time, which it fetches
+// into shared memory STAGES - 1 times ahead: each warp has the scores of KEYS of them and, once
+// these are weights in shared memory, the sums of all their values for some columns of the result.
+#pragma once
+#ifndef GENERATED
+#define COMPUTE MMA
+constexpr int STAGES = 3;  // of keys on their way, 2 or more
+#endif                     // GENERATED
+#include "attention/decode/work.cuh"
+
+constexpr int KEYS = 8;  // of a warp in a stage
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kPitch = kD * 2 + 16,
               kPitchV = kDV * 2 + 16;  // an odd number of 16 bytes
 constexpr int kAll = WARPS * KEYS, kPitchP = kAll * 2 + 16, kValues = kAll * kPitch,
               kStage = kAll * (kPitch + kPitchV);
 constexpr int kTiles = (kDV / 8 + WARPS - 1) / WARPS;  // of 8 columns, that a warp has
-static_assert(KEYS == 8 && kAll % 32 == 0, "fragments");
+static_assert(kAll % 32 == 0, "fragments");
 
 // Of keys or values the warp's, of which there are `count`, to its part of a stage.
 template <int SIZE, int PADDED, int PITCH>
@@ -37,30 +42,22 @@ DEV void attend(const Attention& g) {
   __shared__ __align__(16) char shared_weights[ROWS * kPitchP];
   __shared__ float of_warps[WARPS][ROWS];  // largest scores of a step, in the end sums of weights
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane % 4 * 2;
-  const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS,
-            item = blockIdx.x, head = item / tiles;
-  const int b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS,
-            count = min(ROWS, rows - first);
-  const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
-  const int parts = gridDim.y, part = blockIdx.y;
-  wait_with(k, v, count);
-  int keys = CAUSAL ? 0 : g.Tk;
-  if (CAUSAL)
-    for (int i = 0; i < count; i++) keys = max(keys, visible_keys(g, (first + i) % g.S));
-  const int each = ((keys + parts - 1) / parts + KEYS - 1) / KEYS * KEYS, from = part * each,
-            to = min(keys, from + each);
-  const int steps = (max(to - from, 0) + kAll - 1) / kAll;
+  Work<KEYS, false> w(g);
+  wait_with(w.k, w.v, w.count);
+  w.share_keys(g);
+  const int to = w.to;
+  const int steps = (max(to - w.from, 0) + kAll - 1) / kAll;
   const u32 ring = shared_address(memory), weights = shared_address(shared_weights);
   auto bring = [&](int step) {  // two groups of copies
-    const int t = from + step * kAll + warp * KEYS;
+    const int t = w.from + step * kAll + warp * KEYS;
     const u32 at = ring + step % STAGES * kStage;
     if (step < steps)
-      bring_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, k + min(t, to - 1) * g.k_s, g.k_s,
+      bring_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, w.k + min(t, to - 1) * g.k_s, g.k_s,
                                    to - t);
     copy_commit();
     if (step < steps)
       bring_rows<HEAD_V, kDV, kPitchV>(at + kValues + warp * KEYS * kPitchV,
-                                       v + min(t, to - 1) * g.v_s, g.v_s, to - t);
+                                       w.v + min(t, to - 1) * g.v_s, g.v_s, to - t);
     copy_commit();
   };
   // The first keys are on their way before anything waits for queries.
@@ -74,10 +71,9 @@ DEV void attend(const Attention& g) {
   i64 mask_row[2];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
-    const int row = first + min(lane / 4 + 8 * e, count - 1), h = kv * group + row / g.S,
-              s = row % g.S;
-    const T* q = g.q + b * g.q_b + h * g.q_h + s * g.q_s + column;
-    see[e] = min(to, visible_keys(g, s)), mask_row[e] = b * g.m_b + h * g.m_h + s * g.m_q;
+    const int i = min(lane / 4 + 8 * e, w.count - 1);
+    const T* q = w.query(g, i) + column;
+    see[e] = min(to, visible_keys(g, w.row(g, i).s)), mask_row[e] = w.mask_row(g, i);
 #pragma unroll
     for (int d = 0; d < kD / 8; d++)
       a[d / 2][e + d % 2 * 2] = d * 8 < HEAD ? *(const u32*)(q + d * 8) : 0;
@@ -103,7 +99,7 @@ DEV void attend(const Attention& g) {
       multiply(x, a[d], r[0], r[1], (T*)nullptr);
       if (d + 1 < kD / 16) multiply(y, a[d + 1], r[2], r[3], (T*)nullptr);
     }
-    const int t0 = from + step * kAll + warp * KEYS + column;
+    const int t0 = w.from + step * kAll + warp * KEYS + column;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       const int t = t0 + (c & 1), e = c >> 1;
@@ -154,7 +150,7 @@ DEV void attend(const Attention& g) {
   }
 
   copy_wait<0>();
-  Part<ROWS>& whole = ((Part<ROWS>*)g.y)[item * (parts + 1) + part];
+  Part<ROWS>& whole = w.partial(g);
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);

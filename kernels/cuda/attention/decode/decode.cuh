@@ -1,0 +1,14 @@
+// Decoding (attention/decode/work.cuh): the kernel.
+#pragma once
+#include "attention/decode/work.cuh"
+#if COMPUTE == SIMT
+#include "attention/decode/simt.cuh"
+#elif COMPUTE == MMA
+#include "attention/decode/mma.cuh"
+#else
+#include "attention/decode/stream.cuh"
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention_decode(PARAMETERS) {
+  attend(ATTENTION);
+}

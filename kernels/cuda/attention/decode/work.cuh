@@ -1,0 +1,78 @@
+// Decoding, what its kernels share: softmax(scale q k^T + mask) v for few query rows that read the
+// same keys, those of one head or (GQA) of the heads of a group. Keys are divided among the CTAs of
+// a cluster or (SPLIT_KV) of a column of the grid, which leave partial results for splitkv_combine.
+#pragma once
+// What computes.
+#define SIMT 0    // FFMA; any type, head size and pitch
+#define MMA 1     // mma.sync, keys by way of shared memory; 16-bit types, rows of whole 16 bytes
+#define STREAM 2  // mma.sync, keys straight into registers; the same, without masks
+#ifndef GENERATED
+#ifndef COMPUTE
+#define COMPUTE SIMT
+#endif
+constexpr int ROWS = COMPUTE == MMA ? 16 : 4;  // query rows of a CTA, 1 to 16 (SIMT: 4)
+constexpr int CLUSTER = 1;                     // CTAs of a cluster that divide the keys, 1 to 8
+constexpr bool SPLIT_KV = COMPUTE == MMA;      // the CTAs of a grid's column divide them
+constexpr int WARPS = 8;                       // THREADS / 32
+constexpr int CTAS_PER_SM = 1;                 // that registers must leave room for
+#endif                                         // GENERATED
+#include "attention/rows.cuh"
+#include "attention/splitkv.cuh"
+
+// The rows and keys of a CTA: rows `first` .. first + count - 1 of those that head `kv` has of
+// batch entry `b` (row i is row i % S of the group's head i / S), keys `from` .. to - 1. KEYS: of
+// how many keys shares are whole numbers. ONE_TILE: of heads that share no keys, whose rows one CTA
+// has.
+template <int KEYS, bool ONE_TILE>
+struct Work {
+  int item, group, b, kv, first, count, parts, part, from, to;
+  const T *k, *v;
+  METHOD Work(const Attention& g) {
+    item = blockIdx.x / CLUSTER, group = ONE_TILE ? 1 : g.H / g.KVH;
+    const int rows = ONE_TILE ? ROWS : group * g.S, tiles = (rows + ROWS - 1) / ROWS,
+              head = item / tiles;
+    b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS;
+    count = min(ROWS, rows - first);
+    k = g.k + b * g.k_b + kv * g.k_h, v = g.v + b * g.v_b + kv * g.v_h;
+    parts = SPLIT_KV ? gridDim.y : CLUSTER, part = SPLIT_KV ? blockIdx.y : blockIdx.x % CLUSTER;
+  }
+  // The CTA's share of the keys that any of its rows sees.
+  METHOD void share_keys(const Attention& g) {
+    int keys = CAUSAL ? 0 : g.Tk;
+    if (CAUSAL)
+      for (int i = 0; i < count; i++) keys = max(keys, visible_keys(g, (first + i) % g.S));
+    const int each = ((keys + parts - 1) / parts + KEYS - 1) / KEYS * KEYS;
+    from = part * each, to = min(keys, from + each);
+  }
+  struct Row {
+    int h, s;
+  };
+  METHOD Row row(const Attention& g, int i) const {
+    return ONE_TILE ? Row{kv, i} : Row{kv * group + (first + i) / g.S, (first + i) % g.S};
+  }
+  METHOD const T* query(const Attention& g, int i) const {
+    const Row r = row(g, i);
+    return g.q + b * g.q_b + r.h * g.q_h + r.s * g.q_s;
+  }
+  METHOD i64 mask_row(const Attention& g, int i) const {
+    const Row r = row(g, i);
+    return b * g.m_b + r.h * g.m_h + r.s * g.m_q;
+  }
+  // Where a partial result lies that another kernel combines.
+  METHOD Part<ROWS>& partial(const Attention& g) const {
+    return ((Part<ROWS>*)g.y)[item * (parts + 1) + part];
+  }
+  // Combines what the warps of the CTA, and the CTAs of its cluster, have; `whole` is shared
+  // memory.
+  METHOD void finish(const Attention& g, const Part<ROWS>* of_warps, Part<ROWS>& whole) const {
+    auto put = [&](int i, int c, float value) {
+      const Row r = row(g, i);
+      from_float(g.y[b * g.y_b + r.h * g.y_h + r.s * g.y_s + c], value);
+    };
+    if (WARPS > 1 || CLUSTER == 1)
+      join_warps<WARPS, CLUSTER == 1 && !SPLIT_KV>(of_warps, SPLIT_KV ? partial(g) : whole, count,
+                                                   put);
+    __syncwarp();
+    if (CLUSTER > 1) join_cluster<CLUSTER, THREADS>(WARPS > 1 ? whole : *of_warps, count, put);
+  }
+};

@@ -1,0 +1,90 @@
+// Split-KV: CTAs, or warps, that attend to shares of the same rows' keys, and the combination of
+// what they have.
+#pragma once
+#include "attention/problem.cuh"
+
+constexpr int kJoined = HEAD_V % 4 == 0 ? 4 : 1;  // neighbouring elements that a thread combines
+
+// A partial result of rows: unnormalized outputs, largest scores (in units of log2), sums of
+// weights.
+template <int ROWS>
+struct alignas(16) Part {
+  float out[ROWS * HEAD_V], top[ROWS], sum[ROWS];
+};
+
+DEV float weight_of(float top, float best) { return top == -INF ? 0.f : exp2f(top - best); }
+
+// Combines the parts `of` that WARPS warps have of the first `rows` rows. FINAL: they are all there
+// is, and put(row, column, value) gets every element; else they become `to`.
+template <int WARPS, bool FINAL, int ROWS, class Put>
+DEV void join_warps(const Part<ROWS>* of, Part<ROWS>& to, int rows, Put put) {
+  for (int u = threadIdx.x; u < rows * HEAD_V; u += THREADS) {
+    const int row = u / HEAD_V;
+    float best = -INF, total = 0.f, value = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) best = fmaxf(best, of[w].top[row]);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      const float weight = weight_of(of[w].top[row], best);
+      total += of[w].sum[row] * weight, value += of[w].out[u] * weight;
+    }
+    if (FINAL) {
+      put(row, u % HEAD_V, normalized(value, inverse_of(total)));
+      continue;
+    }
+    to.out[u] = value;
+    if (u % HEAD_V == 0) to.top[row] = best, to.sum[row] = total;
+  }
+}
+
+DEV u32 in_block(const float* mine, int block) {
+  u32 at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(at)
+               : "r"(u32(__cvta_generic_to_shared(mine))), "r"(block));
+  return at;
+}
+DEV void of_block(float (&v)[1], const float* mine, int block) {
+  asm volatile("ld.shared::cluster.f32 %0, [%1];"
+               : "=f"(v[0])
+               : "r"(in_block(mine, block))
+               : "memory");
+}
+DEV void of_block(float (&v)[4], const float* mine, int block) {
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(in_block(mine, block))
+               : "memory");
+}
+
+// Combines what the CTAS of a cluster have in `part`, each in its own shared memory, of the first
+// `rows` rows: put(row, column, value) for every element, by one of the COUNT threads of each CTA.
+template <int CTAS, int COUNT, int ROWS, class Put>
+DEV void join_cluster(const Part<ROWS>& part, int rows, Put put) {
+  cluster_arrive();
+  cluster_wait();
+  for (int u = (int(blockIdx.x) % CTAS * COUNT + threadIdx.x) * kJoined; u < rows * HEAD_V;
+       u += CTAS * COUNT * kJoined) {
+    const int row = u / HEAD_V;
+    float top[CTAS][1], sums[CTAS][1], outs[CTAS][kJoined];
+    float best = -INF, sum = 0.f, out[kJoined] = {};
+#pragma unroll
+    for (int p = 0; p < CTAS; p++)
+      of_block(top[p], part.top + row, p), of_block(sums[p], part.sum + row, p),
+          of_block(outs[p], part.out + u, p);
+#pragma unroll
+    for (int p = 0; p < CTAS; p++) best = fmaxf(best, top[p][0]);
+#pragma unroll
+    for (int p = 0; p < CTAS; p++) {
+      const float weight = weight_of(top[p][0], best);
+      sum += sums[p][0] * weight;
+#pragma unroll
+      for (int e = 0; e < kJoined; e++) out[e] += outs[p][e] * weight;
+    }
+    const float inverse = inverse_of(sum);
+#pragma unroll
+    for (int e = 0; e < kJoined; e++) put(row, u % HEAD_V + e, normalized(out[e], inverse));
+  }
+  cluster_arrive();  // what others read of this CTA's memory must stay until then
+  cluster_wait();
+}
