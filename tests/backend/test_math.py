@@ -44,6 +44,9 @@ ULPS: dict[str, tuple[float, float]] = {
     "acos": (2, 0),
     "sinh": (2, 0),
     "cosh": (2, 0),
+    "acosh": (2, 0),
+    "asinh": (2, 0),
+    "atanh": (2, 0),
     "pow": (1, 0),
     "softsign": (1.1, 0),
     "div": (0.6, 0),
@@ -125,7 +128,9 @@ def _inputs(op: str, seed: int = 0, n: int = 6007) -> list[F32]:
     size = x.size
     if op in ("log", "sqrt", "rsqrt"):
         x = np.exp(g.uniform(-100, 88, size)).astype(np.float32)
-    elif op in ("asin", "acos"):
+    elif op == "acosh":
+        x = (1 + np.exp(g.uniform(-12, 80, size))).astype(np.float32)
+    elif op in ("asin", "acos", "atanh"):
         x = g.uniform(-1, 1, size).astype(np.float32)
     elif op in ("sin", "cos"):
         x = g.uniform(-8000, 8000, size).astype(np.float32)

@@ -13,7 +13,7 @@ _UNARY = (
     "Abs", "Neg", "Exp", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos", "Atan", "Tanh", "Erf",
     "Sigmoid", "Relu", "Softplus", "Softsign", "HardSwish", "Mish",
     "Gelu", "Elu", "Selu", "Celu", "HardSigmoid", "ThresholdedRelu", "Reciprocal", "Sqrt", "Log",
-    "Sinh", "Asinh", "Swish", "IsNaN", "Not", "Identity",
+    "Sinh", "Acosh", "Asinh", "Atanh", "Swish", "IsNaN", "Not", "Identity",
 )  # fmt: skip
 _BINARY = (
     "Add",

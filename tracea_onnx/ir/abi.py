@@ -428,6 +428,33 @@ _ROWS = (
         traits=T.NARROW,
     ),
     Opcode("trunc", 1, "np.trunc(a)", "copysign(vfloor(vabs(a)), a)", "truncf(a)"),
+    Opcode(
+        "acosh",
+        1,
+        "np.arccosh(a)",
+        "per_lane(a, TRACEA_LANE(acoshf))",
+        "acoshf(a)",
+        onnx="Acosh",
+        traits=T.STEEP,
+    ),
+    Opcode(
+        "asinh",
+        1,
+        "np.arcsinh(a)",
+        "per_lane(a, TRACEA_LANE(asinhf))",
+        "asinhf(a)",
+        onnx="Asinh",
+        traits=T.NARROW,
+    ),
+    Opcode(
+        "atanh",
+        1,
+        "np.arctanh(a)",
+        "per_lane(a, TRACEA_LANE(atanhf))",
+        "atanhf(a)",
+        onnx="Atanh",
+        traits=T.STEEP,
+    ),
 )
 OPCODE = {row.name: row for row in _ROWS}
 OPCODES = tuple(OPCODE)
