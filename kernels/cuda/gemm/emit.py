@@ -23,18 +23,17 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 
 from ..common import epilogue, folded_norm
 from ..common.launch import known
-from . import batches, block_costs, cluster_splitk_sm90, persistent_sm90, select, simt
-from .gemv import registers as gemv_registers
-from .gemv import staged as gemv_staged
+from ..common.templates import template
+from . import batches, block_costs, cluster_splitk_sm90, gemv, persistent_sm90, select, simt
 from .multistage_sm80 import tiles as multistage_tiles
 
 #: What Tile is where tensor maps reach: so many times its clocks. Of so few results `tile_cost`
 #: holds, and more clocks a byte.
 _MAPPED, _MOVED, _FEW_RESULTS = 1.08, 5.3e-4, 1 << 18
-# most k of products by a weight for which `gemv_registers` competes with kernels that read through
+# most k of products by a weight for which GEMV at once competes with kernels that read through
 # tensor maps
 _NEAR = 256
-# what `gemv_staged.tile_cost` is for 16-bit elements and for f32: so many times its clocks
+# what GEMV that reads ahead is for 16-bit elements and for f32: so many times its clocks
 _THIN = (1.2, 1.0)
 _FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `multistage_tiles.steps_cost` holds
 _TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
@@ -88,7 +87,7 @@ def rows_by_weight(
             odd=odd,
             crossed=persistent_sm90.crossed(ldx),
         )
-        near = {} if norms or k > _NEAR else gemv_registers.prices(r, rows, n, k, 1, a, b, False)
+        near = {} if norms or k > _NEAR else gemv.prices(r, rows, n, k, 1, a, b, ahead=False)
         if maps and near:
             stores = {
                 t: 0.0
@@ -99,8 +98,8 @@ def rows_by_weight(
             costs = {t: cluster_splitk_sm90.START + c + stores[t] for t, c in costs.items()} | near
         if maps and not few:
             return costs
-        costs |= gemv_staged.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1))
-        costs |= near or gemv_registers.prices(r, rows, n, k, 1, a, b, False)
+        costs |= gemv.prices(r, rows, n, k, 1, a, b, ahead=True)
+        costs |= near or gemv.prices(r, rows, n, k, 1, a, b, ahead=False)
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, n, k, 1, a, b, y)
         return costs
@@ -185,8 +184,7 @@ def _by_tile(
 
 #: Of tiles whose kernels are not those of `select.product`.
 _PRODUCTS: Mapping[type, Callable[..., Kernel]] = {
-    gemv_staged.StagedTile: gemv_staged.product,
-    gemv_registers.RegisterTile: gemv_registers.product,
+    gemv.GemvTile: gemv.product,
     simt.LaneTile: simt.product,
 }
 
@@ -195,7 +193,13 @@ def _by_operands(r: Request, tile: Any, *, batched: bool, **given: Any) -> list[
     """Kernels that read their operands themselves. given: as `select.product` takes it."""
     if (product := _PRODUCTS.get(type(tile))) is not None:
         return [product(r, tile, batched=batched, **given)]
-    return select.product(r, tile, source=0, defines=(select.to_batch(batched),), **given)
+    return select.product(
+        r,
+        tile,
+        source=0,
+        defines=(f"#define BATCHED {int(batched)}", template("gemm/operands")),
+        **given,
+    )
 
 
 def gemm(r: Request) -> list[Kernel]:
@@ -273,11 +277,9 @@ def matmul(r: Request) -> list[Kernel]:
             )
             costs = {t: (1.0 if few else _MAPPED) * c + more for t, c in costs.items()}
         if isinstance(n, int):
-            thin = gemv_staged.prices(
-                r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"])
-            )
+            thin = gemv.prices(r, rows, columns, depth, batch, a, b, ahead=True)
             costs |= {t: c * _THIN[r.dtype == DType.F32] for t, c in thin.items()}
-            costs |= gemv_registers.prices(r, rows, columns, depth, batch, a, b, True)
+            costs |= gemv.prices(r, rows, columns, depth, batch, a, b, ahead=False)
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:

@@ -279,12 +279,6 @@ def access(
 known = size_ranges.about
 
 
-def to_batch(batched: bool) -> str:
-    """Defines TO_BATCH, the statement by which a kernel goes to its matrices of a batched product."""
-    moves = ", ".join(f"{o} += blockIdx.z * {o}_0 + blockIdx.y * {o}_1" for o in "aby")
-    return f"#define TO_BATCH {f'{moves}; if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1' if batched else ''}"
-
-
 def odd(r: Request, a: Access, b: Access, y: bool) -> Any | None:
     """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a
     time. y: whether its rows begin at multiples of 16 bytes.

@@ -22,11 +22,10 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_costs, _wgmma, _split, _staged, _lanes, _registers = (
+_costs, _wgmma, _split, _gemv, _lanes = (
     discovery.module("kernels", f"cuda.gemm.{name}")
     for name in (
-        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv.staged", "simt",
-        "gemv.registers",
+        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv", "simt",
     )
 )  # fmt: skip
 Rng = np.random.Generator
@@ -344,7 +343,7 @@ def products(rng: Rng) -> Iterator[Case]:
 
 def odd_products(rng: Rng) -> Iterator[Case]:
     """GEMV, SGEMM, and every tile of the general kernel over rows that begin anywhere."""
-    thin, tile = _staged.StagedTile, _costs.Tile
+    thin, tile = _gemv.GemvTile, _costs.Tile
     for dtype in (F16, F32):
         for deep, split, share in (
             (1, 1, 1),
@@ -394,7 +393,10 @@ def odd_products(rng: Rng) -> Iterator[Case]:
             )
     yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[0], split=2))
     yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[-1], split=4))
-    dots = _registers.RegisterTile
+
+    def dots(wide_a: bool, few: int, lanes: int, reads: int, deep: int, *whole: bool) -> Any:
+        return _gemv.GemvTile(wide_a, few, deep, 1, 1, lanes, reads, *whole)
+
     for dtype in (F16, BF16, F32):
         # also with k beyond what lanes read at once
         for lanes, reads, deep in ((4, 4, 1), (8, 2, 2), (16, 1, 2), (32, 1, 1)):

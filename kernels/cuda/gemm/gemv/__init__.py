@@ -1,1 +1,0 @@
-"""Products of which one operand has few rows."""
