@@ -13,13 +13,14 @@ CUDA = discovery.folder("kernels") / "cuda"
 
 
 def test_a_backend_is_a_module_or_a_package() -> None:
-    assert discovery.names("kernels") == ("cpu", "cuda")
+    known = discovery.names("kernels")
+    assert {"cpu", "cuda"} <= set(known) and list(known) == sorted(known)
     assert (
         discovery.module("kernels", "cuda.gemm.select").__package__
         == "tracea_onnx.kernels.cuda.gemm"
     )
     with pytest.raises(
-        ModuleNotFoundError, match="no kernels called 'opencl'; there are: cpu, cuda"
+        ModuleNotFoundError, match=f"no kernels called 'opencl'; there are: {', '.join(known)}"
     ):
         discovery.module("kernels", "opencl")
 
