@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,43 +71,33 @@ def emit(request: Request) -> list[Kernel]:
 
 @cache
 def families() -> dict[str, Emit]:
-    """Emitters by family.
+    """Emitters by family, of all modules below this package. `FAMILIES` of a module has those that
+    compute whatever a family asks. `KERNELS` has kernels for some of a family's requests: they are
+    asked first, and raise Unfit for the others.
 
-    Their modules are imported here: a process that finds its packs compiled needs none.
+    The modules are imported here: a process that finds its packs compiled needs none.
     """
-    from .attention import emit as attention
-    from .conv import emit as conv
-    from .gemm import emit as gemm
-    from .image import emit as image
-    from .image import squeeze_excite
-    from .movement import copy, gather, indexed, pack, pad
-    from .norm import groupnorm, layernorm, softmax
-    from .pointwise import pointwise
-    from .reduce import reduce, scan, topk
+    whole: dict[str, Emit] = {}
+    some: dict[str, list[Emit]] = {}
+    for m in pkgutil.walk_packages(__path__, f"{__name__}."):
+        module = import_module(m.name)
+        whole |= getattr(module, "FAMILIES", {})
+        for family, fn in getattr(module, "KERNELS", {}).items():
+            some.setdefault(family, []).append(fn)
+    return {family: _first([*some.get(family, []), fn]) for family, fn in whole.items()}
 
-    modules = (
-        attention,
-        conv,
-        copy,
-        gather,
-        gemm,
-        groupnorm,
-        image,
-        indexed,
-        layernorm,
-        pack,
-        pad,
-        pointwise,
-        reduce,
-        scan,
-        softmax,
-        squeeze_excite,
-        topk,
-    )
-    found: dict[str, Emit] = {}
-    for module in modules:
-        found |= module.FAMILIES
-    return found
+
+def _first(emitters: Sequence[Emit]) -> Emit:
+    """The answer of the first one that takes the request."""
+    *some, last = emitters
+
+    def fn(request: Request) -> list[Kernel]:
+        for each in some:
+            with contextlib.suppress(Unfit):
+                return each(request)
+        return last(request)
+
+    return fn if some else last
 
 
 class Cuda(Backend):

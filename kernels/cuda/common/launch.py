@@ -13,7 +13,7 @@ from tracea_onnx.codegen.size_ranges import settled as settled
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.plan import kernel_families
 
 #: Unsigned integers by size in bytes: what a copy moves.
 WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -21,7 +21,9 @@ WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 def parameters(request: Request) -> dict[str, DimLike]:
     """Every integer parameter of the family; lowering leaves out what is 0."""
-    return {name: request.ints.get(name, 0) for name in FAMILIES[request.family].ints}
+    return {
+        name: request.ints.get(name, 0) for name in kernel_families.FAMILIES[request.family].ints
+    }
 
 
 def static(d: DimLike, what: str) -> int:
