@@ -7,17 +7,19 @@ after   groupnorm(x, gamma, beta) with groups = -1
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, float_type, grow_epilogue
 from tracea_onnx.match.groupnorm import grouped
+from tracea_onnx.match.operator_specs import read
 from tracea_onnx.match.spec_table import GroupNormSpec
 
 
 def match(g: Graph, node: Node) -> Match:
-    x, gamma, beta = node.inputs[:3]
-    float_type(g, x, node)
+    float_type(g, node.input(0), node)
     try:
         inner = grouped(g, node)
     except Refuse:
@@ -25,9 +27,16 @@ def match(g: Graph, node: Node) -> Match:
     if inner is not None:
         raise Refuse(Why.GROUPED, node)
     tail = grow_epilogue(g, node.outputs[0], max_operands=0)
-    spec = GroupNormSpec(groups=-1, eps=float(node.attr("epsilon", 1e-5)), expr=tail.expr)
-    roles = [("x", x), ("gamma", gamma), ("beta", beta)]
-    return build_match(g, "instancenorm", node, [node, *tail.nodes], spec, roles, [tail.output])
+    spec, roles = read(g, node, GroupNormSpec)
+    return build_match(
+        g,
+        "instancenorm",
+        node,
+        [node, *tail.nodes],
+        replace(spec, expr=tail.expr),
+        [*roles.items()],
+        [tail.output],
+    )
 
 
 RULE = Rule("instancenorm", "InstanceNorm", frozenset(("InstanceNormalization",)), match)

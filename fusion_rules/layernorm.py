@@ -12,13 +12,13 @@ from __future__ import annotations
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
-from tracea_onnx.match.norm import Norm, build, decomposed, operator, skip_operator
+from tracea_onnx.match.norm import Norm, build, decomposed, operator
 from tracea_onnx.match.norm_weights import absorb_residual, absorb_weights
 
 
 def _read(g: Graph, anchor: Node) -> Norm:
     if anchor.op == "LayerNormalization":
-        return operator(g, anchor, rms=False)
+        return operator(g, anchor)
     norm = decomposed(g, anchor)
     if norm.rms:
         raise Refuse(Why.IS_RMS, anchor)
@@ -32,7 +32,7 @@ def match(g: Graph, anchor: Node) -> Match:
 
 def match_skip(g: Graph, anchor: Node) -> Match:
     if anchor.op == "com.microsoft.SkipLayerNormalization":
-        return build(g, "skip_layernorm", anchor, skip_operator(g, anchor, rms=False))
+        return build(g, "skip_layernorm", anchor, operator(g, anchor))
     norm = _read(g, anchor)
     if not absorb_residual(g, norm):
         raise Refuse(Why.NO_RESIDUAL, anchor, value=norm.x)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
-from tracea_onnx.match.norm import Norm, build, decomposed, operator, skip_operator
+from tracea_onnx.match.norm import Norm, build, decomposed, operator
 from tracea_onnx.match.norm_weights import absorb_residual, absorb_weights
 
 _OPERATORS = (
@@ -25,7 +25,7 @@ _SKIP = "com.microsoft.SkipSimplifiedLayerNormalization"
 
 def _read(g: Graph, anchor: Node) -> Norm:
     if anchor.op in _OPERATORS:
-        return operator(g, anchor, rms=True)
+        return operator(g, anchor)
     norm = decomposed(g, anchor)
     if not norm.rms:
         raise Refuse(Why.IS_LAYER_NORM, anchor)
@@ -39,7 +39,7 @@ def match(g: Graph, anchor: Node) -> Match:
 
 def match_skip(g: Graph, anchor: Node) -> Match:
     if anchor.op == _SKIP:
-        return build(g, "skip_rmsnorm", anchor, skip_operator(g, anchor, rms=True))
+        return build(g, "skip_rmsnorm", anchor, operator(g, anchor))
     norm = _read(g, anchor)
     if not absorb_residual(g, norm):
         raise Refuse(Why.NO_RESIDUAL, anchor, value=norm.x)

@@ -9,12 +9,12 @@ after   rope(x, cos, sin, pos?) with layout, interleaved and the number of rotat
 
 from __future__ import annotations
 
-from tracea_onnx.ir import dims
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.refusals import Refuse, Why, require
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.epilogue import build_match, float_type
+from tracea_onnx.match.operator_specs import read
 from tracea_onnx.match.rope import Pair, halves, layout_of, partial, product_with, stacked
 from tracea_onnx.match.spec_table import RopeSpec
 from tracea_onnx.shapes.symbolic import shapes
@@ -139,44 +139,17 @@ def _finish(
 
 
 def _operator(g: Graph, node: Node) -> Match:
-    x, cos, sin, pos = (
-        node.input(k) for k in ((0, 1, 2, 3) if node.op == "RotaryEmbedding" else (0, 2, 3, 1))
-    )
-    float_type(g, x, node)
-    require(node, is_packed_batching=0, scale=1.0)
+    float_type(g, node.input(0), node)
+    spec, roles = read(g, node, RopeSpec)
     s = shapes(g)
-    shape, extent, places, heads = (
-        s.dims(x),
-        s.dims(cos),
-        s.dims(pos) if pos else None,
-        node.attr("num_heads", 0),
-    )
-    if (
-        shape is None
-        or len(shape) not in (3, 4)
-        or (len(shape) == 3 and not (heads and isinstance(shape[2], int)))
-    ):
-        raise Refuse(Why.ROPE_SHAPE, node, value=x)
-    head = shape[3] if len(shape) == 4 else dims.quotient(shape[2], heads)
-    rot = node.attr("rotary_embedding_dim", 0) or head
-    if (
-        not isinstance(rot, int)
-        or extent is None
-        or extent[-1] != rot // 2
-        or extent != s.dims(sin)
-        or len(extent) != (2 if pos else 3)
-    ):
+    cos, sin, pos = (s.dims(roles.get(r, "")) for r in ("cos", "sin", "pos"))
+    wanted = 2 if "pos" in roles else 3
+    if cos is None or cos != sin or len(cos) != wanted or cos[-1] != spec.rot // 2:
         raise Refuse(Why.HALF_TABLES, node)
-    if pos and (places is None or len(places) != 2):
+    if "pos" in roles and (pos is None or len(pos) != 2):
         raise Refuse(Why.POSITIONS, node)
-    spec = RopeSpec(
-        layout="bhsd" if len(shape) == 4 else "bsx",
-        interleaved=bool(node.attr("interleaved", 0)),
-        rot=rot,
-        num_heads=heads if len(shape) == 3 else None,
-    )
-    roles = [("x", x), ("cos", cos), ("sin", sin), ("pos", pos)]
-    return build_match(g, "rope", node, [node], spec, roles, [node.outputs[0]])
+    ordered = [(r, roles.get(r, "")) for r in ("x", "cos", "sin", "pos")]
+    return build_match(g, "rope", node, [node], spec, ordered, [node.outputs[0]])
 
 
 RULE = Rule(

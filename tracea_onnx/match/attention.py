@@ -506,14 +506,8 @@ def finish(
         *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))),
         *(["head_scale"] if head_scale else []),
     )
-    made_of = AttentionSpec(
-        q=t.q.layout(),
-        k=t.k.layout(),
-        v=t.v.layout(),
-        out={"layout": t.out.view.layout},
-        num_heads=counts[0],
-        kv_heads=counts[1],
-        **attrs,
-    )
+    lies = {r: o.layout() for r, o in (("q", t.q), ("k", t.k), ("v", t.v))}
+    where = {**lies, "out": {"layout": t.out.view.layout}}
+    made_of = AttentionSpec(**{**attrs, **where, "num_heads": counts[0], "kv_heads": counts[1]})
     spec = Spec(made_of.op, roles, made_of.to_json())
     return Match(rule, anchor, tuple(t.nodes), tuple(inputs), (t.out.value,), spec)

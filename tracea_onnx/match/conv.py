@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.pointwise_ops import fused_activation
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import (
     Prelude,
@@ -22,6 +21,7 @@ from tracea_onnx.match.epilogue import (
     needed_outside,
     refuse_quantised,
 )
+from tracea_onnx.match.operator_specs import fused_conv, read
 from tracea_onnx.match.spec_table import BatchNormSpec, ConvSpec, ConvTransposeSpec
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.symbolic import shapes
@@ -113,18 +113,8 @@ def convolution(graph: Graph, node: Node) -> Convolution:
     )
     if node.op == "com.microsoft.FusedConv":
         found.residual = node.input(3)
-        found.prelude = _fused_prelude(node, found.residual)
+        found.prelude = lambda code: fused_conv(node, code)
     return found
-
-
-def _fused_prelude(node: Node, residual: str) -> Prelude:
-    """FusedConv(x, w, b, z): activation(conv + z)."""
-    return lambda code: fused_activation(
-        code,
-        node,
-        code.op("add", -1, code.operand(residual)) if residual else -1,
-        node.attr("activation_params") or [],
-    )
 
 
 def take_pad(graph: Graph, found: Convolution) -> None:
@@ -224,24 +214,22 @@ def take_batch_norm(graph: Graph, found: Convolution) -> None:
         found.note = Refuse(Why.NOT_CONSTANT, found.node, what="weight", value=found.w)
     elif found.b and not graph.is_const(found.b):
         found.note = Refuse(Why.NOT_CONSTANT, found.node, what="bias", value=found.b)
-    else:
-        found.note = batch_norm_fault(graph, bn, found.channels)
     if found.note is not None:
         return
+    try:
+        eps = batch_norm(graph, bn, found.channels).bn_eps
+    except Refuse as why:
+        found.note = why
+        return
     found.bn = tuple(bn.inputs[1:5])
-    found.spec = replace(found.spec, bn_eps=float(bn.attr("epsilon", 1e-5)))
+    found.spec = replace(found.spec, bn_eps=eps)
     found.value = bn.outputs[0]
     found.nodes.append(bn)
 
 
-def batch_norm_fault(graph: Graph, bn: Node, channels: int) -> Refuse | None:
-    """Why a BatchNormalization is not a constant scale and shift per channel; None when it is."""
-    if bn.attr("training_mode", 0) or (graph.opset() < 7 and not bn.attr("is_test", 0)):
-        return Refuse(Why.TRAINING, bn)
-    if any(bn.outputs[1:]):
-        return Refuse(Why.TRAINING_OUTPUTS, bn)
-    if not bn.attr("spatial", 1):
-        return Refuse(Why.ATTRIBUTE, bn, attribute="spatial", value=0, wanted=1)
+def batch_norm(graph: Graph, bn: Node, channels: int) -> BatchNormSpec:
+    """A BatchNormalization that is a constant scale and shift per channel. Refuses any other."""
+    spec, _ = read(graph, bn, BatchNormSpec)
     for name in bn.inputs[1:5]:
         why = None
         if not graph.is_const(name):
@@ -251,8 +239,8 @@ def batch_norm_fault(graph: Graph, bn: Node, channels: int) -> Refuse | None:
         elif graph.dtype(name) != element_type(graph, bn.input(0)):
             why = Why.PARAMETER_TYPE
         if why is not None:
-            return Refuse(why, bn, what="parameter", value=name)
-    return None
+            raise Refuse(why, bn, what="parameter", value=name)
+    return spec
 
 
 def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
@@ -304,9 +292,7 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
     dims = dims_of(graph, node.input(0))
     if dims is None or len(dims) < 2 or not isinstance(dims[1], int):
         raise Refuse(Why.CHANNELS_UNKNOWN, node, value=node.input(0))
-    fault = batch_norm_fault(graph, node, dims[1])
-    if fault is not None:
-        raise fault
+    spec = batch_norm(graph, node, dims[1])
     tail = grow_epilogue(graph, node.outputs[0])
     if not tail.nodes:
         raise Refuse(Why.NOTHING_FUSES, node, because=tail.stopped)
@@ -314,7 +300,7 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
         *zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), node.inputs[:5], strict=True),
         *tail.roles(),
     ]
-    spec = BatchNormSpec(bn_eps=float(node.attr("epsilon", 1e-5)), expr=tail.expr)
+    spec = replace(spec, expr=tail.expr)
     return build_match(graph, rule, node, [node, *tail.nodes], spec, roles, [tail.output])
 
 

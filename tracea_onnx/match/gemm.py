@@ -12,7 +12,7 @@ from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import fused_activation
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
-from tracea_onnx.match.conv import batch_norm_fault
+from tracea_onnx.match.conv import batch_norm
 from tracea_onnx.match.epilogue import (
     Prelude,
     build_match,
@@ -222,16 +222,14 @@ def take_batch_norm(graph: Graph, found: Linear) -> None:
             return
     bn = nodes[len(nodes) // 2]
     flat = dims_of(graph, bn.input(0))
-    if (
-        bn.op != "BatchNormalization"
-        or flat is None
-        or len(flat) != 2
-        or flat[1] != n
-        or batch_norm_fault(graph, bn, n)
-    ):
+    if bn.op != "BatchNormalization" or flat is None or len(flat) != 2 or flat[1] != n:
+        return
+    try:
+        eps = batch_norm(graph, bn, n).bn_eps
+    except Refuse:
         return
     found.bn, found.value = tuple(bn.inputs[1:5]), nodes[-1].outputs[0]
-    found.spec = replace(found.spec, bn_eps=float(bn.attr("epsilon", 1e-5)))
+    found.spec = replace(found.spec, bn_eps=eps)
     found.nodes += nodes
 
 

@@ -8,6 +8,8 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.epilogue import not_sole
+from tracea_onnx.match.operator_specs import all_are, read
+from tracea_onnx.match.spec_table import GroupNormSpec
 from tracea_onnx.shapes.symbolic import same, shapes
 
 
@@ -24,11 +26,6 @@ class Grouped:
     nodes: list[Node]
     gamma: str = ""
     beta: str = ""
-
-
-def _all(g: Graph, name: str, value: float) -> bool:
-    array = g.const(name)
-    return array is not None and bool((array == value).all())
 
 
 def grouped(g: Graph, node: Node) -> Grouped | None:
@@ -51,7 +48,7 @@ def grouped(g: Graph, node: Node) -> Grouped | None:
     groups = inner[1]
     if not isinstance(groups, int) or groups <= 0 or shape[1] % groups:
         raise Refuse(Why.UNEQUAL_GROUPS, node, source=before, channels=shape[1])
-    if not _all(g, node.input(1), 1.0) or not _all(g, node.input(2), 0.0):
+    if not all_are(g, node.input(1), 1.0) or not all_are(g, node.input(2), 0.0):
         raise Refuse(Why.GROUP_WEIGHTS, node)
     if g.sole_consumer(before.outputs[0]) is not node:
         raise not_sole(g, before.outputs[0])
@@ -70,21 +67,14 @@ def grouped(g: Graph, node: Node) -> Grouped | None:
 
 
 def grouped_operator(g: Graph, node: Node) -> Grouped:
-    """A GroupNormalization node; before opset 21 its scale and bias are per group and must do
-    nothing.
-    """
-    shape, groups = shapes(g).dims(node.input(0)), int(node.attr("num_groups"))
+    """A GroupNormalization node."""
+    shape = shapes(g).dims(node.input(0))
     if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
         raise Refuse(Why.CHANNELS_UNKNOWN, node, value=node.input(0))
     require(node, stash_type=1)
-    norm = Grouped(
-        node.input(0), groups, float(node.attr("epsilon", 1e-5)), node.outputs[0], [node]
-    )
-    if g.opset() >= 21 or groups == shape[1]:
-        norm.gamma, norm.beta = node.input(1), node.input(2)
-    elif not _all(g, node.input(1), 1.0) or not _all(g, node.input(2), 0.0):
-        raise Refuse(Why.GROUP_OPSET, node)
-    return norm
+    spec, roles = read(g, node, GroupNormSpec)
+    weights = (roles.get(r, "") for r in ("gamma", "beta"))
+    return Grouped(node.input(0), spec.groups, spec.eps, node.outputs[0], [node], *weights)
 
 
 def channel_weights(g: Graph, norm: Grouped) -> None:

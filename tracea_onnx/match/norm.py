@@ -11,6 +11,7 @@ from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.epilogue import build_match, narrower, not_sole, same_shape
+from tracea_onnx.match.operator_specs import read
 from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.symbolic import same, shapes
@@ -40,6 +41,13 @@ class Norm:
     res: str = ""
     xbias: str = ""
     skip: str = ""
+
+    def spec(self) -> LayerNormSpec:
+        axis = 1 if self.axes == CHANNELS else -self.axes
+        return LayerNormSpec(axis=axis, eps=self.eps, rms=self.rms, gamma_add=self.gamma_add)
+
+    def roles(self) -> list[tuple[str, str]]:
+        return [(r, getattr(self, r)) for r in ("x", "res", "xbias", "gamma", "beta")]
 
 
 # --- small readers --------------------------------------------------------------------------------
@@ -428,69 +436,22 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
     for n in norm.nodes:
         if n.op == "Cast" and narrower(int(n.attr("to")), kind):
             raise Refuse(Why.ROUNDED, n)
-    roles = [
-        ("x", norm.x),
-        ("res", norm.res),
-        ("xbias", norm.xbias),
-        ("gamma", norm.gamma),
-        ("beta", norm.beta),
-    ]
-    spec = LayerNormSpec(
-        axis=-norm.axes if norm.axes != CHANNELS else 1,
-        eps=norm.eps,
-        rms=norm.rms,
-        gamma_add=norm.gamma_add,
-    )
     outputs = [norm.out, *([norm.skip] if norm.skip else [])]
-    return build_match(g, rule, anchor, norm.nodes, spec, roles, outputs)
+    return build_match(g, rule, anchor, norm.nodes, norm.spec(), norm.roles(), outputs)
 
 
-def operator(g: Graph, node: Node, *, rms: bool) -> Norm:
-    """A LayerNormalization, RMSNormalization or SimplifiedLayerNormalization node as a norm."""
-    shape = shapes(g).dims(node.input(0))
-    if shape is None:
-        raise Refuse(Why.RANK_UNKNOWN, node, value=node.input(0))
-    if not -len(shape) <= node.attr("axis", -1) < len(shape):
-        raise Refuse(Why.AXIS, node, axis=node.attr("axis", -1), rank=len(shape))
+def operator(g: Graph, node: Node) -> Norm:
+    """A layer or RMS normalization, of a sum or not, that is one operator."""
+    spec, roles = read(g, node, LayerNormSpec)
     require(node, stash_type=1)
-    if any(node.outputs[1:]):
-        raise Refuse(Why.STATISTICS, node)
-    norm = Norm(
-        node.input(0),
-        len(shape) - node.attr("axis", -1) % len(shape),
-        float(node.attr("epsilon", 1e-5)),
-        rms,
-        node.outputs[0],
-        [node],
-    )
-    for weight in node.inputs[1:]:
-        if weight and not is_weight(g, weight, norm):
-            raise Refuse(Why.NORM_WEIGHT, node, value=weight)
-    norm.gamma, norm.beta = node.input(1), node.input(2)
-    return norm
-
-
-def skip_operator(g: Graph, node: Node, *, rms: bool) -> Norm:
-    """com.microsoft Skip(Simplified)LayerNormalization as a norm of a sum."""
-    x, skip, gamma = node.inputs[:3]
-    beta, bias = ("", node.input(3)) if rms else (node.input(3), node.input(4))
-    if not same_shape(shapes(g).dims(x), shapes(g).dims(skip)):
+    x, res = shapes(g).dims(node.input(0)), roles.get("res", "")
+    if x is None:
+        raise Refuse(Why.RANK_UNKNOWN, node, value=node.input(0))
+    if res and not same_shape(x, shapes(g).dims(res)):
         raise Refuse(Why.SUMMANDS, node)
-    if any(node.outputs[1:3]):
-        raise Refuse(Why.STATISTICS, node)
-    norm = Norm(
-        x,
-        1,
-        float(node.attr("epsilon", 1e-12)),
-        rms,
-        node.outputs[0],
-        [node],
-        gamma,
-        beta,
-        res=skip,
-        xbias=bias,
-    )
-    for weight in (gamma, beta, bias):
+    norm = Norm(node.input(0), -spec.axis, spec.eps, spec.rms, node.outputs[0], [node], res=res)
+    norm.gamma, norm.beta, norm.xbias = (roles.get(r, "") for r in ("gamma", "beta", "xbias"))
+    for weight in (norm.gamma, norm.beta, norm.xbias):
         if weight and not is_weight(g, weight, norm):
             raise Refuse(Why.NORM_WEIGHT, node, value=weight)
     norm.skip = node.outputs[3] if len(node.outputs) > 3 else ""

@@ -8,32 +8,28 @@ from dataclasses import dataclass
 
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
+from tracea_onnx.match.operator_specs import read
+from tracea_onnx.match.spec_table import SoftmaxSpec
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.symbolic import shapes
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(x) along `axis` (counted from the end; None when not known), made by `nodes`; `log`:
-    its logarithm.
-    """
+    """softmax(x) along `axis` (counted from the end), made by `nodes`; `log`: its logarithm."""
 
     anchor: Node
     x: str
-    axis: int | None
+    axis: int
     nodes: tuple[Node, ...]
     output: str
     log: bool = False
 
 
 def operator(g: Graph, node: Node) -> Softmax:
-    """The operator as it is written. Before opset 13 it runs over `axis` and all axes after it,
-    which is the same only for the last axis.
-    """
-    axis, shape = node.attr("axis", 1 if g.opset() < 13 else -1), shapes(g).dims(node.input(0))
-    if axis >= 0:
-        axis = axis - len(shape) if shape is not None else None
-    return Softmax(node, node.input(0), axis, (node,), node.outputs[0], node.op == "LogSoftmax")
+    """Softmax or LogSoftmax as one operator."""
+    spec, _ = read(g, node, SoftmaxSpec)
+    return Softmax(node, node.input(0), spec.axis, (node,), node.outputs[0], spec.log)
 
 
 def decomposed(g: Graph, total: Node) -> Softmax:

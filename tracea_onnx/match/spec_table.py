@@ -381,7 +381,7 @@ class RopeSpec(Attributes):
     optional = ("pos",)
     layout: Annotated[str, one_of("bhsd", "bshd", "bsx")]
     interleaved: Annotated[bool, FLAG] = False
-    rot: Annotated[int, integer(0)] = 0
+    rot: Annotated[int, integer(0), "rotary_embedding_dim"] = 0
     num_heads: Annotated[int | None, integer(0)] = None
 
 

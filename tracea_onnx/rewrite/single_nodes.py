@@ -17,7 +17,6 @@ from tracea_onnx.match.conv import CONVOLUTIONS, convolution
 from tracea_onnx.match.epilogue import build_match
 from tracea_onnx.match.gemm import linear
 from tracea_onnx.match.norm import operator
-from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.rewrite import fused_calls
 
 Read = Callable[[Graph, Node], Match]
@@ -55,10 +54,8 @@ def _product(graph: Graph, node: Node) -> Match:
 
 
 def _norm(graph: Graph, node: Node) -> Match:
-    found = operator(graph, node, rms=node.op == "RMSNormalization")
-    roles = [("x", found.x), ("gamma", found.gamma), ("beta", found.beta)]
-    spec = LayerNormSpec(axis=-found.axes, eps=found.eps, rms=found.rms, gamma_add=found.gamma_add)
-    return build_match(graph, "layernorm", node, [node], spec, roles, [found.out])
+    found = operator(graph, node)
+    return build_match(graph, "layernorm", node, [node], found.spec(), found.roles(), [found.out])
 
 
 #: Operators that become fused ops: what those are called, and how they are read.

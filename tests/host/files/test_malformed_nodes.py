@@ -71,7 +71,7 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS),
             _QKV | {"k": (3, 32, 40, 2)},
             {},
-            "the number of heads of Attention is not known",
+            "'k' has rank 4, which layout bsx does not describe",
         ),
         (
             helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS),
@@ -83,7 +83,7 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=-2, kv_num_heads=1),
             _QKV,
             {},
-            "the number of heads of Attention is not known",
+            "has operands of rank 3, but no q_num_heads",
         ),
         (
             helper.make_node(
@@ -91,7 +91,7 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             ),
             _QKV,
             {},
-            "the head size of Attention is 0",
+            "the head size of Attention 'y' is unknown",
         ),
         (helper.make_node("Softmax", ["x"], ["y"], axis=4), {"x": (2, 3)}, {}, "axis 4"),
         (

@@ -40,7 +40,7 @@ def test_wrong_axis_refuses() -> None:
 def test_softmax_before_opset_13_needs_the_last_axis() -> None:
     n = Net(q=(B, H, S, D), k=(B, H, D, T), v=(B, H, T, D))
     y = n.add("MatMul", n.add("Softmax", n.add("MatMul", "q", "k"), name="p"), "v")
-    assert "axis 1" in reason(n.model(y, opset=11), "attention", "n_p")
+    assert "axes after 1 into one" in reason(n.model(y, opset=11), "attention", "n_p")
     n.nodes[1].attribute.append(node("X", "", "x", axis=3).attribute[0])
     whole(n.model(y, opset=11), ("bhsd", "bhds", "bhsd", "bhsd"))
 

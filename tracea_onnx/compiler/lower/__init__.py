@@ -10,7 +10,7 @@ from importlib import import_module
 
 from tracea_onnx.compiler.lower import ops
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import UNTRUSTED, WRONG, Op
+from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.op_traits import Trait, kinds
 
@@ -60,16 +60,8 @@ def _rank(ctx: Lowering, name: str) -> int:
 def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported."""
     fn = LOWER.get(op.kind)
-    if op.kind == UNTRUSTED:
-        wrong = op.attr(WRONG)
-        raise Unsupported(
-            f"the description of the fused op is wrong: {wrong}"
-            if wrong
-            else "ONNX Runtime inlines the fused op, and the rules match its body"
-        )
     if fn is None:
-        raise Unsupported(
-            (op.nodes[0].unread if op.nodes else "") or f"no kernel computes {op.kind}"
-        )
+        unread = op.nodes[0].unread if op.nodes else ""
+        raise Unsupported(op.why or unread or f"no kernel computes {op.kind}")
     _check_ranks(ctx, op)
     fn(ctx, op)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, kinds
+from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.match import spec_table
-from tracea_onnx.match.spec_table import Attributes, LayerNormSpec
+from tracea_onnx.match.operator_specs import OPERATORS, read
+from tracea_onnx.match.spec_table import Attributes
 
 CONVOLUTIONS, PRODUCTS = kinds(Trait.CONV), kinds(Trait.PRODUCT)
 ROW_NORMS = kinds(Trait.ROW_NORM)
@@ -29,6 +31,7 @@ class Op:
     roles: tuple[str, ...] = ()
     opset: int = 0
     by_role: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""  # nothing lowers it
 
     @property
     def op(self) -> str:
@@ -40,12 +43,6 @@ class Op:
     def role(self, name: str) -> str:
         """Name of the input in this role, "" when absent."""
         return self.by_role.get(name, "")
-
-    def operands(self, *names: str) -> Mapping[str, str]:
-        """Inputs by role. The roles of an ONNX node are `names`, in order."""
-        if self.fused:
-            return self.by_role
-        return {r: n for r, n in zip(names, self.inputs, strict=False) if n}
 
     @property
     def extras(self) -> list[str]:
@@ -123,66 +120,38 @@ def of_match(match: Match, graph: Graph) -> Op:
     return of_spec(match.spec, match.inputs, match.outputs, match.nodes, graph.opset())
 
 
-#: Kind of a fused op whose spec is not believed, and its attribute that says what is wrong with one
-#: that should be.
-UNTRUSTED, WRONG = "a fused op", "wrong"
+#: Kind of an op that nothing lowers, for the reason it holds.
+REFUSED = "refused"
 
 
 def of_node(node: Node, graph: Graph, trust: bool) -> Op:
-    """An ONNX node, or a call to a fused function, which is what its spec attribute says where that
-    is trusted.
+    """An ONNX node: as a fused op where a spec says what it computes. A call of a fused function is
+    what its spec attribute says where that is trusted.
     """
-    if node.proto.domain == DOMAIN and not trust:
-        return Op(UNTRUSTED, node.name, node.inputs, node.outputs, {}, (node,), (), graph.opset())
     if node.proto.domain == DOMAIN:
-        spec, why = spec_table.read(node.attr(SPEC_ATTRIBUTE))
-        why = why or (spec_table.fault(spec, node.inputs, node.outputs) if spec is not None else "")
-        if spec is None or why:
-            return Op(
-                UNTRUSTED,
-                node.name,
-                node.inputs,
-                node.outputs,
-                {WRONG: why},
-                (node,),
-                (),
-                graph.opset(),
-            )
-        # what follows them are constants only the body reads
-        inputs = node.inputs[: len(spec.roles)]
-        return of_spec(spec, inputs, node.outputs, (node,), graph.opset())
-    return _norm_of(node, graph) or Op(
+        return _call(node, graph, trust)
+    plain = Op(
         node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset()
     )
-
-
-#: Norms that ONNX Runtime's own tools leave behind, by what their inputs are, and their default
-#: epsilon.
-_NORMS = {
-    "com.microsoft.SkipLayerNormalization": (("x", "res", "gamma", "beta", "xbias"), 1e-12),
-    "com.microsoft.SkipSimplifiedLayerNormalization": (("x", "res", "gamma", "xbias"), 1e-12),
-    "com.microsoft.SimplifiedLayerNormalization": (("x", "gamma"), 1e-5),
-    "SimplifiedLayerNormalization": (("x", "gamma"), 1e-5),
-}
-
-
-def _norm_of(node: Node, graph: Graph) -> Op | None:
-    """One of those as the fused op that says the same; None where it gives its mean or deviation,
-    too.
-
-    In a spec, axis 1 means channels: an axis that is counted from the front is made negative.
-    """
-    if node.op not in _NORMS or any(node.outputs[1:3]):
-        return None
-    axis, rank = node.attr("axis", -1), graph.rank(node.input(0))
-    if axis >= 0 and rank is None:
-        return None
-    names, eps = _NORMS[node.op]
-    roles = {r: i for r, i in zip(names, node.inputs, strict=False) if i}
-    spec = LayerNormSpec(
-        axis=axis - rank if axis >= 0 and rank is not None else axis,
-        eps=node.attr("epsilon", eps),
-        rms="Simplified" in node.op,
-    )
+    if node.op not in OPERATORS:
+        return plain
+    try:
+        spec, roles = read(graph, node, Attributes)
+    except Refuse as why:
+        return replace(plain, why=str(why))
     outputs = (node.outputs[0], *node.outputs[3:4])
     return of_roles(spec, roles, outputs, (node,), graph.opset(), node.name)
+
+
+def _call(node: Node, graph: Graph, trust: bool) -> Op:
+    why = "ONNX Runtime inlines the fused op, and the rules match its body"
+    if trust:
+        spec, wrong = spec_table.read(node.attr(SPEC_ATTRIBUTE))
+        if spec is not None:
+            wrong = wrong or spec_table.fault(spec, node.inputs, node.outputs)
+        if spec is not None and not wrong:
+            # what follows them are constants only the body reads
+            inputs = node.inputs[: len(spec.roles)]
+            return of_spec(spec, inputs, node.outputs, (node,), graph.opset())
+        why = f"the description of the fused op is wrong: {wrong}"
+    return Op(REFUSED, node.name, node.inputs, node.outputs, {}, (node,), why=why)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.compiler.lower.axes import broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import Op, of_roles
+from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -400,79 +400,4 @@ def rope(ctx: Lowering, op: Op) -> None:
     )  # fmt: skip
 
 
-def rotary_embedding(ctx: Lowering, op: Op) -> None:
-    """RotaryEmbedding as one operator, of ONNX or of com.microsoft: [batch, heads, sequence, head
-    size], or rank 3 with the heads side by side.
-    """
-    if op.attr("is_packed_batching", 0) or op.attr("scale", 1.0) != 1.0:
-        raise Unsupported("no kernel computes RotaryEmbedding of packed batches, or with a scale")
-    names = (
-        ("x", "cos", "sin", "pos") if op.kind == "RotaryEmbedding" else ("x", "pos", "cos", "sin")
-    )
-    roles = {r: n for r, n in zip(names, op.inputs, strict=False) if n}
-    heads = int(op.attr("num_heads", 0))
-    flat = ctx.value(roles["x"]).rank == 3
-    if flat and not heads:
-        raise Unsupported("RotaryEmbedding of rank 3 has no num_heads")
-    spec = RopeSpec(
-        layout="bsx" if flat else "bhsd",
-        interleaved=bool(op.attr("interleaved", 0)),
-        rot=int(op.attr("rotary_embedding_dim", 0)),
-        num_heads=heads,
-    )
-    rope(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
-
-
-def attention_operator(ctx: Lowering, op: Op) -> None:
-    """Attention as one operator of ONNX, which nothing around it fused with: [batch, heads,
-    sequence, head size], or rank 3 with the heads side by side.
-    """
-    if (
-        op.attr("softcap", 0.0) < 0
-        or op.attr("qk_matmul_output_mode", 0)
-        or any(op.inputs[4:])
-        or any(op.outputs[1:])
-    ):
-        raise Unsupported(
-            "no kernel computes Attention with a negative softcap, a cache or further results"
-        )
-    q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
-    flat = q.rank == 3
-    heads, kv_heads = int(op.attr("q_num_heads", 0)), int(op.attr("kv_num_heads", 0))
-    if q.rank not in (3, 4) or k.rank != q.rank or (flat and min(heads, kv_heads) < 1):
-        raise Unsupported("the number of heads of Attention is not known")
-    roles = {"q": op.input(0), "k": op.input(1), "v": op.input(2)}
-    width = q.shape[-1]
-    if not isinstance(width, int):
-        raise Unsupported("the head size of Attention is symbolic; the kernels need a constant")
-    size = width // heads if flat else width
-    if size < 1:
-        raise Unsupported(f"the head size of Attention is {size}; it must be positive")
-    layout = {"layout": "bsx" if flat else "bhsd"}
-    spec = AttentionSpec(
-        q=layout,
-        k=layout,
-        v=layout,
-        out=layout,
-        num_heads=heads if flat else 0,
-        kv_heads=kv_heads if flat else 0,
-        scale=float(op.attr("scale") or size**-0.5),
-        softcap=float(op.attr("softcap", 0.0)),
-        causal=bool(op.attr("is_causal", 0)),
-        nan_to_zero="masked",
-    )
-    if op.input(3):
-        mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
-        if not mask.rank or (
-            op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys)
-        ):
-            raise Unsupported("the mask may be shorter than the keys")
-        roles["mask"] = op.input(3)
-        spec = replace(spec, mask_kind="bool" if mask.dtype == DType.BOOL else "add", fill="-inf")
-    attention(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
-
-
-OPS = {
-    ":attention": attention, "Attention": attention_operator, ":rope": rope,
-    "RotaryEmbedding": rotary_embedding, "com.microsoft.RotaryEmbedding": rotary_embedding,
-}  # fmt: skip
+OPS = {":attention": attention, ":rope": rope}

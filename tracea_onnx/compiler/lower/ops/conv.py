@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tracea_onnx.compiler.lower.context import Border, Lowering
 from tracea_onnx.compiler.lower.epilogue import plan_epilogue
-from tracea_onnx.compiler.lower.op import Op, of_roles
+from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool
 from tracea_onnx.compiler.lower.passes.focus_stem import spread_weight
@@ -19,8 +19,6 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.ir.pointwise_ops import Code, fused_activation
-from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.match.spec_table import ConvSpec, ConvTransposeSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.shapes.symbolic import shapes
@@ -35,7 +33,7 @@ def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
     """The input a convolution reads with a zero border, and that border, as far as attributes tell
     (a hint, not a promise).
     """
-    roles = op.operands("x", "w", "b")
+    roles = op.by_role
     known = shapes(graph)
     x, w = known.dims(roles["x"]) or (), known.dims(roles.get("w", "")) or ()
     if len(w) not in (3, 4):
@@ -79,9 +77,10 @@ def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
 
 def conv(ctx: Lowering, op: Op) -> None:
     """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
-    roles = op.operands("x", "w", "b")
+    roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
-    if x.rank == w.rank == 5 and not op.fused and w.is_constant and w.dtype == x.dtype:
+    alone = roles.keys() <= {"x", "w", "b"} and op.attr("expr") is None
+    if x.rank == w.rank == 5 and alone and w.is_constant and w.dtype == x.dtype:
         conv3d_by_2d.conv(ctx, op, x, w, conv)
         return
     _check(ctx, x, w)
@@ -226,7 +225,7 @@ def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int)
 
 def conv_transpose(ctx: Lowering, op: Op) -> None:
     """ConvTranspose with its epilogue; pads crop the full output."""
-    roles = op.operands("x", "w", "b")
+    roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     _check(ctx, x, w)
     spec = ConvTransposeSpec.of(op.attrs)
@@ -352,25 +351,4 @@ def _same_pitches(a: Nhwc, b: Nhwc) -> bool:
     return a.cs == b.cs and (a.rs is b.rs or a.rs == b.rs) and (a.ns is b.ns or a.ns == b.ns)
 
 
-def ort_fused_conv(ctx: Lowering, op: Op) -> None:
-    """com.microsoft.FusedConv(x, w, b?, z?): activation(convolution + z)."""
-    code, value = Code([op.outputs[0]]), -1
-    if op.input(3):
-        value = code.op("add", value, code.operand(op.input(3)))
-    try:
-        params = op.attr("activation_params") or []
-        expr = code.finish(fused_activation(code, op.nodes[0], value, params))
-    except Refuse as why:
-        raise Unsupported(str(why)) from None
-    roles = {r: n for r, n in zip(("x", "w", "b", "e0"), op.inputs, strict=False) if n}
-    spec = replace(ConvSpec.of(op.attrs), expr=expr if expr.code else None)
-    conv(ctx, of_roles(spec, roles, op.outputs, op.nodes, op.opset, op.label))
-
-
-OPS = {
-    "com.microsoft.FusedConv": ort_fused_conv,
-    "Conv": conv,
-    ":conv": conv,
-    "ConvTranspose": conv_transpose,
-    ":conv_transpose": conv_transpose,
-}
+OPS = {":conv": conv, ":conv_transpose": conv_transpose}

@@ -28,7 +28,7 @@ def gemm(ctx: Lowering, op: Op) -> None:
     """y = epilogue(alpha * op(x) @ op(w) + beta * b)."""
     if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
         return  # computed with an earlier product of the same input
-    roles = op.operands("x", "w", "b")
+    roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     for v in (x, w):
         ctx.require(v, "a matrix product")
@@ -261,7 +261,7 @@ def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
 
 
 def _named(op: Op) -> str:
-    return f"{op.kind.lstrip(':')} '{op.label}'"
+    return f"{op.nodes[0].op if len(op.nodes) == 1 else op.kind[1:]} '{op.label}'"
 
 
 def swiglu(ctx: Lowering, op: Op) -> None:
@@ -308,4 +308,4 @@ def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, n
     return ctx.value(name)
 
 
-OPS = {"MatMul": gemm, "Gemm": gemm, ":gemm": gemm, ":swiglu": swiglu}
+OPS = {":gemm": gemm, ":swiglu": swiglu}

@@ -35,18 +35,15 @@ def _vector(ctx: Lowering, name: str, n: DimLike) -> Ref | None:
 
 def layernorm(ctx: Lowering, op: Op) -> None:
     """y = norm(x + res + xbias) * gamma + beta; the optional second output is the sum."""
-    roles = op.operands("x", "gamma", "beta")
+    roles = op.by_role
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
-    given = {"axis": -1, "epsilon": 1e-5, "rms": op.kind == "RMSNormalization", **op.attrs}
-    spec = LayerNormSpec.of(given)
-    channels = op.fused and spec.axis == 1  # an image over its channels
+    spec = LayerNormSpec.of(op.attrs)
+    channels = spec.axis == 1  # an image over its channels
     if channels:
         x = _channels_last(ctx, x)
     axis = x.rank - 1 if channels else axis_of(spec.axis, x.rank)
     n = D.product(x.shape[axis:])
-    if not op.fused and len([o for o in op.outputs if o]) > 1:
-        raise Unsupported("no kernel returns the mean and standard deviation of LayerNormalization")
     eps, rule = spec.eps, {"rms": int(spec.rms), "gamma_add": int(spec.gamma_add)}
     if (
         axis == x.rank - 1
@@ -158,14 +155,11 @@ def _first(dims: Dims) -> Dims:
 
 def groupnorm(ctx: Lowering, op: Op) -> None:
     """Group (groups = -1: instance) normalization over [N, C, ...] with an optional activation."""
-    roles = op.operands("x", "gamma", "beta")
-    if op.kind == "GroupNormalization" and op.opset < 21:
-        raise Unsupported("the scale of GroupNormalization is per group before opset 21")
+    roles = op.by_role
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
     c = x.channels
-    # InstanceNormalization has no number of groups
-    spec = GroupNormSpec.of({"num_groups": -1, "epsilon": 1e-5, **op.attrs})
+    spec = GroupNormSpec.of(op.attrs)
     groups = c if spec.groups == -1 else spec.groups
     if groups < 1 or c % groups:
         raise Unsupported(
@@ -211,8 +205,8 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
 def softmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.inputs[0])
     ctx.require(x, "a softmax")
-    old = not op.fused and op.opset < 13
-    spec = SoftmaxSpec.of({"axis": 1 if old else -1, "log": op.kind == "LogSoftmax", **op.attrs})
+    old = not op.fused
+    spec = SoftmaxSpec.of({"axis": 1, "log": op.kind == "LogSoftmax", **op.attrs})
     axis = axis_of(spec.axis, x.rank)
     outer, n, inner = D.product(x.shape[:axis]), x.shape[axis], D.product(x.shape[axis + 1 :])
     if old:  # before opset 13 the tensor is coerced to 2-d at the axis
@@ -349,7 +343,7 @@ def cumsum(ctx: Lowering, op: Op) -> None:
     )
 
 
-def _by_statistics(ctx: Lowering, op: Op, x: Value, parts: Sequence[Value]) -> None:
+def _by_statistics(ctx: Lowering, op: Op, epsilon: float, x: Value, parts: Sequence[Value]) -> None:
     """BatchNormalization with statistics of a run (what TensorFlow makes of a layer norm), as it is
     written.
     """
@@ -360,7 +354,7 @@ def _by_statistics(ctx: Lowering, op: Op, x: Value, parts: Sequence[Value]) -> N
         )
         column.view = View(ctx.plain(p), contiguous(column.shape))
         columns.append(column)
-    eps = Instr("const", (), float(op.attr("epsilon", 1e-5)))
+    eps = Instr("const", (), epsilon)
     code = (
         Instr("sub", (0, 3)),
         eps,
@@ -376,19 +370,14 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale +
     shift, ...) per channel.
     """
-    roles = op.operands("x", "bn_scale", "bn_bias", "bn_mean", "bn_var")
+    roles = op.by_role
     x = ctx.value(roles["x"])
-    if op.attr("training_mode", 0) or len([o for o in op.outputs if o]) > 1:
-        raise Unsupported("BatchNormalization is in training mode")
-    if not op.attr("spatial", 1):
-        raise Unsupported(
-            "BatchNormalization is per element (spatial=0); the kernels normalize per channel"
-        )
+    spec = BatchNormSpec.of(op.attrs)
     parts = [ctx.value(roles.get(f"bn_{r}", "")) for r in ("scale", "bias", "mean", "var")]
     ctx.require(x, "a norm")
     kinds = {p.dtype for p in parts}
-    if not op.fused and kinds == {x.dtype} and not all(p.is_constant for p in parts):
-        _by_statistics(ctx, op, x, parts)
+    if spec.expr is None and kinds == {x.dtype} and not all(p.is_constant for p in parts):
+        _by_statistics(ctx, op, spec.bn_eps, x, parts)
         return
     if not all(p.is_constant for p in parts) or len(kinds) > 1 or not kinds <= ctx.target.types:
         raise Unsupported(
@@ -406,7 +395,6 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     )
     outs = {"scale": ctx.new_plain(scale), "shift": ctx.new_plain(shift)}
     names = ("gamma", "beta", "mean", "var")
-    spec = BatchNormSpec.of(op.attrs)
     ctx.plan.launch(
         "fold_bn",
         {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)},
@@ -437,11 +425,9 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm,
-    ":groupnorm": groupnorm,
-    "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax,
-    "LogSoftmax": softmax, ":softmax": softmax,
-    "ArgMax": argmax, "ArgMin": argmax, "CumSum": cumsum, "BatchNormalization": batchnorm,
-    ":batchnorm": batchnorm,
+    ":layernorm": layernorm, ":groupnorm": groupnorm, ":softmax": softmax, ":batchnorm": batchnorm,
+    # before opset 13, where it runs over several axes
+    "Softmax": softmax, "LogSoftmax": softmax,
+    "ArgMax": argmax, "ArgMin": argmax, "CumSum": cumsum,
     **dict.fromkeys(_KINDS, reduce),
 }  # fmt: skip

@@ -5,10 +5,9 @@ then over the depth."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.padding import with_zeros
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
 from tracea_onnx.compiler.lower.window import launch_pool, over_axes
@@ -76,8 +75,8 @@ def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, O
         strides=[e.stride for e in plane],
         dilations=[e.dilation for e in plane],
     )
-    inputs, attrs = (image, filters, *op.inputs[2:]), spec.to_json()
-    lower(ctx, replace(op, inputs=inputs, outputs=(name,), attrs=attrs))
+    roles = {**op.by_role, "x": image, "w": filters}
+    lower(ctx, of_roles(spec, roles, (name,), op.nodes, op.opset, op.label))
     made = ctx.nhwc(ctx.value(name))
     give(ctx, op, made, x, (x.shape[0], oc, depth.out, plane[0].out, plane[1].out))
 

@@ -23,7 +23,7 @@ def reads_blocks(op: Op, name: str, graph: Graph) -> bool:
     """Whether this convolution reads `name` as its image only, and could read the image below a
     concatenation of its slices instead.
     """
-    roles = op.operands("x", "w", "b")
+    roles = op.by_role
     shape = graph.shape(roles.get("w", ""))
     spec = ConvSpec.of(op.attrs)
     plain = all(s == 1 for s in (*spec.strides, *spec.dilations))

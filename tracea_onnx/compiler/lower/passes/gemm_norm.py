@@ -31,20 +31,12 @@ _STATISTICS = 8  # its bytes
 _SLACK = 32  # elements a kernel may read behind a vector of columns
 
 
-def _source(op: Op) -> str:
-    return op.role("x") if op.fused else op.input(0)
-
-
-def _weight(op: Op) -> str:
-    return op.role("w") if op.fused else op.input(1)
-
-
 def _growth(ctx: Lowering, op: Op) -> float:
     """Columns of the product's result for one of x."""
     shapes = [
         ctx.graph.shape(n)
         for n in (
-            [_weight(op)]
+            [op.role("w")]
             if op.kind in PRODUCTS
             else [n for r, n in op.by_role.items() if r[0] == "w"]
         )
@@ -72,16 +64,16 @@ def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     maker, read_by = makers(ops), readers(ops)
 
     def product(op: Op) -> bool:
-        return op.kind in PRODUCTS and graph.is_const(_weight(op))
+        return op.kind in PRODUCTS and graph.is_const(op.role("w"))
 
     def multiplies(op: Op, value: str) -> bool:
         gates = op.kind == ":swiglu" and all(
             graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w"
         )
-        return _source(op) == value and (product(op) or gates)
+        return op.role("x") == value and (product(op) or gates)
 
     def adds(op: Op, value: str) -> bool:
-        return product(op) and _source(op) != value and op.extras.count(value) == 1
+        return product(op) and op.role("x") != value and op.extras.count(value) == 1
 
     found: set[str] = set()
     for op in ops:
@@ -92,7 +84,7 @@ def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
             or len([o for o in op.outputs if o]) != 1
         ):
             continue
-        x, y = _source(op), op.outputs[0]
+        x, y = op.role("x"), op.outputs[0]
         read = read_by.get(y, [])
         fit = (
             x in maker

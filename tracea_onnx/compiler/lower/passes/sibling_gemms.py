@@ -135,7 +135,7 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
 
 def part_of(ctx: Lowering, op: Op) -> Part | None:
     """A product as a part, when nothing but a bias follows it."""
-    roles = op.operands("x", "w", "b")
+    roles = op.by_role
     if op.kind not in PRODUCTS:
         return None
     spec = GemmSpec.of(op.attrs)
@@ -204,7 +204,7 @@ def find(
         if op.kind not in PRODUCTS or value in outputs or graph.is_output(value):
             continue
         if _in_place(value, read_by, known, outputs) and part_of(ctx, op) is not None:
-            groups.setdefault(op.by_role["x"] if op.fused else op.inputs[0], []).append(op)
+            groups.setdefault(op.by_role["x"], []).append(op)
     return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}
 
 

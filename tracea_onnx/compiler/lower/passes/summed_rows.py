@@ -56,12 +56,7 @@ def find(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Values of this partition that a norm could sum as it reads them, and their summands."""
     maker = makers(ops)
     found: set[str] = set()
-    queue = [
-        n
-        for op in ops
-        if op.kind in ROW_NORMS
-        for n in ((op.role("x"), op.role("res")) if op.fused else (op.input(0),))
-    ]
+    queue = [n for op in ops if op.kind in ROW_NORMS for n in (op.role("x"), op.role("res"))]
     while queue:
         name = queue.pop()
         op = maker.get(name)
