@@ -24,9 +24,11 @@ _NAME = re.compile(_FORM)
 _NAMES_IN_TEXT = re.compile(rf"{re.escape(DOMAIN)}\.{_FORM.replace('+', '+?', 1)}\b")
 
 
-def name(op: str, function: FunctionProto, spec: str) -> str:
+def name(op: str, function: FunctionProto, spec: str, *, spelled: bool = False) -> str:
     """The name of a function whose body is that of `function` and whose calls carry `spec`. Names,
-    notes and types inside that mean nothing to the result have no part in the hash."""
+    notes and types inside that mean nothing to the result have no part in the hash, nor whether
+    ONNX's domain is spelled out, which tools that rewrite a file change (spelled: it has, as in
+    files before 0.2)."""
     op = re.sub(r"\W", "_", op)
     body = FunctionProto()
     body.CopyFrom(function)
@@ -35,6 +37,9 @@ def name(op: str, function: FunctionProto, spec: str) -> str:
     for node in body.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
+    for node in () if spelled else edit.with_bodies(body.node):
+        if not node.domain:
+            node.ClearField("domain")
     parts = (op.encode(), spec.encode(), body.SerializeToString(deterministic=True))
     return f"{op}_{hashlib.sha256(b''.join(len(p).to_bytes(8, 'little') + p for p in parts)).hexdigest()[:DIGITS]}"
 
@@ -99,7 +104,11 @@ def check(model: ModelProto, where: str) -> None:
             raise ModelError(f"{label} has no description that can be read", _INLINE)
         if (n.op_type, spec) in good:
             continue
-        if any(name(op_of(n.op_type), f, spec) != n.op_type.rstrip("_") for f in bodies[n.op_type]):
+        op = op_of(n.op_type)
+        if any(
+            n.op_type.rstrip("_") not in (name(op, f, spec), name(op, f, spec, spelled=True))
+            for f in bodies[n.op_type]
+        ):
             raise ModelError(
                 f"{label} has a description or a body that was changed after optimize wrote it",
                 _INLINE,
