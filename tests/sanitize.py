@@ -34,7 +34,7 @@ TESTS = (
     "tests/session/provider/test_compiler.py",
     "tests/host/lowering/test_plan_native.py",
 )
-FUZZED = ("session", "sizes", "pack", "plan", "cache")
+FUZZED = ("session", "sizes", "pack", "plan", "compiled", "cache")
 #: ONNX Runtime and Python are not instrumented: what they synchronise by atomics cannot be seen.
 _THREAD_SUPPRESSIONS = """
 race:libonnxruntime

@@ -1,5 +1,5 @@
 """Fuzzes everything that reads what others made: models through the command line and the provider,
-packs, Plans, caches, tuning records, compile requests.
+packs, Plans, compiled models, caches, tuning records, compile requests.
 
     python -m tests.fuzz [--seconds 600 | --cases 100000] [--seed 0] [--kinds optimize session ...] [--jobs 1] [--keep FOLDER]
     python -m tests.fuzz --replay KIND:SEED:NUMBER [--keep FOLDER]      # one case, with what it said
@@ -162,7 +162,7 @@ def main() -> int:
     onnxruntime.set_default_logger_severity(4)
     onnxruntime.SessionOptions = _OneThread
     provider.register()
-    if set(args.kinds) - {"pack", "plan", "cache", "tuning"}:
+    if set(args.kinds) - {"pack", "plan", "compiled", "cache", "tuning"}:
         node_tests()
     if args.replay:
         kind, seed, number = args.replay.split(":")

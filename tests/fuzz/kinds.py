@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -41,7 +42,7 @@ from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.edit import graphs
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io import model_file
-from tracea_onnx.pipeline import optimizer
+from tracea_onnx.pipeline import compiled_model, optimizer
 from tracea_onnx.plan import builder
 from tracea_onnx.runtime import device_caps
 from tracea_onnx.support.artifact_cache import Cache
@@ -743,9 +744,8 @@ def _pack(c: Case) -> Verdict:
     return _run_pack(c, data, fed, broken)
 
 
-def _plan(c: Case) -> Verdict:
-    """A well-formed pack with another Plan in it."""
-    data, fed, pack, _ = _some(c)
+def _changed(c: Case, pack: bytes) -> bytes | None:
+    """A well-formed pack with another Plan in it; None where that cannot be written."""
     header, blobs = builder.read_pack(pack)
     entries = json.loads(json.dumps(header["entries"]))
     for at in range(c.random.choice((1, 1, 2, 3))):
@@ -754,13 +754,67 @@ def _plan(c: Case) -> Verdict:
         if at not in c.skip:
             mutations.tree(entries, own)
     try:
-        changed = builder.write_pack(
+        return builder.write_pack(
             [(e["nodes"], e["plan"], [*blobs] if k == 0 else []) for k, e in enumerate(entries)],
             "fuzz",
         )
-    except Exception:  # no longer of the form that can be written
+    except Exception:
+        return None
+
+
+def _plan(c: Case) -> Verdict:
+    """A well-formed pack with another Plan in it."""
+    data, fed, pack, _ = _some(c)
+    changed = _changed(c, pack)
+    if changed is None:
         return Verdict(REFUSED, "not written")
     return _run_pack(c, data, fed, changed)
+
+
+@cache
+def _compiled_of(data: bytes) -> bytes:
+    """The model's compiled form (EPContext), with its pack inside."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "model.onnx", Path(folder) / "compiled.onnx"
+        source.write_bytes(data)
+        compiled_model.compile_model(source, target, embed=True, options={"claim": "all"})
+        return target.read_bytes()
+
+
+def _compiled(c: Case) -> Verdict:
+    """A compiled model that is damaged, says something else, or holds another Plan."""
+    data, fed, _, _ = _some(c)
+    data = _compiled_of(data)
+    model, kind = ModelProto.FromString(data), c.random.random()
+    if kind < 0.4:
+        for n in model.graph.node:
+            own = {a.name: a for a in n.attribute}
+            if n.op_type != "EPContext" or not own["main_context"].i:
+                continue
+            old = own["ep_cache_context"].s
+            changed = _changed(c, old)
+            if changed is None:
+                return Verdict(REFUSED, "not written")
+            own["ep_cache_context"].s = changed
+            digests = [p[32:64].hex().encode() for p in (old, changed)]  # of the packs' headers
+            for other in model.graph.node:
+                for a in other.attribute:
+                    if a.name == "partition_name":
+                        a.s = a.s.replace(*digests)
+    elif kind < 0.9:
+        c.mutate(
+            model, [mutations.attribute, mutations.attribute_kind, mutations.dims, mutations.nodes]
+        )
+    data = bytes(model.SerializeToString())
+    data = mutations.damage(data, c.random) if kind >= 0.9 else data
+    c.write(data)
+    try:
+        _with_options(data, fed, {})
+    except SystemError as e:
+        return _failure("internal", e)
+    except Exception as e:
+        return Verdict(REFUSED, _line(e))
+    return Verdict(OK)
 
 
 def _cache(c: Case) -> Verdict:
@@ -921,6 +975,7 @@ _RUN: Mapping[str, Callable[[Case], Verdict]] = {
     "sizes": _sizes,
     "pack": _pack,
     "plan": _plan,
+    "compiled": _compiled,
     "cache": _cache,
     "tuning": _tuning,
     "request": _request,
@@ -939,6 +994,7 @@ WEIGHTS: Mapping[str, int] = {
     "sizes": 5,
     "pack": 3,
     "plan": 3,
+    "compiled": 2,
     "cache": 1,
     "tuning": 1,
     "request": 4,

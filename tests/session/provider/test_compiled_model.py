@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,20 @@ def test_a_compiled_model_that_was_changed_is_one_line(
     with pytest.raises(Exception, match=line) as raised:
         provider.create_session(tmp_path / "ctx.onnx")
     assert len(str(raised.value).strip().splitlines()) == 1
+
+
+def test_a_pipe_in_place_of_the_pack_is_not_waited_for(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "model.onnx")
+    _, pack = compile_model(tmp_path / "model.onnx", tmp_path / "ctx.onnx").files
+    pack.unlink()
+    os.mkfifo(pack)
+    program = "from tracea_onnx import provider; provider.create_session('ctx.onnx')"
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60
+    )
+    assert done.returncode and "which the compiled model names" in done.stderr
 
 
 def test_onnx_runtime_is_told_where_a_compiled_model_runs(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ void write_file(const std::string& path, const std::string& bytes) {
 }
 
 std::string read_file(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   struct stat info;
   const bool regular = fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode);
   std::string bytes(regular ? size_t(info.st_size) : 0, '\0');
