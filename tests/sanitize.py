@@ -35,6 +35,8 @@ TESTS = (
     "tests/host/lowering/test_plan_native.py",
 )
 FUZZED = ("session", "sizes", "pack", "plan", "compiled", "cache")
+#: By several threads of one process: ONNX Runtime does not die of these.
+TOGETHER = ("pack", "plan", "compiled")
 #: ONNX Runtime and Python are not instrumented: what they synchronise by atomics cannot be seen.
 _THREAD_SUPPRESSIONS = """
 race:libonnxruntime
@@ -171,7 +173,9 @@ def main() -> int:
                 "--keep",
                 str(log / "fuzz"),
             ]
-            commands.append([*fuzz, "--kinds", *FUZZED])
+            together = args.sanitizers == "thread"
+            commands.append([*fuzz, "--kinds", *(TOGETHER if together else FUZZED)])
+            commands[-1] += ["--threads", "4"] if together else []
     codes = [
         subprocess.run(c, cwd=folder, env=environment(args.sanitizers, preload, log)).returncode
         for c in commands

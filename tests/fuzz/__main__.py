@@ -10,12 +10,14 @@ that repeats them. The same seed gives the same cases. Exit status 1 when there 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -119,6 +121,38 @@ def _minimise(
     return skip
 
 
+def _together(
+    seed: str, kinds: list[str], first: int, cases: int, seconds: float, threads: int, keep: Path
+) -> int:
+    """Runs the cases in this process, on several threads at once: for ThreadSanitizer, which cannot
+    follow a fork. What ends the process ends them all. The number of findings."""
+    from tests.fuzz.kinds import KINDS, Case
+
+    os.environ["XDG_CACHE_HOME"] = str(keep / "home")
+    numbers, counts, ends = itertools.count(first), Counter[str](), time.monotonic() + seconds
+
+    def serve(thread: int) -> None:
+        folder = keep / f"thread-{thread}"
+        folder.mkdir()
+        while (number := next(numbers)) < first + cases and (
+            not seconds or time.monotonic() < ends
+        ):
+            key = f"{kind_of(seed, number, kinds)}:{seed}:{number}"
+            verdict = KINDS[key.split(":")[0]](Case(key, folder))
+            counts[verdict.status] += 1
+            if verdict.status not in FINE:
+                print(f"{verdict.status}: {verdict.signature}: {key}\n{verdict.detail}", flush=True)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(serve, range(threads)))
+    bad = sum(n for status, n in counts.items() if status not in FINE)
+    said = ", ".join(f"{n} {status}" for status, n in counts.most_common())
+    print(
+        f"fuzz: {counts.total()} inputs on {threads} threads, seed {seed}: {said}; {bad} findings"
+    )
+    return bad
+
+
 class _OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]
     """Sessions of many workers share the cores, and threads that wait would use up the time of a
     case.
@@ -153,6 +187,9 @@ def main() -> int:
         action="store_true",
         help="no limit of memory, and ten times the processor time: for sanitizers",
     )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="in this process, on so many threads at once"
+    )
     args = parser.parse_args()
     limits = Limits(100.0, 0) if args.unlimited else Limits()
     keep = args.keep or Path(tempfile.mkdtemp(prefix="fuzz-findings"))
@@ -169,6 +206,12 @@ def main() -> int:
         v = _one(kind, seed, int(number), keep, limits, frozenset(args.skip), keep / "replay")
         print(f"{v.status} {v.line}\n{v.signature}\n{v.detail}\ninputs in {keep / 'replay'}")
         return 0 if v.status in FINE else 1
+    if args.threads:
+        cases = args.cases or 1 << 62
+        return int(
+            _together(args.seed, args.kinds, args.first, cases, args.seconds, args.threads, keep)
+            > 0
+        )
     began = time.monotonic()
     counts: dict[str, Counter[str]] = {k: Counter() for k in args.kinds}
     since: Counter[str] = Counter()  # cases of a kind after its last finding
