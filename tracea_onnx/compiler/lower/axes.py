@@ -15,6 +15,16 @@ from tracea_onnx.plan.builder import PlanBuilder
 _MOST = 2**31 - 1
 
 
+def around(shape: Dims, axis: int, last: int | None = None) -> dict[str, DimLike]:
+    """Elements before an axis (or axes up to `last`), along it, and behind, as parameters."""
+    end = (axis if last is None else last) + 1
+    return {
+        "outer": D.product(shape[:axis]),
+        "n": D.product(shape[axis:end]),
+        "inner": D.product(shape[end:]),
+    }
+
+
 def merge_dims(
     shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]
 ) -> list[tuple[DimLike, list[DimLike]]]:

@@ -151,6 +151,13 @@ class Lowering:
         """The other where one symbol is 1, which only a run knows."""
         return D.select(D.equal(d, 1), e, d)
 
+    def available(self, family: str, kind: str) -> None:
+        """Refuse an operator whose family of kernels the backend lacks."""
+        if family not in self.target.families:
+            raise Unsupported(
+                f"no {self.plan.backend} kernel computes {kind}; ONNX Runtime's own runs it"
+            )
+
     def require(self, v: Value, what: str) -> None:
         """Refuse a tensor whose element type the backend's compute kernels do not take."""
         if v.dtype not in self.target.types:
@@ -248,6 +255,39 @@ class Lowering:
     def plain(self, v: Value) -> Ref:
         """Contiguous row-major storage of `v`, converting if it lies elsewhere."""
         return self.strided(v, exact=contiguous(v.shape)).ref
+
+    def run(
+        self,
+        family: str,
+        inputs: Mapping[str, Value | Ref | None],
+        out: Value,
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float] | None = None,
+        *,
+        dtype: DType = DType.F32,
+        whole: bool = True,
+    ) -> None:
+        """One launch that reads contiguous values, and makes `out` one. Kernels are compiled for the
+        types that they compute in; a parameter says what other type they read.
+        """
+        refs = {k: self.plain(v) if isinstance(v, Value) else v for k, v in inputs.items()}
+        y, dtype = self.new_plain(out), dtype if dtype in self.target.types else DType.F32
+        self.plan.launch(family, refs, {"y": y}, ints, floats, whole=whole, dtype=dtype)
+
+    def run_image(
+        self,
+        family: str,
+        src: Nhwc,
+        dst: Nhwc,
+        dtype: DType,
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float] | None = None,
+        **operands: Ref | None,
+    ) -> None:
+        """One launch from images to images."""
+        ints = {**ints, **src.pitches("x"), **dst.pitches("y")}
+        operands = {"x": src.ref, **operands}
+        self.plan.launch(family, operands, {"y": dst.ref}, ints, floats, whole=False, dtype=dtype)
 
     def settle(self, v: Value) -> None:
         """Make a deferred tensor now."""

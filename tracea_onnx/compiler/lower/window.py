@@ -47,6 +47,5 @@ def launch_pool(
     """mode: as the family `pool2d` has it; images: how many there are, and their channels."""
     n, c = images
     ints: dict[str, DimLike] = {"mode": mode, "N": n, "C": c}
-    ints |= sides(axes) | src.pitches("x") | dst.pitches("y")
     ints |= {p: w.padding()[1] for p, w in zip(("PB", "PR"), axes, strict=True)}
-    ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+    ctx.run_image("pool2d", src, dst, x.dtype, ints | sides(axes))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.compiler.lower.axes import broadcast_strides
+from tracea_onnx.compiler.lower.axes import around, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
@@ -302,19 +302,8 @@ def _rows(ctx: Lowering, table: Value, pos: Value, name: str) -> Value:
     if table.rank != 2:
         raise Unsupported(f"a rotary table has rank {table.rank}; rows by position need rank 2")
     out = ctx.define(f"{name}\0{table.name}", table.dtype, (*pos.shape, table.shape[1]))
-    ctx.plan.launch(
-        "gather",
-        {"x": ctx.plain(table), "idx": ctx.plain(pos)},
-        {"y": ctx.new_plain(out)},
-        {
-            "elem": table.dtype.size,
-            "outer": 1,
-            "n": table.shape[0],
-            "inner": table.shape[1],
-            "count": pos.elements,
-            "idx_dtype": int(pos.dtype),
-        },
-    )
+    ints = {"elem": table.dtype.size, "count": pos.elements, "idx_dtype": int(pos.dtype)}
+    ctx.run("gather", {"x": table, "idx": pos}, out, ints | around(table.shape, 0))
     return out
 
 

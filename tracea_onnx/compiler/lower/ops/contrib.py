@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.attention import attention as attention_of
@@ -65,16 +66,8 @@ def embedding(ctx: Lowering, op: Op) -> None:
             )
         m = ctx.value(mask)
         out = ctx.define(op.outputs[1], m.dtype, m.shape[:1])
-        ints: dict[str, DimLike] = {
-            "kind": 0,
-            "outer": m.shape[0],
-            "n": m.shape[1],
-            "inner": 1,
-            "dtype": int(m.dtype),
-        }
-        ctx.plan.launch(
-            "reduce", {"x": ctx.plain(m)}, {"y": ctx.new_plain(out)}, ints, dtype=DType.F32
-        )
+        ints = {"kind": 0, "dtype": int(m.dtype), **around(m.shape, 1)}
+        ctx.run("reduce", {"x": m}, out, ints)
 
 
 def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtype: DType) -> str:

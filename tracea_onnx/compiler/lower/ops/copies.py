@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
+from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops import indexed
@@ -169,7 +170,7 @@ def range_(ctx: Lowering, op: Op) -> None:
         return
     ints: dict[str, DimLike] = {"count": n, "start": first, "delta": step, "dtype": int(out.dtype)}
     out.counting = View(Ref(-1, first), (step,))
-    ctx.defer(out, "", (), lambda: ctx.plan.launch("range", {}, {"y": ctx.new_plain(out)}, ints))
+    ctx.defer(out, "", (), lambda: ctx.run("range", {}, out, ints))
 
 
 def gather_elements(ctx: Lowering, op: Op) -> None:
@@ -202,19 +203,8 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
         ctx.define(op.outputs[0], x.dtype, idx.shape).view = View(view.ref.at(start), steps)
         return
     out = ctx.define(op.outputs[0], x.dtype, idx.shape)
-    ctx.plan.launch(
-        "gather_elements",
-        {"x": ctx.plain(x), "idx": ctx.plain(idx)},
-        {"y": ctx.new_plain(out)},
-        {
-            "elem": x.dtype.size,
-            "outer": D.product(x.shape[:k]),
-            "n": x.shape[k],
-            "inner": D.product(x.shape[k + 1 :]),
-            "count": idx.shape[k],
-            "idx_dtype": int(idx.dtype),
-        },
-    )
+    ints = {"elem": x.dtype.size, "count": idx.shape[k], "idx_dtype": int(idx.dtype)}
+    ctx.run("gather_elements", {"x": x, "idx": idx}, out, ints | around(x.shape, k))
 
 
 def _counting(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op, of_roles
@@ -48,20 +49,11 @@ def pool_globally(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
     """mode: 0 for the largest element of each channel, 1 for the mean."""
     if x.nhwc is None or x.view is not None:
         # plain storage: a reduction over contiguous rows
-        ints: dict[str, DimLike] = {
-            "kind": 2 if mode == 0 else 1,
-            "outer": D.mul(x.shape[0], x.shape[1]),
-            "n": D.product(x.shape[2:]),
-            "inner": 1,
-            "dtype": int(x.dtype),
-        }
-        ctx.plan.launch(
-            "reduce", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype
-        )
+        ints = {"kind": 1 if mode else 2, "dtype": int(x.dtype), **around(x.shape, 2, x.rank - 1)}
+        ctx.run("reduce", {"x": x}, out, ints, dtype=x.dtype)
         return
     ints = {"mode": mode, **x.nchw(), **x.nhwc.pitches("x"), "y_ns": x.shape[1]}
-    y = ctx.new_plain(out)
-    ctx.plan.launch("global_pool", {"x": x.nhwc.ref}, {"y": y}, ints, dtype=x.dtype)
+    ctx.run("global_pool", {"x": x.nhwc.ref}, out, ints, dtype=x.dtype)
 
 
 _COORD = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3}
@@ -140,31 +132,25 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     n, c, h, w = x.image()
     _, _, oh, ow = out.image()
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
-    ints: dict[str, DimLike] = {
-        **how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
-        **src.pitches("x"), **dst.pitches("y"),
-    }  # fmt: skip
-    ctx.plan.launch(
-        how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype
-    )
+    ints = {**how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow}
+    ctx.run_image(how.family, src, dst, x.dtype, ints, how.floats)
 
 
 def lrn(ctx: Lowering, op: Op) -> None:
     """Local response normalisation, of channels."""
     x = ctx.value(op.input(0))
-    if "lrn" not in ctx.target.families:
-        raise Unsupported(f"no {ctx.plan.backend} kernel computes LRN; ONNX Runtime's own runs it")
+    ctx.available("lrn", "LRN")
     if x.rank != 4:
         raise Unsupported(f"LRN has an operand of rank {x.rank}; the kernel takes 4")
     src = ctx.nhwc(x)
     dst = ctx.new_nhwc(ctx.define(op.outputs[0], x.dtype, x.shape))
-    ints = {"size": int(op.attr("size")), **x.nchw(), **src.pitches("x"), **dst.pitches("y")}
+    ints = {"size": int(op.attr("size")), **x.nchw()}
     floats = {
         "alpha": float(op.attr("alpha", 1e-4)),
         "beta": float(op.attr("beta", 0.75)),
         "bias": float(op.attr("bias", 1.0)),
     }
-    ctx.plan.launch("lrn", {"x": src.ref}, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+    ctx.run_image("lrn", src, dst, x.dtype, ints, floats)
 
 
 _SAMPLING = {"nearest": 0, "linear": 1, "bilinear": 1, "cubic": 2, "bicubic": 2}
@@ -175,10 +161,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     """An image read where a grid says."""
     x, grid = (ctx.value(n) for n in op.inputs)
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
-    if "grid_sample" not in ctx.target.families:
-        raise Unsupported(
-            f"no {ctx.plan.backend} kernel computes GridSample; ONNX Runtime's own runs it"
-        )
+    ctx.available("grid_sample", "GridSample")
     if (
         x.rank != 4
         or mode not in _SAMPLING
@@ -199,16 +182,8 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     ints: dict[str, DimLike] = {
         "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)),
         "grid_dtype": int(grid.dtype), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
-        **src.pitches("x"), **dst.pitches("y"),
     }  # fmt: skip
-    ctx.plan.launch(
-        "grid_sample",
-        {"x": src.ref, "grid": places},
-        {"y": dst.ref},
-        ints,
-        whole=False,
-        dtype=x.dtype,
-    )
+    ctx.run_image("grid_sample", src, dst, x.dtype, ints, grid=places)
 
 
 def _ratio(out: DimLike, of: DimLike) -> float:
@@ -264,16 +239,11 @@ def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:
     src = x.nhwc
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     dst = ctx.new_nhwc(out)
-    ints = {
-        **x.nchw(), "R": r, **src.pitches("x"), **dst.pitches("y"),
-        "act1": act1[0], "act2": act2[0],
-    }  # fmt: skip
+    ints = {**x.nchw(), "R": r, "act1": act1[0], "act2": act2[0]}
     floats = {"p0": act1[1], "p1": act1[2], "q0": act2[1], "q1": act2[2]}
-    operands = {"x": src.ref, "w1": packed[0], "b1": bias[0], "w2": packed[1], "b2": bias[1]}
+    operands = {"w1": packed[0], "b1": bias[0], "w2": packed[1], "b2": bias[1]}
     try:
-        ctx.plan.launch(
-            "squeeze_excite", operands, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype
-        )
+        ctx.run_image("squeeze_excite", src, dst, x.dtype, ints, floats, **operands)
     except Unsupported:
         del ctx.values[out.name]
         return False

@@ -22,15 +22,8 @@ def _axis(op: Op, x: Value) -> int:
     return axis_of(int(op.attr("axis", 0)), x.rank)
 
 
-def _available(ctx: Lowering, op: Op) -> None:
-    if "scatter_along" not in ctx.target.families:
-        raise Unsupported(
-            f"no {ctx.plan.backend} kernel computes {op.kind}; ONNX Runtime's own runs it"
-        )
-
-
 def _require(ctx: Lowering, op: Op, indices: Value, rank: int) -> None:
-    _available(ctx, op)
+    ctx.available("scatter_along", op.kind)
     if indices.dtype not in (DType.I64, DType.I32):
         raise Unsupported(
             f"{op.kind} has indices of type {indices.dtype.name}; the kernel reads I64 and I32"
@@ -84,9 +77,7 @@ def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None
         "axis": axis + _RANK - x.rank,
         **_five(idx.shape, view.strides, x.shape),
     }
-    ctx.plan.launch(
-        "gather_along", {"x": view.ref, "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints
-    )
+    ctx.run("gather_along", {"x": view.ref, "idx": idx}, out, ints)
 
 
 def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
@@ -114,7 +105,7 @@ def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
         "step": D.product(x.shape[b:]),
         **_five((), strides[b : b + k], x.shape[b : b + k], first=True),
     }
-    ctx.plan.launch("gather_tuples", operands, {"y": ctx.new_plain(out)}, ints)
+    ctx.run("gather_tuples", operands, out, ints)
 
 
 def _copied(ctx: Lowering, op: Op, x: Value) -> Value:
@@ -181,7 +172,7 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
 
 def trilu(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    _available(ctx, op)
+    ctx.available("scatter_along", op.kind)
     diagonal = constant(ctx, op.input(1), "the diagonal") if op.input(1) else 0
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     rows, columns = x.shape[-2:]
@@ -192,9 +183,7 @@ def trilu(ctx: Lowering, op: Op) -> None:
         "diagonal": diagonal,
         "upper": int(op.attr("upper", 1)),
     }
-    ctx.plan.launch(
-        "triangle", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"elem": x.dtype.size, **ints}
-    )
+    ctx.run("triangle", {"x": x}, out, {"elem": x.dtype.size, **ints})
 
 
 def one_hot(ctx: Lowering, op: Op) -> None:
@@ -221,13 +210,8 @@ def one_hot(ctx: Lowering, op: Op) -> None:
         "depth": depth,
         "inner": D.product(idx.shape[axis:]),
     }
-    operands = {"idx": ctx.plain(idx), "values": ctx.plain(values)}
-    ctx.plan.launch(
-        "one_hot",
-        operands,
-        {"y": ctx.new_plain(out)},
-        {"elem": values.dtype.size, "idx_dtype": int(idx.dtype), **ints},
-    )
+    ints |= {"elem": values.dtype.size, "idx_dtype": int(idx.dtype)}
+    ctx.run("one_hot", {"idx": idx, "values": values}, out, ints)
 
 
 OPS = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tracea_onnx.compiler.lower.axes import broadcast_strides
+from tracea_onnx.compiler.lower.axes import around, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
@@ -415,15 +415,11 @@ def gather(ctx: Lowering, op: Op) -> None:
             f"Gather has indices of type {idx.dtype.name}; the kernel reads I64 and I32"
         )
     out = ctx.define(op.outputs[0], x.dtype, shape_)
-    ints: dict[str, DimLike] = {
-        "elem": x.dtype.size, "outer": D.product(x.shape[:k]), "n": n,
-        "inner": D.product(x.shape[k + 1 :]), "count": idx.elements, "idx_dtype": int(idx.dtype),
-    }  # fmt: skip
+    ints = {"elem": x.dtype.size, "count": idx.elements, "idx_dtype": int(idx.dtype)}
+    ints |= around(x.shape, k)
 
     def make() -> None:
-        ctx.plan.launch(
-            "gather", {"x": ctx.plain(x), "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints
-        )
+        ctx.run("gather", {"x": x, "idx": idx}, out, ints)
 
     if out.name in ctx.deferrable and x.rank == 2 and k == 0 and summed_rows.fits(ctx, out, [x]):
         ctx.defer(out, "rows", [x, idx], make)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from tracea_onnx.compiler.lower.axes import broadcast_strides
+from tracea_onnx.compiler.lower.axes import around, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
@@ -173,52 +174,23 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     floats = {"eps": spec.eps, "p0": p0, "p1": p1}
     if x.nhwc is not None and x.view is None:
-        src, dst = x.nhwc, ctx.new_nhwc(out)
-        ints = {**x.nchw(), "G": groups, **src.pitches("x"), **dst.pitches("y"), "act": act}
-        ctx.plan.launch(
-            "groupnorm_nhwc",
-            {"x": src.ref, **operands},
-            {"y": dst.ref},
-            ints,
-            floats,
-            whole=False,
-            dtype=x.dtype,
-        )
+        ints = {**x.nchw(), "G": groups, "act": act}
+        dst = ctx.new_nhwc(out)
+        ctx.run_image("groupnorm_nhwc", x.nhwc, dst, x.dtype, ints, floats, **operands)
         return
-    shape: dict[str, DimLike] = {
-        "B": x.shape[0],
-        "C": c,
-        "G": groups,
-        "inner": D.product(x.shape[2:]),
-        "act": act,
-    }
-    ctx.plan.launch(
-        "groupnorm",
-        {"x": ctx.plain(x), **operands},
-        {"y": ctx.new_plain(out)},
-        shape,
-        floats,
-        dtype=x.dtype,
-    )
+    ints = {"B": x.shape[0], "C": c, "G": groups, "inner": D.product(x.shape[2:]), "act": act}
+    ctx.run("groupnorm", {"x": x, **operands}, out, ints, floats, dtype=x.dtype)
 
 
 def softmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.inputs[0])
     ctx.require(x, "a softmax")
-    old = not op.fused
     spec = SoftmaxSpec.of({"axis": 1, "log": op.kind == "LogSoftmax", **op.attrs})
     axis = axis_of(spec.axis, x.rank)
-    outer, n, inner = D.product(x.shape[:axis]), x.shape[axis], D.product(x.shape[axis + 1 :])
-    if old:  # before opset 13 the tensor is coerced to 2-d at the axis
-        n, inner = D.mul(n, inner), 1
+    # before opset 13 the tensor is coerced to 2-d at the axis
+    ints = {"log": int(spec.log), **around(x.shape, axis, axis if op.fused else x.rank - 1)}
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    ctx.plan.launch(
-        "softmax",
-        {"x": ctx.plain(x)},
-        {"y": ctx.new_plain(out)},
-        {"outer": outer, "n": n, "inner": inner, "log": int(spec.log)},
-        dtype=x.dtype,
-    )
+    ctx.run("softmax", {"x": x}, out, ints, dtype=x.dtype)
 
 
 _KINDS = {
@@ -228,15 +200,11 @@ _KINDS = {
 }  # fmt: skip
 
 
-def _sum(values: Sequence[DimLike]) -> DimLike:
-    total: DimLike = 0
-    for v in values:
-        total = total + v
-    return total
-
-
 #: Reductions of a symbolic shape vector.
-_SYMBOLIC: dict[int, Callable[[Sequence[DimLike]], DimLike]] = {0: _sum, 4: D.product}
+_SYMBOLIC: dict[int, Callable[[Sequence[DimLike]], DimLike]] = {
+    0: functools.partial(functools.reduce, D.add),
+    4: D.product,
+}
 
 
 def reduce(ctx: Lowering, op: Op) -> None:
@@ -261,35 +229,16 @@ def reduce(ctx: Lowering, op: Op) -> None:
     ):
         pool_globally(ctx, x, ctx.define(op.outputs[0], x.dtype, shape), int(kind == 1))
         return
-    if gone != list(range(gone[0], gone[-1] + 1)) if gone else False:
-        kept = [k for k in range(x.rank) if k not in gone]
-        order = kept + gone
+    first = gone[0] if gone else x.rank
+    if gone != [*range(first, first + len(gone))]:
+        order = [k for k in range(x.rank) if k not in gone] + gone
         view = ctx.strided(x)
         moved = ctx.define(op.outputs[0] + "\0moved", x.dtype, tuple(x.shape[k] for k in order))
         moved.view = View(view.ref, tuple(view.strides[k] for k in order))
-        source, outer, n_, inner = (
-            ctx.plain(moved),
-            D.product(moved.shape[: len(kept)]),
-            D.product(moved.shape[len(kept) :]),
-            1,
-        )
-        dims: tuple[DimLike, DimLike, DimLike] = (outer, n_, inner)
-    else:
-        first, last = (gone[0], gone[-1]) if gone else (x.rank, x.rank - 1)
-        source = ctx.plain(x)
-        dims = (
-            D.product(x.shape[:first]),
-            D.product(x.shape[first : last + 1]),
-            D.product(x.shape[last + 1 :]),
-        )
+        x, first = moved, x.rank - len(gone)
+    ints = {"kind": kind, "dtype": int(x.dtype), **around(x.shape, first, first + len(gone) - 1)}
     out = ctx.define(op.outputs[0], x.dtype, shape)
-    ctx.plan.launch(
-        "reduce",
-        {"x": source},
-        {"y": ctx.new_plain(out)},
-        {"kind": kind, "outer": dims[0], "n": dims[1], "inner": dims[2], "dtype": int(x.dtype)},
-        dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
-    )
+    ctx.run("reduce", {"x": x}, out, ints, dtype=x.dtype)
 
 
 def argmax(ctx: Lowering, op: Op) -> None:
@@ -305,42 +254,25 @@ def argmax(ctx: Lowering, op: Op) -> None:
     keep = bool(op.attr("keepdims", 1))
     shape = tuple(1 if k == axis else d for k, d in enumerate(x.shape) if keep or k != axis)
     out = ctx.define(op.outputs[0], DType.I64, shape)
-    ints: dict[str, DimLike] = {
-        "outer": D.product(x.shape[:axis]), "n": x.shape[axis],
-        "inner": D.product(x.shape[axis + 1 :]), "min": int(op.kind == "ArgMin"),
+    ints = {
+        **around(x.shape, axis), "min": int(op.kind == "ArgMin"),
         "last": int(op.attr("select_last_index", 0)), "dtype": int(x.dtype),
     }  # fmt: skip
-    ctx.plan.launch(
-        "argmax",
-        {"x": ctx.plain(x)},
-        {"y": ctx.new_plain(out)},
-        ints,
-        dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
-    )
+    ctx.run("argmax", {"x": x}, out, ints, dtype=x.dtype)
 
 
 def cumsum(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if "cumsum" not in ctx.target.families:
-        raise Unsupported(
-            f"no {ctx.plan.backend} kernel computes CumSum; ONNX Runtime's own runs it"
-        )
+    ctx.available("cumsum", "CumSum")
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes CumSum of type {x.dtype.name}")
     axis = axis_of(constant(ctx, op.input(1), "the axis"), x.rank)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    ints: dict[str, DimLike] = {
-        "outer": D.product(x.shape[:axis]), "n": x.shape[axis],
-        "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),
+    ints = {
+        **around(x.shape, axis), "exclusive": int(op.attr("exclusive", 0)),
         "reverse": int(op.attr("reverse", 0)), "dtype": int(x.dtype),
     }  # fmt: skip
-    ctx.plan.launch(
-        "cumsum",
-        {"x": ctx.plain(x)},
-        {"y": ctx.new_plain(out)},
-        ints,
-        dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
-    )
+    ctx.run("cumsum", {"x": x}, out, ints, dtype=x.dtype)
 
 
 def _by_statistics(ctx: Lowering, op: Op, epsilon: float, x: Value, parts: Sequence[Value]) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported
-from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.shapes.operands import axis_of, integer
 
 
 def topk(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if "topk" not in ctx.target.families:
-        raise Unsupported(f"no {ctx.plan.backend} kernel computes TopK; ONNX Runtime's own runs it")
+    ctx.available("topk", "TopK")
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes TopK of type {x.dtype.name}")
     k = integer(ctx, op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
@@ -29,9 +27,8 @@ def topk(ctx: Lowering, op: Op) -> None:
         for role, name, dtype in zip(("y", "at"), op.outputs, (x.dtype, DType.I64), strict=False)
         if name
     }  # fmt: skip
-    ints: dict[str, DimLike] = {
-        "outer": D.product(x.shape[:axis]), "n": x.shape[axis],
-        "inner": D.product(x.shape[axis + 1 :]), "k": k, "largest": int(op.attr("largest", 1)),
+    ints = {
+        **around(x.shape, axis), "k": k, "largest": int(op.attr("largest", 1)),
         "dtype": int(x.dtype),
     }  # fmt: skip
     if k:
