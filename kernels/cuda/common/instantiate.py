@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Float32, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
@@ -23,6 +23,11 @@ from .templates import template
 def ints(values: Mapping[str, DimLike]) -> list[Parameter]:
     """Parameters of type `int`."""
     return [("int", name, Int32(v)) for name, v in values.items()]
+
+
+def unsigned(values: Mapping[str, DimLike]) -> list[Parameter]:
+    """Parameters of type `u32`."""
+    return [("u32", name, Int32(v)) for name, v in values.items()]
 
 
 def longs(values: Mapping[str, DimLike]) -> list[Parameter]:
@@ -38,6 +43,11 @@ def sizes(request: Request, *names: str) -> dict[str, DimLike]:
 def pointer(ctype: str, operand: str, name: str = "") -> Parameter:
     """The parameter that points to `operand`, called so or `name`; `ctype` is of its elements."""
     return f"{ctype}*", name or operand, Pointer(operand)
+
+
+def floats(values: Mapping[str, float]) -> list[Parameter]:
+    """Parameters of type `float`."""
+    return [("float", name, Float32(v)) for name, v in values.items()]
 
 
 def constexprs(values: Mapping[str, bool | int | float]) -> str:
@@ -93,3 +103,52 @@ def instantiate(
     args = tuple(v for _, _, v in given)
     pdl = overlapped(request)
     return Kernel(source, symbol, grid, threads, args, smem, cluster, pdl, scratch)
+
+
+def entry(
+    symbol: str, parameters: Sequence[Parameter], threads: int, body: str, *, resident: int = 0
+) -> str:
+    """An entry point with the statements `body`; resident: CTAs of an SM that registers must leave
+    room for (0: any).
+    """
+    given = ", ".join(f"{ctype} {name}" for ctype, name, _ in parameters)
+    bounds = f"{threads}, {resident}" if resident else threads
+    return (
+        f'\nextern "C" __global__ void __launch_bounds__({bounds}) {symbol}({given}) {{\n'
+        f"  {body}\n}}\n"
+    )
+
+
+def instance(
+    request: Request,
+    symbol: str,
+    header: str,
+    parameters: Sequence[Parameter],
+    grid: DimLike | tuple[DimLike, DimLike, DimLike],
+    threads: int,
+    body: str,
+    *,
+    dtype: DType | None = None,
+    resident: int = 0,
+    before: str = "",
+    text: str = "",
+    after: str = "",
+    smem: int = 0,
+    cluster: int = 1,
+    scratch: tuple[DimLike, ...] = (),
+) -> Kernel:
+    """The `entry` of these, with the function templates of `header`. dtype: the element type, of the
+    request unless given; before: definitions that the header needs; text, after: what comes before
+    and behind the entry point; the rest as in `instantiate`."""
+    source = (
+        prelude(request.dtype if dtype is None else dtype)
+        + before
+        + template(header)
+        + text
+        + entry(symbol, parameters, threads, body, resident=resident)
+        + after
+    )
+    args = tuple(v for _, _, v in parameters)
+    blocks = grid if isinstance(grid, tuple) else (grid, 1, 1)
+    pdl = overlapped(request)
+    return Kernel(source, symbol, blocks, threads, args, smem, cluster, pdl, scratch)

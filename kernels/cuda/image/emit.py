@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Float32,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-    Unfit,
-)
+from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
-from ..common.launch import about, blocks, known, overlapped, parameters, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import entry, floats, instance, ints, longs, pointer
+from ..common.launch import about, blocks, known, parameters, static
+from ..common.prelude import C_TYPES
 
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice,
 #: and the most slices.
@@ -33,18 +25,33 @@ _AHEAD, _ROUNDS, _BESIDE = 8, 6, 8
 _MUCH, _SMALL = 4_000_000, 16
 
 
-def _head(request: Request) -> str:
-    return prelude(request.dtype) + template(
-        "common/base", "common/half2_max", "common/cluster", "image/pool_resize"
-    )
+#: Pitches of x and y as the templates take them.
+_X, _Y = "Pitch{x_cs, x_rs, x_ns}", "Pitch{y_cs, y_rs, y_ns}"
 
 
-def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
-    return (
-        Int32(parameters(request)[f"{side}_cs"]),
-        Int64(parameters(request)[f"{side}_rs"]),
-        Int64(parameters(request)[f"{side}_ns"]),
-    )
+def _pitches(request: Request, *sides: str) -> list[Parameter]:
+    i, found = parameters(request), list[Parameter]()
+    for side in sides:
+        found += ints({f"{side}_cs": i[f"{side}_cs"]})
+        found += longs({f"{side}_{p}": i[f"{side}_{p}"] for p in ("rs", "ns")})
+    return found
+
+
+def _image(
+    request: Request,
+    symbol: str,
+    call: str,
+    grid: DimLike,
+    given: list[Parameter],
+    *,
+    threads: int = 256,
+    header: str = "image/pool_resize",
+) -> Kernel:
+    """The kernel with the statements `call`, which reads x and writes y, and has their pitches."""
+    ends = [pointer("const T", "x"), pointer("T", "y")]
+    given = [*ends, *given, *_pitches(request, "x", "y")]
+    body = f"after_previous();\n  {call}"
+    return instance(request, symbol, header, given, grid, threads, body)
 
 
 def _units(request: Request, bytes: int = 16) -> DimLike:
@@ -63,26 +70,8 @@ def _pixels(request: Request, bytes: int = 16, lanes: int = 1) -> DimLike:
 
 #: Windows of at most so many taps along an axis are unrolled.
 _UNROLLED = 7
-_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
-_PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
-_POOL = (
-    "N",
-    "C",
-    "IH",
-    "IW",
-    "OH",
-    "OW",
-    "KH",
-    "KW",
-    "SH",
-    "SW",
-    "DH",
-    "DW",
-    "PT",
-    "PL",
-    "PB",
-    "PR",
-)
+_RESIZE = ("N", "C", "IH", "IW", "OH", "OW")
+_POOL = (*_RESIZE, "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR")
 
 
 #: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and
@@ -97,30 +86,9 @@ def pool2d(request: Request) -> list[Kernel]:
     kh, kw = window if max(k or _UNROLLED + 1 for k in window) <= _UNROLLED else (0, 0)
     lanes = _lanes(request)
     kh, kw = window if lanes > 1 else (kh, kw)
-    source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", ".join(f"int {n}" for n in _POOL)},
-    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
-  after_previous();
-  pool<{mode}, {kh}, {kw}, {lanes}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("y"),
-        *(Int32(i[n]) for n in _POOL),
-        *_pitch(request, "x"),
-        *_pitch(request, "y"),
-    )
-    return [
-        Kernel(
-            source,
-            "pool2d",
-            (_pixels(request, 16, lanes), 1, 1),
-            256,
-            args,
-            pdl=overlapped(request),
-        )
-    ]
+    call = f"pool<{mode}, {kh}, {kw}, {lanes}>(x, y, Pool{{{', '.join(_POOL)}}}, {_X}, {_Y});"
+    given = ints({n: i[n] for n in _POOL})
+    return [_image(request, "pool2d", call, _pixels(request, 16, lanes), given)]
 
 
 def _lanes(request: Request) -> int:
@@ -173,55 +141,40 @@ def global_pool(request: Request) -> list[Kernel]:
     across = -(-c // (lanes * wide))
     beside = _beside(request, size, 256 // lanes, across)
     slices = 1 if beside > 1 else slices
-    source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__(256) global_pool(const T* x, T* y, float* partial, int N, int C, int H, int W, int cs, i64 rs, i64 ns, i64 y_ns,
-    int across) {{
-  after_previous();
-  pool_whole<{largest}, {"true" if wide > 1 else "false"}, {lanes}, {beside}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
-}}
-extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {{
-  after_previous();
-  pool_join<{largest}>(partial, y, slices, N, C, pixels, y_ns);
-}}
-"""
-    scratch: tuple[DimLike, ...] = (D.mul(n, slices * c * 4),) if slices > 1 else ()
-    sizes = (Int32(n), Int32(c), Int32(i["H"]), Int32(i["W"]))
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("y"),
-        Pointer("scratch0"),
-        *sizes,
-        *_pitch(request, "x"),
-        Int64(i["y_ns"]),
-        Int32(across),
-    )
-    first = Kernel(
-        source,
+    sums = pointer("const float", "scratch0", "partial")
+    given = [
+        pointer("const T", "x"),
+        pointer("T", "y"),
+        pointer("float", "scratch0", "partial"),
+        *ints({"N": n, "C": c, "H": i["H"], "W": i["W"]}),
+        *_pitches(request, "x"),
+        *longs({"y_ns": i["y_ns"]}),
+        *ints({"across": across}),
+    ]
+    joined = [
+        sums,
+        pointer("T", "y"),
+        *ints({"slices": slices, "N": n, "C": c, "pixels": pixels}),
+        *longs({"y_ns": i["y_ns"]}),
+    ]
+    flags = f"{largest}, {'true' if wide > 1 else 'false'}, {lanes}, {beside}"
+    join = f"pool_join<{largest}>(partial, y, slices, N, C, pixels, y_ns);"
+    first = instance(
+        request,
         "global_pool",
+        "image/pool_resize",
+        given,
         (D.mul(n, across * beside), slices, 1),
         256,
-        args,
+        f"after_previous();\n  pool_whole<{flags}>(x, y, partial, N, C, H, W, {_X}, y_ns, across);",
+        after=entry("join", joined, 256, f"after_previous();\n  {join}"),
         cluster=beside,
-        scratch=scratch,
-        pdl=overlapped(request),
+        scratch=(D.mul(n, slices * c * 4),) if slices > 1 else (),
     )
     if slices == 1:
         return [first]
-    args = (
-        Pointer("scratch0"),
-        Pointer("y"),
-        Int32(slices),
-        Int32(n),
-        Int32(c),
-        Int32(pixels),
-        Int64(i["y_ns"]),
-    )
-    return [
-        first,
-        Kernel(
-            source, "join", (D.ceildiv(D.mul(n, c), 256), 1, 1), 256, args, pdl=overlapped(request)
-        ),
-    ]
+    grid, args = (D.ceildiv(D.mul(n, c), 256), 1, 1), tuple(v for _, _, v in joined)
+    return [first, replace(first, symbol="join", grid=grid, args=args, cluster=1, scratch=())]
 
 
 def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
@@ -270,7 +223,6 @@ def _beside(request: Request, pixels: int | None, down: int, across: int) -> int
 
 #: Channels that a response is normalised by, at most: a thread has them in registers.
 _MOST_CHANNELS = 65
-_RESIZE = ("N", "C", "IH", "IW", "OH", "OW")
 #: Threads of a multiprocessor up to which resizing has small blocks, which spread evenly.
 _FEW, _FEW_BLOCK = 1024, 64
 
@@ -280,50 +232,40 @@ def resize2d(request: Request) -> list[Kernel]:
     mode, coord, rounding = (static(i[k], f"resize {k}") for k in ("mode", "coord", "rounding"))
     if mode not in (0, 1):
         raise Unfit(f"resize mode {mode}")
-    return _resize(
-        request, f"resize<{'true' if mode else 'false'}, {coord}, {rounding}>(x, y, g,", {}, 16
-    )
+    call = f"resize<{'true' if mode else 'false'}, {coord}, {rounding}>(x, y, g,"
+    return _resize(request, call, ("scale_h", "scale_w"), 16)
 
 
 def resize_cubic(request: Request) -> list[Kernel]:
-    return _resize(
-        request,
-        f"resize_cubic<{static(parameters(request)['coord'], 'resize coord')}>(x, y, g, a,",
-        {"a": request.floats["a"]},
-        8,
-    )
+    coord = static(parameters(request)["coord"], "resize coord")
+    names = ("scale_h", "scale_w", "a")
+    return _resize(request, f"resize_cubic<{coord}>(x, y, g, a,", names, 8)
 
 
-def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -> list[Kernel]:
+def _resize(request: Request, call: str, names: tuple[str, ...], wide: int) -> list[Kernel]:
     """call: what computes the image, up to its last two arguments. wide: bytes of channels of a
     thread.
     """
-    i, floats = (
-        parameters(request),
-        {**{n: request.floats[n] for n in ("scale_h", "scale_w")}, **more},
-    )
-    units = _units(request, wide)
+    i, units = parameters(request), _units(request, wide)
     block = _FEW_BLOCK if known(D.less(units, _FEW * request.sms + 1)) == 1 else 256
-    source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__({block}) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
-    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
-  next_may_start();
-  const bool same = IH == OH && IW == OW;  // a copy, whatever the scales
-  const Resize g{{{", ".join(_RESIZE)}, same ? 1.f : scale_h > 0.f ? scale_h : float(OH) / float(IH), same ? 1.f : scale_w > 0.f ? scale_w : float(OW) / float(IW)}};
-  {call} Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *(Float32(v) for v in floats.values()), *_pitch(request, "x"), *_pitch(request, "y"),
-    )  # fmt: skip
+    given = [
+        pointer("const T", "x"),
+        pointer("T", "y"),
+        *ints({n: i[n] for n in _RESIZE}),
+        *floats({n: request.floats[n] for n in names}),
+        *_pitches(request, "x", "y"),
+    ]
+    scaled = "const Resize g = resize_of(N, C, IH, IW, OH, OW, scale_h, scale_w);"
+    grid = blocks(units, block, request.sms * 16 * 256 // block)
     return [
-        Kernel(
-            source,
+        instance(
+            request,
             "resize2d",
-            (blocks(units, block, request.sms * 16 * 256 // block), 1, 1),
+            "image/pool_resize",
+            given,
+            grid,
             block,
-            args,
-            pdl=overlapped(request),
+            f"next_may_start();\n  {scaled}\n  {call} {_X}, {_Y});",
         )
     ]
 
@@ -331,45 +273,33 @@ extern "C" __global__ void __launch_bounds__({block}) resize2d(const T* x, T* y,
 def grid_sample(request: Request) -> list[Kernel]:
     i = parameters(request)
     mode, pad, corners = (static(i[k], f"sampling {k}") for k in ("mode", "pad", "corners"))
-    grid = C_TYPES[DType(static(i["grid_dtype"], "type of places"))]
-    source = f"""{_head(request)}{template("image/grid_sample")}
-extern "C" __global__ void __launch_bounds__(256) grid_sample(const T* x, const {grid}* grid, T* y, {", ".join(f"int {n}" for n in _RESIZE)},
-    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
-  after_previous();
-  sample<{mode}, {pad}, {str(bool(corners)).lower()}>(x, grid, y, Sample{{{", ".join(_RESIZE)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("x"), Pointer("grid"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *_pitch(request, "x"), *_pitch(request, "y"),
-    )  # fmt: skip
-    return [
-        Kernel(source, "grid_sample", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))
+    places = C_TYPES[DType(static(i["grid_dtype"], "type of places"))]
+    given = [
+        pointer("const T", "x"),
+        pointer(f"const {places}", "grid"),
+        pointer("T", "y"),
+        *ints({n: i[n] for n in _RESIZE}),
+        *_pitches(request, "x", "y"),
     ]
+    flags = f"{mode}, {pad}, {str(bool(corners)).lower()}"
+    call = f"sample<{flags}>(x, grid, y, Sample{{{', '.join(_RESIZE)}}}, {_X}, {_Y});"
+    body = f"after_previous();\n  {call}"
+    header, grid = "image/grid_sample", _pixels(request)
+    return [instance(request, "grid_sample", header, given, grid, 256, body)]
 
 
 def lrn(request: Request) -> list[Kernel]:
-    i, floats = parameters(request), [request.floats[n] for n in ("alpha", "beta", "bias")]
+    i = parameters(request)
     size = static(i["size"], "number of channels")
     if size > _MOST_CHANNELS:
         raise Unfit(f"responses of {size} channels")
-    source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__(256) lrn(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta, float bias,
-    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
-  after_previous();
-  respond<{size}>(x, y, N, C, H, W, alpha, beta, bias, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
-}}
-"""
-    sizes = [i[n] for n in ("N", "C", "H", "W")]
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("y"),
-        *map(Int32, sizes),
-        *map(Float32, floats),
-        *_pitch(request, "x"),
-        *_pitch(request, "y"),
-    )
+    given = [
+        *ints({n: i[n] for n in ("N", "C", "H", "W")}),
+        *floats({n: request.floats[n] for n in ("alpha", "beta", "bias")}),
+    ]
+    call = f"respond<{size}>(x, y, N, C, H, W, alpha, beta, bias, {_X}, {_Y});"
     grid = blocks(D.product([i["N"], i["H"], i["W"], D.ceildiv(i["C"], 8)]), 256, request.sms * 16)
-    return [Kernel(source, "lrn", (grid, 1, 1), 256, args, pdl=overlapped(request))]
+    return [_image(request, "lrn", call, grid, given)]
 
 
 FAMILIES = {

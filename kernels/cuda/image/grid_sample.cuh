@@ -1,8 +1,10 @@
-// Channels-last images sampled where a grid says. Follows image/pool_resize.cuh.
+// Channels-last images sampled where a grid says.
 //
 // MODE: 0 nearest, 1 linear, 2 cubic. PAD, what lies outside the image: 0 zeros, 1 its edge, 2 its
 // reflection. CORNERS: -1 and 1 are the centres of the outermost pixels, else their outer edges.
 // Everything in the order of ONNX Runtime's CPU provider.
+#pragma once
+#include "image/pool_resize.cuh"
 
 struct Sample {
   int N, C, IH, IW, OH, OW;

@@ -1,5 +1,10 @@
 // Pooling and resizing of channels-last images: a thread per pixel and V channels. Pad channels up
 // to the next multiple of V, or of 8, are read and written too.
+#pragma once
+#include "common/base.cuh"
+#include "common/cluster.cuh"
+#include "common/half2_max.cuh"
+
 struct Pitch {
   int cs;
   i64 rs, ns;
@@ -330,6 +335,22 @@ struct Resize {
   int N, C, IH, IW, OH, OW;
   float scale_h, scale_w;
 };
+// Scales of 0 follow from the sizes; where these are equal it is a copy, whatever the scales.
+DEV Resize resize_of(int N, int C, int IH, int IW, int OH, int OW, float scale_h, float scale_w) {
+  const bool same = IH == OH && IW == OW;
+  return {N,
+          C,
+          IH,
+          IW,
+          OH,
+          OW,
+          same            ? 1.f
+          : scale_h > 0.f ? scale_h
+                          : float(OH) / float(IH),
+          same            ? 1.f
+          : scale_w > 0.f ? scale_w
+                          : float(OW) / float(IW)};
+}
 struct Tap {
   int low, high;
   float weight;

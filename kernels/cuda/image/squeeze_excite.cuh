@@ -6,12 +6,26 @@
 // what the slices add to the hidden layer meets among the slices, through the blocks' shared
 // memory. Each block keeps HELD pixels of its part of an image in shared memory for the product;
 // the others are read again.
-//
-// The generator defines T, C, R (hidden channels), PITCH (of both packed weights), THREADS, ACROSS,
-// DOWN, IMAGES, SLICE, HELD, X_FLAT and Y_FLAT (rows of pixels follow each other), EARLY (weights
-// and biases are constants, read while the kernel before this one still runs), first_act and
-// second_act.
-constexpr int V = 16 / sizeof(T), WIDTH = SLICE * V, BLOCKS = ACROSS * DOWN;
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int C = 96, R = 24;          // channels and hidden channels
+constexpr int PITCH = 96;              // of both packed weights, a multiple of 8
+constexpr int THREADS = 256;           // of a block
+constexpr int ACROSS = 4;              // blocks of a cluster that divide the channels
+constexpr int DOWN = 1;                // blocks that divide the pixels; ACROSS * DOWN is 1 to 16
+constexpr int IMAGES = 1;              // of a cluster
+constexpr int SLICE = 3;               // vectors of channels of a block, up to THREADS
+constexpr int HELD = 64;               // pixels of an image that a block keeps in shared memory
+constexpr int X_FLAT = 1, Y_FLAT = 1;  // rows of pixels follow each other
+constexpr int EARLY = 1;  // weights and biases are constants, read while the kernel before runs
+DEV float first_act(float x, float, float) { return x; }
+DEV float second_act(float x, float, float) { return x; }
+#endif  // GENERATED
+#include "common/base.cuh"
+#include "common/hopper.cuh"
+
+constexpr int V = 16 / sizeof(T), CHANNELS = SLICE * V, BLOCKS = ACROSS * DOWN;
 constexpr int floor_2(int n) { return n < 2 ? 1 : 2 * floor_2(n / 2); }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a < b ? b : a; }
@@ -27,7 +41,7 @@ constexpr int PIECES = IMAGES * HELD * SLICE * 16 < 48 * 1024
 // and how many at once.
 constexpr int VECTORS = (R + ROWS - 1) / ROWS, AHEAD = VECTORS < 8 ? VECTORS : 8,
               FILLED = smaller(ROWS, R), PADDED = SLICE | 1;
-constexpr int SCRATCH = larger(larger(GROUPS, FILLED) * WIDTH, R* PADDED) * IMAGES;
+constexpr int SCRATCH = larger(larger(GROUPS, FILLED) * CHANNELS, R* PADDED) * IMAGES;
 
 struct Plane {
   int W;
@@ -108,25 +122,26 @@ DEV void join(const float* scratch, Take take) {
 DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int N,
                 int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
   extern __shared__ uint4 kept[];  // [IMAGES][HELD][SLICE]
-  // means: [IMAGES][WIDTH], at last the gates; bias: [WIDTH]; hidden: [IMAGES][R]; sums:
-  // [DOWN][IMAGES][WIDTH] and arrived: [ACROSS][IMAGES][R] come from the blocks
+  // means: [IMAGES][CHANNELS], at last the gates; bias: [CHANNELS]; hidden: [IMAGES][R]; sums:
+  // [DOWN][IMAGES][CHANNELS] and arrived: [ACROSS][IMAGES][R] come from the blocks
   u64* const barriers = (u64*)(kept + IMAGES * HELD * SLICE);
   float *const scratch = (float*)(barriers + 2), *const means = scratch + SCRATCH,
-               *const bias = means + IMAGES * WIDTH;
-  float *const sums = bias + WIDTH, *const arrived = sums + (DOWN > 1 ? DOWN * IMAGES * WIDTH : 0),
+               *const bias = means + IMAGES * CHANNELS;
+  float *const sums = bias + CHANNELS,
+               *const arrived = sums + (DOWN > 1 ? DOWN * IMAGES * CHANNELS : 0),
                *const hidden = arrived + (ACROSS > 1 ? ACROSS * IMAGES * R : 0);
   const u32 sums_here = shared_address(barriers), parts_here = shared_address(barriers + 1);
   if (BLOCKS > 1) {
     if (threadIdx.x == 0) {
       barrier_init(sums_here, 1), barrier_init(parts_here, 1);
-      expect_bytes(sums_here, DOWN * IMAGES * WIDTH * 4),
+      expect_bytes(sums_here, DOWN * IMAGES * CHANNELS * 4),
           expect_bytes(parts_here, ACROSS * IMAGES * R * 4);
     }
     barriers_ready();
     cluster_arrive_relaxed();
   }
   const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS,
-            image = blockIdx.x / BLOCKS * IMAGES, first = across * WIDTH;
+            image = blockIdx.x / BLOCKS * IMAGES, first = across * CHANNELS;
   const int column = threadIdx.x % SLICE, row = threadIdx.x / SLICE, pixels = H * from.W,
             channel = first + column * V;
   const int begin = int(i64(pixels) * down / DOWN),
@@ -144,7 +159,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   };
   auto read_weights = [&] {
     read(w1, 0, first_rows), read(w2, 0, second_rows);
-    for (int c = threadIdx.x; c < WIDTH; c += THREADS)
+    for (int c = threadIdx.x; c < CHANNELS; c += THREADS)
       bias[c] = b2 && first + c < C ? b2[first + c] : 0.f;
     for (int e = threadIdx.x; e < IMAGES * R; e += THREADS) hidden[e] = b1 ? b1[e % R] : 0.f;
   };
@@ -208,27 +223,27 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
 #pragma unroll
     for (int t = 0; t < TURNS; t++)
       if (group < GROUPS && half + t * THREADS < HALVES)
-        store<HALF>(scratch + (group * IMAGES + i) * WIDTH + (half + t * THREADS) * HALF,
+        store<HALF>(scratch + (group * IMAGES + i) * CHANNELS + (half + t * THREADS) * HALF,
                     sum[i][t]);
   __syncthreads();
   const float size = float(pixels);
   auto mean = [&](int c, float s) {
-    means[c] = first + c % WIDTH < C ? s / size : 0.f;
+    means[c] = first + c % CHANNELS < C ? s / size : 0.f;
   };  // pad channels hold anything
   if (BLOCKS > 1) cluster_wait();  // every block has set up its barriers
-  join<GROUPS, IMAGES * WIDTH, IMAGES * WIDTH, 1>(scratch, [&](int c, float s, int part) {
+  join<GROUPS, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(scratch, [&](int c, float s, int part) {
     if constexpr (DOWN == 1) {
       if (part == 0) mean(c, s);
     } else
-      for (int d = part; d < DOWN; d += share(GROUPS, IMAGES * WIDTH))
-        push(sums + down * IMAGES * WIDTH + c, s, sums_here, d * ACROSS + across);
+      for (int d = part; d < DOWN; d += share(GROUPS, IMAGES * CHANNELS))
+        push(sums + down * IMAGES * CHANNELS + c, s, sums_here, d * ACROSS + across);
   });
   if constexpr (DOWN > 1) {
     pushes_arrived(sums_here);
-    for (int c = threadIdx.x; c < IMAGES * WIDTH; c += THREADS) {
+    for (int c = threadIdx.x; c < IMAGES * CHANNELS; c += THREADS) {
       float s = 0.f;
 #pragma unroll
-      for (int d = 0; d < DOWN; d++) s += sums[d * IMAGES * WIDTH + c];
+      for (int d = 0; d < DOWN; d++) s += sums[d * IMAGES * CHANNELS + c];
       mean(c, s);
     }
   }
@@ -238,7 +253,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
 #pragma unroll
   for (int i = 0; i < IMAGES; i++)
 #pragma unroll
-    for (int c = 0; c < V; c++) gate[i][c] = means[i * WIDTH + column * V + c];
+    for (int c = 0; c < V; c++) gate[i][c] = means[i * CHANNELS + column * V + c];
 #pragma unroll 1
   for (int n = 0; n < VECTORS; n += AHEAD) {
     if (n) read(w1, n, first_rows);
@@ -300,11 +315,11 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
     for (int i = 0; i < IMAGES; i++)
 #pragma unroll
       for (int c = 0; c < V; c += 4)
-        store<4>(scratch + (row * IMAGES + i) * WIDTH + column * V + c,
+        store<4>(scratch + (row * IMAGES + i) * CHANNELS + column * V + c,
                  Vec<float, 4>{gate[i][c], gate[i][c + 1], gate[i][c + 2], gate[i][c + 3]});
   __syncthreads();
-  join<FILLED, IMAGES * WIDTH, IMAGES * WIDTH, 1>(scratch, [&](int c, float s, int part) {
-    if (part == 0) means[c] = second_act(s + bias[c % WIDTH], q0, q1);
+  join<FILLED, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(scratch, [&](int c, float s, int part) {
+    if (part == 0) means[c] = second_act(s + bias[c % CHANNELS], q0, q1);
   });
   __syncthreads();
   if (active)
@@ -319,7 +334,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
         store<V>(image_y + pixel_at<Y_FLAT>(to, begin + k), v);
       };
 #pragma unroll
-      for (int c = 0; c < V; c++) gate[i][c] = means[i * WIDTH + column * V + c];
+      for (int c = 0; c < V; c++) gate[i][c] = means[i * CHANNELS + column * V + c];
 #pragma unroll 1
       for (int k = start + row; k < mine; k += 4 * ROWS)
 #pragma unroll

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Float32,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-    Unfit,
-)
+from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
 
-from ..common.launch import known, overlapped, parameters, static
-from ..common.prelude import activation_source, prelude
-from ..common.templates import template
+from ..common.instantiate import constexprs, floats, instance, ints, longs, pointer
+from ..common.launch import known, parameters, static
+from ..common.prelude import activation_source
 
 #: Most channels times hidden channels that the few blocks of a cluster should compute with; that
 #: many make weights costlier than pixels; and from that many on a block reads its part of the
@@ -140,42 +131,33 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
         "SLICE": piece, "HELD": held,
         "X_FLAT": flat["x"], "Y_FLAT": flat["y"], "EARLY": int(constants <= request.constant),
     }  # fmt: skip
-    acts = (static(i[k], "activation") for k in ("act1", "act2"))
+    acts = "".join(
+        activation_source(static(i[act], "activation"), name)
+        for act, name in (("act1", "first_act"), ("act2", "second_act"))
+    )
     present = [o for o in ("x", "w1", "b1", "w2", "b2", "y") if o in request.operands]
-    kinds = {"b1": "const float*", "b2": "const float*", "y": "T*"}
-    place = {o: o if o in present else "nullptr" for o in ("x", "y", "w1", "b1", "w2", "b2")}
-    activations = "".join(
-        activation_source(a, n) for a, n in zip(acts, ("first_act", "second_act"), strict=True)
-    )
-    source = f"""{prelude(request.dtype)}{activations}{template("common/base", "common/hopper")}
-{"".join(f"constexpr int {k} = {v};{chr(10)}" for k, v in sizes.items())}{template("image/squeeze_excite")}
-extern "C" __global__ void __launch_bounds__({shape.threads}) squeeze_excite({", ".join(f"{kinds.get(o, 'const T*')} {o}" for o in present)},
-    int N, int H, int W, int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns, float p0, float p1, float q0, float q1) {{
-  excite({", ".join(place.values())}, N, H, Plane{{W, x_cs, x_rs, x_ns}}, Plane{{W, y_cs, y_rs, y_ns}}, p0, p1, q0, q1);
-}}
-"""
-    side = [(Int32(i[f"{s}_cs"]), Int64(i[f"{s}_rs"]), Int64(i[f"{s}_ns"])) for s in "xy"]
-    floats = (Float32(request.floats.get(k, 0.0)) for k in ("p0", "p1", "q0", "q1"))
-    args: tuple[Argument, ...] = (
-        *(Pointer(o) for o in present),
-        Int32(i["N"]),
-        Int32(i["H"]),
-        Int32(i["W"]),
-        *side[0],
-        *side[1],
-        *floats,
-    )
+    kinds = {"b1": "const float", "b2": "const float", "y": "T"}
+    given = [pointer(kinds.get(o, "const T"), o) for o in present]
+    given += ints({k: i[k] for k in ("N", "H", "W")})
+    for s in "xy":
+        given += ints({f"{s}_cs": i[f"{s}_cs"]})
+        given += longs({f"{s}_{p}": i[f"{s}_{p}"] for p in ("rs", "ns")})
+    given += floats({k: request.floats.get(k, 0.0) for k in ("p0", "p1", "q0", "q1")})
+    absent = "".join(f"const float* {o} = nullptr;\n  " for o in ("b1", "b2") if o not in present)
+    planes = "Plane{W, x_cs, x_rs, x_ns}, Plane{W, y_cs, y_rs, y_ns}"
     empty = D.equal(D.mul(i["H"], i["W"]), 0)
-    grid = (D.mul(use, D.select(empty, 0, D.mul(D.ceildiv(i["N"], shape.images), blocks))), 1, 1)
-    return Kernel(
-        source,
+    grid = D.select(empty, 0, D.mul(D.ceildiv(i["N"], shape.images), blocks))
+    return instance(
+        request,
         "squeeze_excite",
-        grid,
+        "image/squeeze_excite",
+        given,
+        D.mul(use, grid),
         shape.threads,
-        args,
+        f"{absent}excite(x, y, w1, b1, w2, b2, N, H, {planes}, p0, p1, q0, q1);",
+        before=acts + constexprs(sizes),
         smem=held * pixel + sums,
         cluster=blocks,
-        pdl=overlapped(request),
     )
 
 

@@ -1,10 +1,14 @@
-// Strided copies, fills, and changes of layout. Follows common/vector_io.cuh and
-// movement/transpose.cuh.
-//
-// The generator defines LONG, from how many elements on a row is long, SMALL, up to how many a copy
-// is worth no 16-byte pieces, SINGLE, how many single elements a thread takes, and LANE_WORDS, how
-// many of a long row. Kernels call `next_may_start` first and `wait_for_previous` last: copies and
-// changes of layout wait once places are found.
+// Strided copies, fills, and changes of layout. Kernels call next_may_start() first and
+// wait_for_previous() last: copies and changes of layout wait once places are found.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int LONG = 64;        // from how many elements on a row is long
+constexpr u32 SMALL = 1 << 19;  // up to how many elements a copy is worth no 16-byte pieces
+constexpr int SINGLE = 4;       // single elements of a thread
+constexpr int LANE_WORDS = 4;   // elements of a long row that a lane takes at a time
+#endif                          // GENERATED
+#include "movement/transpose.cuh"
 
 // Word u of the iteration space: y[sum i_d * ys_d] = x[sum i_d * xs_d], the last dim fastest.
 template <class Word, int R, class I>
@@ -491,4 +495,12 @@ DEV void zero_border(E* y, int images, int H, int W, int PT, int PL, int PB, int
     if (w < 0 || w >= W || h < 0 || h >= H)
       y[u / cs / width / height * ns + h * rs + i64(w) * cs + c] = E(0);
   }
+}
+
+// y[k] = start + k * delta.
+template <class E>
+DEV void count_up(E* y, i64 count, i64 start, i64 delta) {
+  for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < count;
+       k += i64(gridDim.x) * blockDim.x)
+    y[k] = E(start + k * delta);
 }

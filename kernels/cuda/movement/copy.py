@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.compiler.lower.axes import merge_dims
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
 from tracea_onnx.plan.kernel_families import COPIES
 
-from ..common.launch import WORDS, about, blocks, known, overlapped, parameters, reciprocal, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import constexprs, instance, ints, longs, pointer, unsigned
+from ..common.launch import WORDS, about, blocks, known, parameters, reciprocal, static
+from ..common.prelude import C_TYPES
 from . import transpose
 
 #: Images of at most this many channels change layout a pixel at a time.
@@ -38,16 +39,27 @@ _EACH = {1: 4, 2: 4, 4: 4, 8: 4, 16: 2}
 _FEW = {1: 1 << 19, 2: 1 << 16, 4: 1 << 16}
 
 
-def _head(lane: int = 4) -> str:
-    limits = f"constexpr int LONG = {_LONG}, SINGLE = {_SINGLE}, LANE_WORDS = {lane};\nconstexpr u32 SMALL = {_SMALL};\n"
-    return (
-        prelude(DType.F32)
-        + template(
-            "common/base", "common/vector_io", "movement/transpose", "movement/transpose_tiled"
-        )
-        + limits
-        + template("movement/copy")
+def _instance(
+    request: Request,
+    symbol: str,
+    given: list[Parameter],
+    grid: DimLike | tuple[DimLike, DimLike, DimLike],
+    body: str,
+    *,
+    lane: int = 4,
+    threads: int = 256,
+) -> Kernel:
+    """A kernel of copy.cuh; lane: elements of a long row that a lane takes at a time."""
+    limits = constexprs({"LONG": _LONG, "SINGLE": _SINGLE, "LANE_WORDS": lane})
+    limits += f"constexpr u32 SMALL = {_SMALL};\n"
+    return instance(
+        request, symbol, "movement/copy", given, grid, threads, body, dtype=DType.F32, before=limits
     )
+
+
+def _moving(body: str) -> str:
+    """What waits for the kernel before once places are found."""
+    return f"next_may_start();\n{body}\n  wait_for_previous();"
 
 
 def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
@@ -167,27 +179,12 @@ def strided_copy(
     else:
         call, count = transpose.whole_tiles(elem, n, turned, request.sms)
         body, grid = f"  {call};", (count, 1, 1)
-    signature = ", ".join(
-        [f"int n{k}" for k in range(rank)]
-        + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)]
-        + [f"u32 per{k}" for k in range(len(pers))]
-    )
-    source = f"""{_head(_lane_words(n[-1], elem) if turned is None else _LANES[elem])}
-extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* y, {signature}) {{
-  next_may_start();
-{body}
-  wait_for_previous();
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("y"),
-        *map(Int32, n),
-        *map(Int64, xs),
-        *map(Int64, ys),
-        *map(Int32, pers),
-    )
-    return [Kernel(source, "copy", grid, 256, args, pdl=overlapped(request))]
+    given = [pointer(f"const {word}", "x"), pointer(word, "y")]
+    given += ints({f"n{k}": d for k, d in enumerate(n)})
+    given += longs({f"{a}{k}": d for a, ds in (("xs", xs), ("ys", ys)) for k, d in enumerate(ds)})
+    given += unsigned({f"per{k}": d for k, d in enumerate(pers)})
+    lane = _lane_words(n[-1], elem) if turned is None else _LANES[elem]
+    return [_instance(request, "copy", given, grid, _moving(body), lane=lane)]
 
 
 def _ahead(total: DimLike, elem: int) -> DimLike:
@@ -294,23 +291,13 @@ def copies(request: Request) -> list[Kernel]:
             f"{condition}part = {{x{k}, y + p{k}_at, blockIdx.x - {first}, {arguments}}};\n{other}"
         )
         first = f"end{k}"
-    ints, longs = fields[:7], fields[7:]
-    signature = [f"const {word}* x{k}" for k in parts]
-    signature += [f"{'int' if n in ints else 'i64'} p{k}_{n}" for k in parts for n in fields] + [
-        f"u32 end{k}" for k in parts
-    ]
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {", ".join(signature)}) {{
-  next_may_start();
-  Part<{word}> part;
-  {choice}  copy_part(part);
-  wait_for_previous();
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("y"), *(Pointer(f"x{k}") for k in parts), *((Int64 if n in longs else Int32)(v[n]) for v in values for n in fields), *map(Int32, ends[1:]),
-    )  # fmt: skip
-    return [*others, Kernel(source, "copies", (ends[-1], 1, 1), 256, args, pdl=overlapped(request))]
+    given = [pointer(word, "y"), *(pointer(f"const {word}", f"x{k}") for k in parts)]
+    for k, v in zip(parts, values, strict=True):
+        given += ints({f"p{k}_{n}": v[n] for n in fields[:7]})
+        given += longs({f"p{k}_{n}": v[n] for n in fields[7:]})
+    given += unsigned({f"end{k}": d for k, d in zip(parts, ends[1:], strict=True)})
+    body = _moving(f"  Part<{word}> part;\n  {choice}  copy_part(part);")
+    return [*others, _instance(request, "copies", given, ends[-1], body)]
 
 
 def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[list[Kernel], DimLike]:
@@ -357,31 +344,18 @@ def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[lis
         )
     else:
         call, units = f"copy_beside<{each}>", D.ceildiv(total, each)
-    signature = ", ".join(
-        [f"const {word}* x{k}" for k in count]
-        + [f"i64 pitch{k}" for k in count]
-        + [f"int end{k}" for k in count]
-    )
     filled = ", ".join(
         f"{{{', '.join(f'{name}{k}' for k in count)}}}" for name in ("x", "pitch", "end")
     )
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {signature}, u32 total, u32 per) {{
-  next_may_start();
-  {call}(Beside<{word}, {len(values)}>{{{filled}}}, y, total, per);
-  wait_for_previous();
-}}
-"""
-    pointers = [Pointer(f"x{k}") for k in range(COPIES) if f"x{k}" in request.operands]
-    pitches = [Int64(D.floordiv(v["x1"], held)) for v in values]
-    args: tuple[Argument, ...] = (
-        Pointer("y"),
-        *pointers,
-        *pitches,
-        *map(Int32, [*ends, total, reciprocal(width)]),
-    )
+    parts = [k for k in range(COPIES) if f"x{k}" in request.operands]
+    given = [pointer(word, "y")]
+    given += [pointer(f"const {word}", f"x{p}", f"x{k}") for k, p in enumerate(parts)]
+    given += longs({f"pitch{k}": D.floordiv(v["x1"], held) for k, v in enumerate(values)})
+    given += ints({f"end{k}": d for k, d in enumerate(ends)})
+    given += unsigned({"total": total, "per": reciprocal(width)})
+    body = f"  {call}(Beside<{word}, {len(values)}>{{{filled}}}, y, total, per);"
     grid = D.product([D.ceildiv(units, 256), use, D.minimum(total, 1)])
-    return [Kernel(source, "copies", (grid, 1, 1), 256, args, pdl=overlapped(request))], use
+    return [_instance(request, "copies", given, grid, _moving(body))], use
 
 
 def copy_nhwc(request: Request) -> list[Kernel]:
@@ -392,64 +366,31 @@ def copy_nhwc(request: Request) -> list[Kernel]:
 
 
 def fill(request: Request) -> list[Kernel]:
-    elem, count = static(parameters(request)["elem"], "element size"), parameters(request)["count"]
-    word = WORDS[elem]
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) fill_kernel({word}* y, i64 count, i64 value) {{ after_previous(); fill<{word}>(y, count, value); }}
-"""
-    return [
-        Kernel(
-            source,
-            "fill_kernel",
-            _grid(count, request),
-            256,
-            (Pointer("y"), Int64(count), Int64(parameters(request)["value"])),
-            pdl=overlapped(request),
-        )
-    ]
+    i = parameters(request)
+    word = WORDS[static(i["elem"], "element size")]
+    given = [pointer(word, "y"), *longs({"count": i["count"], "value": i["value"]})]
+    body = f"after_previous();\n  fill<{word}>(y, count, value);"
+    return [_instance(request, "fill_kernel", given, _grid(i["count"], request), body)]
 
 
 def store_ints(request: Request) -> list[Kernel]:
-    count = static(parameters(request)["count"], "element count")
-    dtype = DType(static(parameters(request)["dtype"], "element type"))
-    source = f"""{_head()}
-extern "C" __global__ void store_ints({C_TYPES[dtype]}* y, {", ".join(f"i64 v{k}" for k in range(count))}) {{
-  after_previous();
-  if (threadIdx.x == 0) {{ {" ".join(f"y[{k}] = v{k};" for k in range(count))} }}
-}}
-"""
+    i = parameters(request)
+    count = static(i["count"], "element count")
     if count == 0:
         return []
-    return [
-        Kernel(
-            source,
-            "store_ints",
-            (1, 1, 1),
-            32,
-            (Pointer("y"), *(Int64(parameters(request)[f"v{k}"]) for k in range(count))),
-            pdl=overlapped(request),
-        )
-    ]
+    ctype = C_TYPES[DType(static(i["dtype"], "element type"))]
+    stores = " ".join(f"y[{k}] = v{k};" for k in range(count))
+    given = [pointer(ctype, "y"), *longs({f"v{k}": i[f"v{k}"] for k in range(count)})]
+    body = f"after_previous();\n  if (threadIdx.x == 0) {{ {stores} }}"
+    return [_instance(request, "store_ints", given, 1, body, threads=32)]
 
 
 def range_(request: Request) -> list[Kernel]:
-    dtype, count = (
-        DType(static(parameters(request)["dtype"], "element type")),
-        parameters(request)["count"],
-    )
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) range({C_TYPES[dtype]}* y, i64 count, i64 start, i64 delta) {{
-  after_previous();
-  for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < count; k += i64(gridDim.x) * blockDim.x) y[k] = {C_TYPES[dtype]}(start + k * delta);
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("y"),
-        Int64(count),
-        Int64(parameters(request)["start"]),
-        Int64(parameters(request)["delta"]),
-    )
-    return [Kernel(source, "range", _grid(count, request), 256, args, pdl=overlapped(request))]
+    i = parameters(request)
+    ctype = C_TYPES[DType(static(i["dtype"], "element type"))]
+    given = [pointer(ctype, "y"), *longs({n: i[n] for n in ("count", "start", "delta")})]
+    body = "after_previous();\n  count_up(y, count, start, delta);"
+    return [_instance(request, "range", given, _grid(i["count"], request), body)]
 
 
 def _change_layout(request: Request, to_nhwc: bool) -> list[Kernel]:
@@ -481,17 +422,18 @@ def _change_layout(request: Request, to_nhwc: bool) -> list[Kernel]:
     else:
         body = f"change_layout<{flag}>(x, y, Image{{C, H, W, cs, rs, ns}});"
         grid = (D.product([i["N"], D.ceildiv(plane, 64), D.ceildiv(i["C"], 64)]), 1, 1)
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) layout(const {word}* x, {word}* y, int N, int C, int H, int W, int cs, i64 rs, i64 ns) {{
-  next_may_start();
-  {body}
-  wait_for_previous();
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("x"), Pointer("y"), *(Int32(i[k]) for k in ("N", "C", "H", "W")), Int32(i[f"{side}_cs"]), Int64(i[f"{side}_rs"]), Int64(i[f"{side}_ns"]),
-    )  # fmt: skip
-    return [Kernel(source, "layout", grid, 256, args, pdl=overlapped(request))]
+    given = [
+        pointer(f"const {word}", "x"),
+        pointer(word, "y"),
+        *ints({k: i[k] for k in ("N", "C", "H", "W")}),
+        *_pitch(request, side),
+    ]
+    return [_instance(request, "layout", given, grid, _moving(f"  {body}"))]
+
+
+def _pitch(request: Request, side: str) -> list[Parameter]:
+    i = parameters(request)
+    return [*ints({"cs": i[f"{side}_cs"]}), *longs({p: i[f"{side}_{p}"] for p in ("rs", "ns")})]
 
 
 def nchw_to_nhwc(request: Request) -> list[Kernel]:
@@ -505,21 +447,10 @@ def nhwc_to_nchw(request: Request) -> list[Kernel]:
 def zero_border(request: Request) -> list[Kernel]:
     i, word = parameters(request), WORDS[request.dtype.size]
     names = ("N", "H", "W", "PT", "PL", "PB", "PR")
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) border({word}* y, {", ".join(f"int {n}" for n in names)}, int cs, i64 rs, i64 ns) {{
-  after_previous();
-  zero_border<{word}>(y, {", ".join(names)}, cs, rs, ns);
-}}
-"""
     total = D.product([i["N"], i["H"] + i["PT"] + i["PB"], i["W"] + i["PL"] + i["PR"], i["y_cs"]])
-    args: tuple[Argument, ...] = (
-        Pointer("y"),
-        *(Int32(i[n]) for n in names),
-        Int32(i["y_cs"]),
-        Int64(i["y_rs"]),
-        Int64(i["y_ns"]),
-    )
-    return [Kernel(source, "border", _grid(total, request), 256, args, pdl=overlapped(request))]
+    given = [pointer(word, "y"), *ints({n: i[n] for n in names}), *_pitch(request, "y")]
+    body = f"after_previous();\n  zero_border<{word}>(y, {', '.join(names)}, cs, rs, ns);"
+    return [_instance(request, "border", given, _grid(total, request), body)]
 
 
 FAMILIES = {

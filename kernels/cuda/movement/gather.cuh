@@ -1,7 +1,11 @@
-// Gathers of rows and of elements. Follows common/vector_io.cuh.
-//
-// The generator defines SMALL, up to how many elements 16-byte pieces of them are not worth it.
-// Kernels call `next_may_start` first and `wait_for_previous` last.
+// Gathers of rows and of elements. Kernels call next_may_start() first and wait_for_previous()
+// last.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr u32 SMALL = 1 << 19;  // up to how many elements 16-byte pieces of them are not worth it
+#endif                          // GENERATED
+#include "common/vector_io.cuh"
 
 // Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U
 // words of a thread are under way together.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Argument, Fault, Int32, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
 
-from ..common.launch import WORDS, about, blocks, known, overlapped, parameters, reciprocal, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import instance, ints, pointer, unsigned
+from ..common.launch import WORDS, about, blocks, known, parameters, reciprocal, static
+from ..common.prelude import C_TYPES
 
 #: Up to as many elements 16-byte pieces of rows that lie anywhere are not worth it.
 _SMALL = 1 << 19
@@ -31,8 +32,37 @@ _ROUND = 2048
 _AGAIN = ((64, 4), (8, 2))
 
 
-def _head() -> str:
-    return f"{prelude(DType.F32)}{template('common/base', 'common/vector_io')}constexpr u32 SMALL = {_SMALL};\n{template('movement/gather')}"
+def _gather(
+    request: Request,
+    symbol: str,
+    sizes: list[Parameter],
+    grid: tuple[DimLike, DimLike, DimLike],
+    body: str,
+) -> list[Kernel]:
+    i = parameters(request)
+    word = WORDS[static(i["elem"], "element size")]
+    index = C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    given = [
+        pointer(f"const {word}", "x"),
+        pointer(f"const {index}", "idx"),
+        pointer(word, "y"),
+        *ints({k: i[k] for k in ("outer", "n", "inner", "count")}),
+        *sizes,
+        ("u32*", "fault", Fault()),
+    ]
+    return [
+        instance(
+            request,
+            symbol,
+            "movement/gather",
+            given,
+            grid,
+            256,
+            f"next_may_start();\n  {body}\n  wait_for_previous();",
+            dtype=DType.F32,
+            before=f"constexpr u32 SMALL = {_SMALL};\n",
+        )
+    ]
 
 
 def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
@@ -138,24 +168,8 @@ def gather(request: Request) -> list[Kernel]:
             1,
             1,
         )
-    pers = [reciprocal(d) for d in (*pers, i["count"])]
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count,
-    {", ".join(f"u32 per{k}" for k in range(len(pers)))}, u32* fault) {{
-  next_may_start();
-  {body}
-  wait_for_previous();
-}}
-"""
-    sizes = [i[k] for k in ("outer", "n", "inner", "count")]
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("idx"),
-        Pointer("y"),
-        *map(Int32, [*sizes, *pers]),
-        Fault(),
-    )
-    return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
+    sizes = unsigned({f"per{k}": reciprocal(d) for k, d in enumerate((*pers, i["count"]))})
+    return _gather(request, "gather_kernel", sizes, grid, body)
 
 
 def _beside(total: DimLike, sms: int) -> tuple[int, int]:
@@ -172,39 +186,18 @@ def _beside(total: DimLike, sms: int) -> tuple[int, int]:
 
 def gather_elements(request: Request) -> list[Kernel]:
     i = parameters(request)
-    word, index = (
-        WORDS[static(i["elem"], "element size")],
-        C_TYPES[DType(static(i["idx_dtype"], "index type"))],
-    )
-    total = D.product([i["outer"], i["count"], i["inner"]])
-    few = all(
-        known(D.less(d, 1 << 31)) == 1 for d in (total, D.product([i["outer"], i["n"], i["inner"]]))
-    )
+    total, all_ = (D.product([i["outer"], i[k], i["inner"]]) for k in ("count", "n"))
+    few = all(known(D.less(d, 1 << 31)) == 1 for d in (total, all_))
     wide, each = _beside(total, request.sms)
     if {"idx", "y"} & request.unaligned:
         wide, each = 1, wide * each
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
-    int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {{
-  next_may_start();
-  gather_elements<{wide}, {each}, {"true" if few else "false"}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
-  wait_for_previous();
-}}
-"""
-    sizes = [
-        *(i[k] for k in ("outer", "n", "inner", "count")),
-        reciprocal(i["inner"]),
-        reciprocal(i["count"]),
-    ]
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("idx"),
-        Pointer("y"),
-        *map(Int32, sizes),
-        Fault(),
+    call = (
+        f"gather_elements<{wide}, {each}, {str(few).lower()}>(x, idx, y, outer, n, inner, count, per, "
+        "per_count, fault);"
     )
+    sizes = unsigned({"per": reciprocal(i["inner"]), "per_count": reciprocal(i["count"])})
     grid = (D.ceildiv(total, 256 * wide * each), 1, 1)
-    return [Kernel(source, "gather_elements_kernel", grid, 256, args, pdl=overlapped(request))]
+    return _gather(request, "gather_elements_kernel", sizes, grid, call)
 
 
 FAMILIES = {"gather": gather, "gather_elements": gather_elements}

@@ -1,8 +1,9 @@
 // Tensors of up to five dims whose elements are found by indices: along one axis, or by tuples.
-// Follows base.cuh.
 //
 // A negative index counts from the end; one out of range is a fault, and nothing is read or written
 // for it.
+#pragma once
+#include "common/base.cuh"
 
 struct Dims {
   int n[5];

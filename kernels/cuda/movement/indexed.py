@@ -4,68 +4,47 @@ and for indices as rows of one and zeros.
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Fault,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-)
+from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
-from ..common.launch import WORDS, blocks, overlapped, parameters, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import instance, ints, longs, pointer
+from ..common.launch import WORDS, blocks, parameters, static
+from ..common.prelude import C_TYPES
 
 _DIMS = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
 
 
-def _kernel(
-    request: Request, parameters_: str, body: str, units: DimLike, args: tuple[Argument, ...]
-) -> list[Kernel]:
-    source = f"""{prelude(DType.F32)}{template("common/base", "movement/indexed")}
-extern "C" __global__ void __launch_bounds__(256) indexed({parameters_}) {{
-  after_previous();
-  {body}
-}}
-"""
-    return [
-        Kernel(
-            source,
-            "indexed",
-            (blocks(units, 256, request.sms * 32), 1, 1),
-            256,
-            args,
-            pdl=overlapped(request),
-        )
-    ]
+def _kernel(request: Request, given: list[Parameter], body: str, units: DimLike) -> list[Kernel]:
+    grid, body = blocks(units, 256, request.sms * 32), f"after_previous();\n  {body}"
+    header = "movement/indexed"
+    return [instance(request, "indexed", header, given, grid, 256, body, dtype=DType.F32)]
+
+
+def _types(request: Request) -> tuple[str, str]:
+    """Of elements and of indices."""
+    i = parameters(request)
+    word = WORDS[static(i["elem"], "element size")]
+    return word, C_TYPES[DType(static(i["idx_dtype"], "index type"))]
 
 
 def _indexed(
     request: Request, source: str, call: str, units: DimLike, sizes: tuple[str, ...] = ()
 ) -> list[Kernel]:
     """A kernel that moves elements of `source` to y by indices: `call` up to what it takes of both."""
-    i = parameters(request)
-    word, index = (
-        WORDS[static(i["elem"], "element size")],
-        C_TYPES[DType(static(i["idx_dtype"], "index type"))],
-    )
-    declared = ", ".join(f"{'i64' if n[0] == 's' else 'int'} {n}" for n in (*sizes, *_DIMS))
+    i, (word, index) = parameters(request), _types(request)
+    given = [
+        pointer(f"const {word}", source, "from"),
+        pointer(f"const {index}", "idx"),
+        pointer(word, "y", "to"),
+    ]
+    for n in (*sizes, *_DIMS):
+        given += (longs if n[0] == "s" else ints)({n: i[n]})
     fields = ", ".join(f"{{{', '.join(f'{letter}{k}' for k in range(5))}}}" for letter in "nsm")
     body = f"{call}(from, idx, to, {''.join(f'{n}, ' for n in sizes)}Dims{{{fields}}}, fault);"
-    args: tuple[Argument, ...] = (Pointer(source), Pointer("idx"), Pointer("y"))
-    args += tuple(Int64(i[n]) if n[0] == "s" else Int32(i[n]) for n in (*sizes, *_DIMS))
-    return _kernel(
-        request,
-        f"const {word}* from, const {index}* idx, {word}* to, {declared}, u32* fault",
-        body,
-        units,
-        (*args, Fault()),
-    )
+    return _kernel(request, [*given, ("u32*", "fault", Fault())], body, units)
 
 
 def _along(request: Request, source: str, scatter: str) -> list[Kernel]:
@@ -112,42 +91,26 @@ def triangle(request: Request) -> list[Kernel]:
         D.product([i["outer"], i["rows"], i["columns"]]),
     )
     body = f"triangle<{'true' if i['upper'] else 'false'}>(x, y, total, rows, columns, diagonal);"
-    args: tuple[Argument, ...] = (
-        Pointer("x"),
-        Pointer("y"),
-        Int64(total),
-        Int32(i["rows"]),
-        Int32(i["columns"]),
-        Int32(i["diagonal"]),
-    )
-    return _kernel(
-        request,
-        f"const {word}* x, {word}* y, i64 total, int rows, int columns, int diagonal",
-        body,
-        total,
-        args,
-    )
+    given = [
+        pointer(f"const {word}", "x"),
+        pointer(word, "y"),
+        *longs({"total": total}),
+        *ints({n: i[n] for n in ("rows", "columns", "diagonal")}),
+    ]
+    return _kernel(request, given, body, total)
 
 
 def one_hot(request: Request) -> list[Kernel]:
-    i = parameters(request)
-    word, index = (
-        WORDS[static(i["elem"], "element size")],
-        C_TYPES[DType(static(i["idx_dtype"], "index type"))],
-    )
+    i, (word, index) = parameters(request), _types(request)
     total = D.product([i["outer"], i["depth"], i["inner"]])
-    args: tuple[Argument, ...] = (
-        Pointer("idx"),
-        Pointer("values"),
-        Pointer("y"),
-        Int64(total),
-        Int32(i["depth"]),
-        Int32(i["inner"]),
-    )
-    declared = (
-        f"const {index}* idx, const {word}* values, {word}* y, i64 total, int depth, int inner"
-    )
-    return _kernel(request, declared, "one_hot(idx, values, y, total, depth, inner);", total, args)
+    given = [
+        pointer(f"const {index}", "idx"),
+        pointer(f"const {word}", "values"),
+        pointer(word, "y"),
+        *longs({"total": total}),
+        *ints({n: i[n] for n in ("depth", "inner")}),
+    ]
+    return _kernel(request, given, "one_hot(idx, values, y, total, depth, inner);", total)
 
 
 FAMILIES = {

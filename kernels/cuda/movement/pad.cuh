@@ -1,4 +1,6 @@
-// Padding. Follows common/vector_io.cuh.
+// Padding.
+#pragma once
+#include "common/vector_io.cuh"
 
 enum { kConstant, kReflect, kEdge, kWrap };
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Int64, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import factor
 from tracea_onnx.plan.kernel_families import PADDED
 
-from ..common.launch import WORDS, blocks, known, overlapped, parameters, reciprocal, static
-from ..common.prelude import prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import instance, ints, longs, pointer, unsigned
+from ..common.launch import WORDS, blocks, known, parameters, reciprocal, static
 
 #: Bytes side by side of a result that is one run that a thread makes, and how often it does at
 #: once: of fewer than so many elements, and of more.
@@ -53,42 +53,28 @@ def pad(request: Request) -> list[Kernel]:
     bytes, each = _SMALL if known(D.less(total, _FEW)) == 1 else _LARGE
     side = max(bytes // elem, 1) if run and word != "uint4" else 1
     each = 2 if word == "uint4" else each if run else 4
-    signature = ", ".join(
-        [f"int {c}{k}" for c in "nmp" for k in count]
-        + [f"u32 per{k}" for k in count]
-        + [f"i64 {c}{k}" for c in "xy" for k in count]
-    )
-    source = f"""{prelude(DType.F32)}{template("common/base", "common/vector_io", "movement/pad")}
-extern "C" __global__ void __launch_bounds__(256) pad_kernel(const {word}* from, {word}* to, u64 fill, {signature}) {{
-  next_may_start();
-  const Axis axes[{len(rows)}] = {{{axes}}};
-  pad<{_MODES[static(i["mode"], "mode")]}, {side}, {each}>(from, to, {fill}, axes);
-}}
-"""
-    sizes: tuple[Argument, ...] = (
-        *(Int32(r[c]) for c in "nmp" for r in rows),
-        *(Int32(reciprocal(r["n"])) for r in rows),
-        *(Int64(r[c]) for c in "xy" for r in rows),
-    )
     signed = value - (1 << 64) if value >> 63 else value
+    given: list[Parameter] = [
+        pointer(f"const {word}", "x", "from"),
+        pointer(word, "y", "to"),
+        ("u64", "fill", Int64(signed)),
+        *ints({f"{c}{k}": r[c] for c in "nmp" for k, r in enumerate(rows)}),
+        *unsigned({f"per{k}": reciprocal(r["n"]) for k, r in enumerate(rows)}),
+        *longs({f"{c}{k}": r[c] for c in "xy" for k, r in enumerate(rows)}),
+    ]
     units = D.ceildiv(total, side)
-    grid = (
-        blocks(
-            units,
-            256,
-            D.maximum(request.sms * 8, D.ceildiv(units, 1024 if word == "uint4" else 256 * each)),
-        ),
-        1,
-        1,
-    )
+    most = D.ceildiv(units, 1024 if word == "uint4" else 256 * each)
+    call = f"pad<{_MODES[static(i['mode'], 'mode')]}, {side}, {each}>(from, to, {fill}, axes);"
     return [
-        Kernel(
-            source,
+        instance(
+            request,
             "pad_kernel",
-            grid,
+            "movement/pad",
+            given,
+            blocks(units, 256, D.maximum(request.sms * 8, most)),
             256,
-            (Pointer("x"), Pointer("y"), Int64(signed), *sizes),
-            pdl=overlapped(request),
+            f"next_may_start();\n  const Axis axes[{len(rows)}] = {{{axes}}};\n  {call}",
+            dtype=DType.F32,
         )
     ]
 

@@ -25,7 +25,7 @@ _TILES = tuple(
     if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32)
 )
 _TILE_COST, _TILE_LEAST = 1500, 4
-#: Tiles of short lines (transpose_tiled.cuh): elements of one by their size, of how few a block has
+#: Tiles of short lines (transpose.cuh): elements of one by their size, of how few a block has
 #: no longer much to do, and lines at most.
 _ROOM, _LITTLE, _LINES = {1: 4096, 2: 2048, 4: 4096, 8: 2048}, 1024, 512
 #: They are better than whole tiles where these would be filled to less than that or lines have at

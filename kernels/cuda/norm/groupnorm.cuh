@@ -1,6 +1,14 @@
 // Group normalisation with an activation: a block has one group of one image, or a cluster of
 // BLOCKS blocks has it. Two passes for mean and variance, a third writes; a plain group of known
 // size that is not too large stays in registers meanwhile.
+#pragma once
+#ifndef GENERATED
+// activation(x, p0, p1)
+#include "common/instance.cuh"
+#endif                          // GENERATED
+#include "common/base.cuh"
+#include "common/cluster.cuh"
+#include "common/ragged_rows.cuh"
 
 // f(vector of V elements within the group, values) over this block's share of a group; `at(i)` is
 // where vector i lies.
@@ -119,8 +127,8 @@ struct Plane {
 };
 // Channels-last: V divides the C / G channels of a group.
 template <int V, int THREADS, int BLOCKS>
-DEV void group_nhwc(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int H,
-                    Plane from, Plane to, float eps, float p0, float p1) {
+DEV void group_vectors(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int H,
+                       Plane from, Plane to, float eps, float p0, float p1) {
   const int channels = C / G, group = blockIdx.x / BLOCKS, first = group % G * channels,
             across = channels / V;
   const i64 image = group / G;
@@ -138,4 +146,14 @@ DEV void group_nhwc(const T* x, const T* gamma, const T* beta, T* y, int C, int 
                                       first + i % across * V + j, p0, p1));
         store<V>(y + place(to, i), raw);
       });
+}
+// The same where vectors may lie anywhere.
+template <int V, int THREADS, int BLOCKS>
+DEV void group_nhwc(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int H,
+                    Plane from, Plane to, float eps, float p0, float p1) {
+  const bool whole = aligned(x, V * sizeof(T)) && aligned(y, V * sizeof(T));
+  if (whole && ((from.cs | from.rs | from.ns | to.cs | to.rs | to.ns) & (V - 1)) == 0)
+    group_vectors<V, THREADS, BLOCKS>(x, gamma, beta, y, C, G, H, from, to, eps, p0, p1);
+  else
+    group_vectors<1, THREADS, BLOCKS>(x, gamma, beta, y, C, G, H, from, to, eps, p0, p1);
 }

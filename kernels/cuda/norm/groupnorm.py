@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Float32,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-)
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import Dim, DimLike, factor
 
 from ..common import axis_layout
-from ..common.launch import known, overlapped, parameters, static, vector_width
-from ..common.prelude import activation_source, prelude
-from ..common.templates import template
-
-
-def _head(request: Request) -> str:
-    act = static(parameters(request)["act"], "activation")
-    return (
-        prelude(request.dtype)
-        + activation_source(act)
-        + template("common/base", "common/ragged_rows", "common/cluster", "norm/groupnorm")
-    )
+from ..common.epilogue import Parameter
+from ..common.instantiate import floats, instance, ints, longs, pointer
+from ..common.launch import known, parameters, static, vector_width
+from ..common.prelude import activation_source
 
 
 def _threads(elements: DimLike, v: int) -> int:
@@ -63,35 +45,38 @@ def _shares(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[
     return [(blocks, use) for blocks, use in found if use != 0]
 
 
-def _kernels(
+def _kernel(
     request: Request,
-    source: Callable[[int, int], str],
+    sizes: list[Parameter],
+    call: str,
     groups: DimLike,
     elements: DimLike,
-    v: int,
-    args: tuple[Argument, ...],
-) -> list[Kernel]:
-    """`source` for so many threads and blocks a group: one block, or a cluster where that leaves
-    most of the device idle.
-    """
-    threads, empty = _threads(elements, v), D.equal(elements, 0)
-    shapes = [
-        (threads if blocks == 1 else 512, blocks, use)
-        for blocks, use in _shares(request, groups, elements)
+    threads: int,
+    blocks: int,
+    use: DimLike,
+) -> Kernel:
+    """`call`: statements, which may name gamma and beta; `blocks` blocks for each group."""
+    present = [o for o in ("x", "gamma", "beta", "y") if o in request.operands]
+    absent = [o for o in ("gamma", "beta") if o not in present]
+    given = [
+        *(pointer("T" if o == "y" else "const T", o) for o in present),
+        *sizes,
+        *floats({k: request.floats.get(k, 0.0) for k in ("eps", "p0", "p1")}),
     ]
-    return [
-        Kernel(source(t, b), "groupnorm", (D.select(empty, 0, D.mul(D.mul(groups, b), use)), 1, 1), t, args, cluster=b, pdl=overlapped(request))
-        for t, b, use in shapes
-    ]  # fmt: skip
-
-
-def _weights(request: Request) -> tuple[list[str], dict[str, str]]:
-    present: list[str] = [o for o in ("x", "gamma", "beta", "y") if o in request.operands]
-    return present, {o: o if o in present else "nullptr" for o in ("x", "gamma", "beta", "y")}
-
-
-def _floats(request: Request) -> tuple[Argument, ...]:
-    return tuple(Float32(request.floats.get(k, 0.0)) for k in ("eps", "p0", "p1"))
+    grid = D.select(D.equal(elements, 0), 0, D.mul(D.mul(groups, blocks), use))
+    act = activation_source(static(parameters(request)["act"], "activation"))
+    body = "".join(f"const T* {o} = nullptr;\n  " for o in absent) + f"after_previous();\n  {call}"
+    return instance(
+        request,
+        "groupnorm",
+        "norm/groupnorm",
+        given,
+        grid,
+        threads,
+        body,
+        before=act,
+        cluster=blocks,
+    )
 
 
 def _plain_shapes(
@@ -123,72 +108,44 @@ def _plain_shapes(
 def groupnorm(request: Request) -> list[Kernel]:
     i = parameters(request)
     c, g = static(i["C"], "channel count"), static(i["G"], "group count")
-    v = 16 // request.dtype.size
-    present, place = _weights(request)
     groups, elements = D.mul(i["B"], g), D.mul(i["inner"], c // g)
-    args = (
-        *(Pointer(o) for o in present),
-        Int32(c),
-        Int32(g),
-        Int32(i["inner"]),
-        *_floats(request),
-    )
-    kernels = []
-    for k, threads, blocks, use in _plain_shapes(request, groups, elements):
-        source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__({threads}) groupnorm({", ".join(f"{'' if o == 'y' else 'const '}T* {o}" for o in present)},
-    int C, int G, int inner, float eps, float p0, float p1) {{
-  after_previous();
-  group_plain<{v}, {k}, {threads}, {blocks}>({place["x"]}, {place["gamma"]}, {place["beta"]}, y, C, G, inner, eps, p0, p1);
-}}
-"""
-        grid = D.select(D.equal(elements, 0), 0, D.mul(D.mul(groups, blocks), use))
-        if use != 0:
-            kernels.append(
-                Kernel(
-                    source,
-                    "groupnorm",
-                    (grid, 1, 1),
-                    threads,
-                    args,
-                    cluster=blocks,
-                    pdl=overlapped(request),
-                )
-            )
-    return kernels
+    sizes = ints({"C": c, "G": g, "inner": i["inner"]})
+    return [
+        _kernel(
+            request,
+            sizes,
+            f"group_plain<{16 // request.dtype.size}, {k}, {threads}, {blocks}>(x, gamma, beta, y, C, "
+            "G, inner, eps, p0, p1);",
+            groups,
+            elements,
+            threads,
+            blocks,
+            use,
+        )
+        for k, threads, blocks, use in _plain_shapes(request, groups, elements)
+        if use != 0
+    ]
 
 
 def groupnorm_nhwc(request: Request) -> list[Kernel]:
+    """One block for each group, or a cluster where that leaves most of the device idle."""
     i = parameters(request)
     c, g = static(i["C"], "channel count"), static(i["G"], "group count")
-    pitches = [i[f"{s}_{p}"] for s in ("x", "y") for p in ("cs", "rs", "ns")]
-    v = vector_width(request.dtype, c // g, *(p for p in pitches if known(p) is not None))
-    present, place = _weights(request)
-    call = f"({place['x']}, {place['gamma']}, {place['beta']}, y, C, G, H, Plane{{W, x_cs, x_rs, x_ns}}, Plane{{W, y_cs, y_rs, y_ns}}, eps, p0, p1)"
-
-    def source(threads: int, blocks: int) -> str:
-        return f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__({threads}) groupnorm({", ".join(f"{'' if o == 'y' else 'const '}T* {o}" for o in present)},
-    int C, int G, int H, int W, int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns, float eps, float p0, float p1) {{
-  after_previous();
-  const bool whole = aligned(x, {v} * sizeof(T)) && aligned(y, {v} * sizeof(T));
-  if (whole && ((x_cs | x_rs | x_ns | y_cs | y_rs | y_ns) & {v - 1}) == 0) group_nhwc<{v}, {threads}, {blocks}>{call};
-  else group_nhwc<1, {threads}, {blocks}>{call};
-}}
-"""
-
-    side = [(Int32(i[f"{s}_cs"]), Int64(i[f"{s}_rs"]), Int64(i[f"{s}_ns"])) for s in ("x", "y")]
-    args: tuple[Argument, ...] = (
-        *(Pointer(o) for o in present),
-        Int32(c),
-        Int32(g),
-        Int32(i["H"]),
-        Int32(i["W"]),
-        *side[0],
-        *side[1],
-        *_floats(request),
-    )
-    return _kernels(request, source, D.mul(i["N"], g), D.product([i["H"], i["W"], c // g]), v, args)
+    pitches = [f"{s}_{p}" for s in ("x", "y") for p in ("cs", "rs", "ns")]
+    v = vector_width(request.dtype, c // g, *(i[p] for p in pitches if known(i[p]) is not None))
+    groups, elements = D.mul(i["N"], g), D.product([i["H"], i["W"], c // g])
+    sizes = ints({"C": c, "G": g, "H": i["H"], "W": i["W"]})
+    for p in pitches:
+        sizes += (ints if p.endswith("cs") else longs)({p: i[p]})
+    kernels = []
+    for blocks, use in _shares(request, groups, elements):
+        threads = _threads(elements, v) if blocks == 1 else 512
+        call = (
+            f"group_nhwc<{v}, {threads}, {blocks}>(x, gamma, beta, y, C, G, H, "
+            "Plane{W, x_cs, x_rs, x_ns}, Plane{W, y_cs, y_rs, y_ns}, eps, p0, p1);"
+        )
+        kernels.append(_kernel(request, sizes, call, groups, elements, threads, blocks, use))
+    return kernels
 
 
 FAMILIES = {"groupnorm": groupnorm, "groupnorm_nhwc": groupnorm_nhwc}

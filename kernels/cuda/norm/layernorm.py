@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Fault,
-    Float32,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-)
+from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import axis_layout
-from ..common.launch import blocks, known, overlapped, parameters, static, vector_width
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
-from . import layernorm_short
+from ..common.epilogue import Parameter
+from ..common.instantiate import floats, instance, ints, longs, pointer
+from ..common.launch import blocks, known, parameters, static, vector_width
+from ..common.prelude import C_TYPES
 
+#: Longest row that some lanes of a warp have, in elements; the most vectors that a lane has of it
+#: by choice, and where all lanes of a warp have one.
+_LONGEST, _VECTORS, _MOST = 1024, 8, 16
+#: Elements that a lane has of a row: where many rows are read from one tensor; else fewer, so that
+#: more are on their way at a time.
+_ELEMENTS, _FEWER = 24, 8
+#: Instructions for an element, a step of the sums, and besides, about.
+_ELEMENT, _STEP, _REST = 8, 4, 40
+#: Threads of a block where few threads are needed, and where there are more than so many for each
+#: multiprocessor: blocks start only so fast.
+_THREADS, _LARGE, _MANY = 128, 256, 512
+#: Single elements of two bytes go through shared memory where rows are this long, where so many
+#: tensors have them and so many bytes a multiprocessor.
+_SLAB_ROW, _SLAB_TENSORS, _SLAB_BYTES = 16, 4, 16384
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
 #: A norm gives so many warps to a row of more than 96 vectors and so many elements where there are
@@ -105,9 +110,7 @@ def layernorm_sum(request: Request) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class _Body:
-    """What a kernel over rows does: the call, with `place` and whether weights may be read early
-    left open.
-    """
+    """What a kernel over rows does: `call` of templates of layernorm.cuh."""
 
     call: str
     block: int
@@ -133,56 +136,47 @@ def _norm(
     rms = bool(i["rms"])
     weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
     outputs = [o for o in ("y", "skip") if o in request.operands]
-    places = {
-        o: o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")
-    }
-    early = "true" if request.operands & {"gamma", "beta"} <= request.constant else "false"
+    places = [o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")]
+    early = _cpp(request.operands & {"gamma", "beta"} <= request.constant)
     types = {
-        o: f"const {C_TYPES[DType(static(i[f'{o}_dtype'], 'index type'))]}*"
+        o: f"const {C_TYPES[DType(static(i[f'{o}_dtype'], 'index type'))]}"
         for o in sources
         if o[0] == "i"
     }
-    signature = ", ".join(
-        [f"{types.get(o, 'const T*')} {o}" for o in (*sources, *weights)]
-        + [f"T* {o}" for o in outputs]
-        + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
-    )
-    kernels = []
+    operands = [pointer(types.get(o, "const T"), o) for o in (*sources, *weights)]
+    operands += [pointer("T", o) for o in outputs]
+    for size in sizes:  # elements of a tensor, or rows
+        operands += (longs if size.endswith(("_o", "_i", "_ld")) else ints)({size: i[size]})
+    fault: list[Parameter] = [("u32*", "fault", Fault())] if "fault" in place else []
     # no tests for null
-    assumed = (
-        f"__builtin_assume({' && '.join(present)});\n  "
-        if (present := [o for o in places if o != "y" and places[o] == o])
-        else ""
-    )
-    plus, fault = "1.f" if i["gamma_add"] else "0.f", ", u32* fault" if "fault" in place else ""
-    operands = tuple(Pointer(o) for o in (*sources, *weights, *outputs))
-    for body in _bodies(request, rows, _short_bodies(request, rows, sources, outputs)):
-        args: tuple[Argument, ...] = (
-            *operands, *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(i["N"]), Int32(body.each), Float32(request.floats["eps"]),
-            *([Fault()] if fault else []),
-        )  # fmt: skip
-        bounds = f"{body.block}{', 2' if 512 < body.block <= _TWO else ''}"
-        source = f"""{prelude(request.dtype)}{template("common/base", "common/ragged_rows", "common/cluster", "norm/layernorm", "norm/layernorm_short")}
-extern "C" __global__ void __launch_bounds__({bounds}) layernorm({signature}, int rows, int n, int each, float eps{fault}) {{
-  {assumed}Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
-  const auto place = [&](auto& l, int row) {{
-{place}  }};
-  constexpr bool EARLY = {early};
-  {body.call};
-}}
-"""
-        kernels.append(
-            Kernel(
-                source,
-                "layernorm",
-                (body.grid, 1, 1),
-                body.block,
-                args,
-                cluster=body.cluster,
-                pdl=overlapped(request),
-            )
+    present = [o for o in ("gamma", "beta", "skip") if o in places]
+    assumed = f"__builtin_assume({' && '.join(present)});\n  " if present else ""
+    plus = "1.f" if i["gamma_add"] else "0.f"
+    return [
+        instance(
+            request,
+            "layernorm",
+            "norm/layernorm",
+            [
+                *operands,
+                *ints({"rows": rows, "n": i["N"], "each": body.each}),
+                *floats({"eps": request.floats["eps"]}),
+                *fault,
+            ],
+            body.grid,
+            body.block,
+            f"{assumed}Norm<{terms}, {_cpp(some)}> l{{{{}}, {', '.join(places)}, n, {_cpp(rms)}, "
+            f"{plus}, eps}};\n  const auto place = [&](auto& l, int row) {{\n{place}  }};\n"
+            f"  constexpr bool EARLY = {early};\n  {body.call};",
+            resident=2 if 512 < body.block <= _TWO else 0,
+            cluster=body.cluster,
         )
-    return kernels
+        for body in _bodies(request, rows, _short(request, rows, sources, outputs))
+    ]
+
+
+def _cpp(flag: bool) -> str:
+    return str(flag).lower()
 
 
 def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Body]:
@@ -207,59 +201,98 @@ def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Bo
     return [b for b in found if b.grid != 0]
 
 
-def _short_bodies(
+def _short(
     request: Request, rows: DimLike, sources: Sequence[str], outputs: Sequence[str]
 ) -> list[_Body]:
-    """Some lanes of a warp for each row, where all are short."""
-    n, found = known(parameters(request)["N"]), []
+    """Some lanes of a warp for each row, where all are short enough: K vectors of V elements in each
+    of the lanes; or by slabs of rows.
+    """
+    length = known(parameters(request)["N"])
+    if length is None or not 0 < length <= _LONGEST:
+        return []
+    v, size = _width(request, length), request.dtype.size
+    few = _divided(length, v, _FEWER)
+    if few is None:
+        return []
     inputs = sum((o[0] == "x" and o != "xbias") or o == "res" for o in sources)
-    for s in layernorm_short.shapes(request, rows, inputs + len(outputs), len(outputs)):
-        if s.each == 0:
-            found.append(
-                _Body(
-                    f"norm_short<{s.v}, {s.k}, {s.lanes}, {s.threads}, {n}, EARLY>(l, rows, place)",
-                    s.threads,
-                    s.grid,
-                )
-            )
-        else:
-            rooms = f"{inputs}, {max(inputs, len(outputs))}, {axis_layout.SLABS}"
-            found.append(
-                _Body(
-                    f"place(l, 0); norm_slabs<{s.k}, {s.lanes}, {rooms}, {s.threads}, {n}, EARLY>(l, rows, each)",
-                    s.threads,
-                    s.grid,
-                    each=s.each,
-                )
-            )
-    return found
+    many = D.less(request.sms * _MANY, D.mul(rows, few[1]))
+    slabs: DimLike = 0
+    crowd = inputs + len(outputs) >= _SLAB_TENSORS and length >= _SLAB_ROW
+    if request.family == "layernorm" and v * size == 2 and crowd:
+        slabs = D.less(request.sms * _SLAB_BYTES, D.mul(rows, length * size))
+    large = few if inputs > 1 else _divided(length, v, _ELEMENTS) or few
+    found = []
+    for (k, lanes), threads, use in (
+        (few, _THREADS, axis_layout.negated(many)),
+        (large, _LARGE, many),
+    ):
+        call = f"norm_short<{v}, {k}, {lanes}, {threads}, {length}, EARLY>(l, rows, place)"
+        grid = D.ceildiv(rows, threads // lanes)
+        grid = D.product([grid, use, axis_layout.negated(slabs)])
+        found.append(_Body(call, threads, grid))
+    if slabs != 0:
+        each, grid = axis_layout.slabs(request, request.dtype, rows, length)
+        k, lanes = few
+        rooms = f"{inputs}, {max(inputs, len(outputs))}, {axis_layout.SLABS}"
+        threads = axis_layout.SLAB_THREADS
+        call = f"norm_slabs<{k}, {lanes}, {rooms}, {threads}, {length}, EARLY>(l, rows, each)"
+        found.append(_Body(f"place(l, 0); {call}", threads, D.mul(grid, slabs), each=each))
+    return [b for b in found if b.grid != 0]
 
 
-def _wide(size: str) -> bool:
-    """Whether a parameter counts elements of a tensor rather than rows."""
-    return size.endswith(("_o", "_i", "_ld"))
+def _divided(n: int, v: int, most: int) -> tuple[int, int] | None:
+    """(vectors of a lane, lanes) for rows of n elements, a lane with `most` at most if that can be:
+    the fewest instructions.
+    """
+    vectors = -(-n // v)
+    found = [(-(-vectors // lanes), lanes) for lanes in (1, 2, 4, 8, 16, 32)]
+    fit = [
+        (k, lanes)
+        for k, lanes in found
+        if k <= _VECTORS and k * v <= most and (lanes >= 4 or k == 1 or k * v <= 3)
+    ]
+    if not fit:
+        return found[-1] if found[-1][0] <= _MOST else None
+    return min(fit, key=lambda f: f[1] * (f[0] * v * _ELEMENT + f[1].bit_length() * _STEP + _REST))
+
+
+def _width(request: Request, n: int) -> int:
+    """Elements of a vector that all rows consist of, wherever they begin."""
+    i = parameters(request)
+    if request.unaligned & request.operands:
+        return 1
+    pitches = (
+        [
+            i[f"x{k}_{p}"]
+            for k in range(4)
+            for p in (("ld",) if f"i{k}" in request.operands else ("o", "i"))
+        ]
+        if request.family == "layernorm_sum"
+        else []
+    )
+    return vector_width(request.dtype, n, *(multiple_of(p) for p in pitches))
 
 
 def rope(request: Request) -> list[Kernel]:
     i = parameters(request)
-    flags = ", ".join("true" if i[k] else "false" for k in ("interleaved", "full"))
     sizes, strides = (
         ("S", "H", "D", "rot"),
         ("x_b", "x_s", "x_h", "y_b", "y_s", "y_h", "c_b", "c_s"),
     )
-    signature = ", ".join([f"int {s}" for s in sizes] + [f"i64 {s}" for s in strides])
-    source = f"""{prelude(request.dtype)}{template("common/base", "common/ragged_rows", "common/cluster", "norm/layernorm")}
-extern "C" __global__ void __launch_bounds__(256) rope(const T* x, const T* cosines, const T* sines, T* y, int B, {signature}) {{
-  after_previous();
-  rope_pairs<{flags}>(x, cosines, sines, y, B, Rope{{{", ".join(sizes + strides)}}});
-}}
-"""
-    work = i["D"] - D.floordiv(i["rot"], 2)
-    grid = (blocks(D.product([i["B"], i["S"], i["H"], work]), 256, request.sms * 8), 1, 1)
-    args: tuple[Argument, ...] = (
-        *(Pointer(o) for o in ("x", "cos", "sin", "y")), Int32(i["B"]), *(Int32(i[s]) for s in sizes), *(Int64(i[s]) for s in strides),
-    )  # fmt: skip
-    return [Kernel(source, "rope", grid, 256, args, pdl=overlapped(request))]
+    given = [
+        pointer("const T", "x"),
+        pointer("const T", "cos", "cosines"),
+        pointer("const T", "sin", "sines"),
+        pointer("T", "y"),
+        *ints({s: i[s] for s in ("B", *sizes)}),
+        *longs({s: i[s] for s in strides}),
+    ]
+    flags = ", ".join(_cpp(bool(i[k])) for k in ("interleaved", "full"))
+    rope = f"Rope{{{', '.join(sizes + strides)}}}"
+    body = f"after_previous();\n  rope_pairs<{flags}>(x, cosines, sines, y, B, {rope});"
+    work = D.product([i["B"], i["S"], i["H"], i["D"] - D.floordiv(i["rot"], 2)])
+    grid = blocks(work, 256, request.sms * 8)
+    return [instance(request, "rope", "norm/layernorm", given, grid, 256, body)]
 
 
 FAMILIES = {"layernorm": layernorm, "layernorm_sum": layernorm_sum, "rope": rope}

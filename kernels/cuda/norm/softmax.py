@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import axis_layout
-from ..common.launch import about, known, overlapped, parameters
-from ..common.prelude import prelude
-from ..common.templates import template
+from ..common.instantiate import instance, ints, pointer
+from ..common.launch import about, known, parameters
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest block has the
 #: row; half of it in other blocks.
@@ -82,16 +81,13 @@ def _whole(request: Request) -> bool:
 def _kernel(
     request: Request, block: int, body: str, grid: DimLike, each: DimLike = 0, cluster: int = 1
 ) -> Kernel:
-    source = f"""{prelude(request.dtype)}{template("norm/softmax")}
-extern "C" __global__ void __launch_bounds__({block}) softmax(const T* x, T* y, int outer, int n, int inner, int each) {{
-  {body}
-}}
-"""
     outer, n, inner = _sizes(request)
-    args = (Pointer("x"), Pointer("y"), Int32(outer), Int32(n), Int32(inner), Int32(each))
-    return Kernel(
-        source, "softmax", (grid, 1, 1), block, args, cluster=cluster, pdl=overlapped(request)
-    )
+    given = [
+        pointer("const T", "x"),
+        pointer("T", "y"),
+        *ints({"outer": outer, "n": n, "inner": inner, "each": each}),
+    ]
+    return instance(request, "softmax", "norm/softmax", given, grid, block, body, cluster=cluster)
 
 
 def _log(request: Request) -> str:

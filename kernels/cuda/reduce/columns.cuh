@@ -1,4 +1,6 @@
-// Reductions of columns by vectors wherever these lie. Follows reduce.cuh.
+// Reductions of columns by vectors wherever these lie.
+#pragma once
+#include "reduce/reduce.cuh"
 
 // Rows of `wide` columns of [n, inner] as the vectors of V elements, at multiples of their size,
 // that they lie in: ACROSS threads have those of a row, DOWN rows of which all lie alike every DOWN

@@ -2,6 +2,11 @@
 // values seen (R::Held): start (given the row's first element), take (in the order of their
 // places), join, across (another lane's), finish. Where rows are few and long, `parts` blocks share
 // a row: each leaves what it holds, and join_parts finishes.
+#pragma once
+#include "common/base.cuh"
+#include "common/cluster.cuh"
+#include "common/ragged_rows.cuh"
+
 enum { kSum, kMean, kMax, kMin, kProd, kL1, kL2, kSumSquare, kLogSum, kLogSumExp };
 
 // Floats, accumulated in f32.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import axis_layout
-from ..common.launch import about, known, overlapped, parameters, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import entry, instance, ints, pointer
+from ..common.launch import about, known, parameters, static
+from ..common.prelude import C_TYPES
 from . import columns
 
 _KINDS = (
@@ -119,55 +120,33 @@ class _Reduction:
         """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a
         row left.
         """
-        e, held = C_TYPES[self.element], "Policy::Held* held, " if scratch is not None else ""
-        head = prelude(self.element if self.element in _FLOATS else DType.F32) + template(
-            "common/base", "common/ragged_rows", "common/cluster", "reduce/reduce", "reduce/columns"
+        outer, _, inner = self.sizes
+        given = operands(
+            C_TYPES[self.element], self.result, scratch is not None, *self.sizes, parts
         )
-        signature = f"const {e}* x, {self.result}* y, {held}int outer, int n, int inner, int parts"
-        source = f"""{head}
-typedef {self.policy} Policy;
-extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature}) {{
-  next_may_start();
-  {body}
-}}
-"""
-        outer, n, inner = self.sizes
-        args: tuple[Argument, ...] = (
-            Pointer("x"), Pointer("y"), *([Pointer("scratch0")] if scratch is not None else []), Int32(outer), Int32(n), Int32(inner), Int32(parts),
-        )  # fmt: skip
-        pdl, buffers = overlapped(self.request), () if scratch is None else (scratch,)
         rows = known(inner) == 1
-        joining = f"""extern "C" __global__ void __launch_bounds__(256) {self.symbol}_parts({signature}) {{
-  next_may_start();
-  {"join_parts" if rows else "join_columns"}<Policy, 256>(x, y, held, outer, n, inner, parts);
-}}
-"""
-        source += "" if scratch is None else joining
-        first = Kernel(
-            source,
+        join = f"join_{'parts' if rows else 'columns'}<Policy, 256>"
+        call = f"next_may_start();\n  {join}(x, y, held, outer, n, inner, parts);"
+        symbol = f"{self.symbol}_parts"
+        first = instance(
+            self.request,
             self.symbol,
-            (D.mul(grid, self.live), 1, 1),
+            "reduce/columns",
+            given,
+            D.mul(grid, self.live),
             block,
-            args,
+            f"next_may_start();\n  {body}",
+            dtype=self.element if self.element in _FLOATS else DType.F32,
+            text=f"typedef {self.policy} Policy;\n",
+            after="" if scratch is None else entry(symbol, given, 256, call),
             cluster=cluster,
-            pdl=pdl,
-            scratch=buffers,
+            scratch=() if scratch is None else (scratch,),
         )
         if scratch is None:
             return [first]
-        results = D.product(
-            [
-                D.ceildiv(D.mul(outer, inner), 8 if rows else 32),
-                D.less(1, parts),
-                D.less(0, first.grid[0]),
-            ]
-        )
-        return [
-            first,
-            Kernel(
-                source, f"{self.symbol}_parts", (results, 1, 1), 256, args, pdl=pdl, scratch=buffers
-            ),
-        ]
+        results = D.ceildiv(D.mul(outer, inner), 8 if rows else 32)
+        results = D.product([results, D.less(1, parts), D.less(0, first.grid[0])])
+        return [first, replace(first, symbol=symbol, grid=(results, 1, 1), block=256, cluster=1)]
 
     def _slabs(self, use: DimLike) -> Kernel:
         outer, n, inner = self.sizes
@@ -331,6 +310,24 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
             axis_layout.up_to(n, share * down * _CLUSTER_MOST),
         )
         return share, D.mul(fits, axis_layout.up_to(tiles, sms // share))
+
+
+def operands(
+    element: str,
+    result: str,
+    held: bool,
+    outer: DimLike,
+    n: DimLike,
+    inner: DimLike,
+    parts: DimLike,
+) -> list[Parameter]:
+    """Parameters of a kernel over an axis; held: with what blocks leave in scratch."""
+    return [
+        pointer(f"const {element}", "x"),
+        pointer(result, "y"),
+        *([pointer("Policy::Held", "scratch0", "held")] if held else []),
+        *ints({"outer": outer, "n": n, "inner": inner, "parts": parts}),
+    ]
 
 
 def _element(request: Request) -> DType:

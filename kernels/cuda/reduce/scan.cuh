@@ -1,6 +1,9 @@
 // Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself
 // (EXCLUSIVE) or from the end (REVERSE). Where columns are few and long, `parts` blocks share one:
 // reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
+#pragma once
+#include "reduce/reduce.cuh"
+
 template <class E>
 DEV float summand(E v) {
   return to_float(v);

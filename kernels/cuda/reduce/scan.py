@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Kernel, Pointer, Request, Unfit
+from dataclasses import replace
+
+from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import axis_layout
-from ..common.launch import known, overlapped, parameters, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.instantiate import entry, instance
+from ..common.launch import known, parameters, static
+from ..common.prelude import C_TYPES
+from .reduce import operands
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Elements of the longest row that a warp goes along alone, and where rows are so few that there is
@@ -130,44 +133,33 @@ def _scan(
     i = parameters(request)
     outer, n, inner = i["outer"], i["n"], i["inner"]
     flags = ", ".join("true" if i[k] else "false" for k in ("exclusive", "reverse"))
-    divided = bool(before) and parts != 1
-    policy = "Fold<kSum>" if dtype in _FLOATS else f"FoldInt<kSum, {C_TYPES[dtype]}>"
-    held, pointer = (
-        ("Policy::Held* held, ", "held") if divided else ("", "(const Policy::Held*)nullptr")
+    divided, e = bool(before) and parts != 1, C_TYPES[dtype]
+    policy = "Fold<kSum>" if dtype in _FLOATS else f"FoldInt<kSum, {e}>"
+    given = operands(e, e, divided, outer, n, inner, parts)
+    call = body.replace("@", flags).replace(
+        "held", "held" if divided else "(const Policy::Held*)nullptr"
     )
-    signature = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {held}int outer, int n, int inner, int parts"
-    source = f"""{prelude(dtype if dtype in _FLOATS else DType.F32)}{template("common/base", "common/ragged_rows", "common/cluster", "reduce/reduce", "reduce/scan")}
-typedef {policy} Policy;
-extern "C" __global__ void __launch_bounds__({block}) cumsum({signature}) {{
-  next_may_start();
-  {body.replace("@", flags).replace("held", pointer)}
-}}
-"""
-    args: tuple[Argument, ...] = (
-        Pointer("x"), Pointer("y"), *([Pointer("scratch0")] if divided else []), Int32(outer), Int32(n), Int32(inner), Int32(parts),
-    )  # fmt: skip
-    pdl = overlapped(request)
+    # what x holds can be read when the kernel before has ended
+    sums = f"wait_for_previous();\n  next_may_start();\n  {before}"
+    size = D.product([outer, parts, inner, max(dtype.size, 4), use])
     blocks = D.mul(grid, use)
-    if not divided:
-        return [Kernel(source, "cumsum", (blocks, 1, 1), block, args, pdl=pdl)]
-    source += f"""extern "C" __global__ void __launch_bounds__({block}) cumsum_parts({signature}) {{
-  wait_for_previous();
-  next_may_start();  // what x holds can be read
-  {before}
-}}
-"""
-    blocks = D.mul(blocks, parts)
-    scratch = (D.product([outer, parts, inner, max(dtype.size, 4), use]),)
-    first = Kernel(
-        source,
-        "cumsum_parts",
-        (D.mul(blocks, D.less(1, parts)), 1, 1),
+    last = instance(
+        request,
+        "cumsum",
+        "reduce/scan",
+        given,
+        D.mul(blocks, parts) if divided else blocks,
         block,
-        args,
-        pdl=pdl,
-        scratch=scratch,
+        f"next_may_start();\n  {call}",
+        dtype=dtype if dtype in _FLOATS else DType.F32,
+        text=f"typedef {policy} Policy;\n",
+        after=entry("cumsum_parts", given, block, sums) if divided else "",
+        scratch=(size,) if divided else (),
     )
-    return [first, Kernel(source, "cumsum", (blocks, 1, 1), block, args, pdl=pdl, scratch=scratch)]
+    if not divided:
+        return [last]
+    some = D.mul(last.grid[0], D.less(1, parts))
+    return [replace(last, symbol="cumsum_parts", grid=(some, 1, 1)), last]
 
 
 FAMILIES = {"cumsum": cumsum}

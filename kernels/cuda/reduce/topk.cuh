@@ -1,11 +1,13 @@
 // The K largest (or smallest) elements of a row, in order, and their places; of equal ones the
-// earlier comes first. Follows base.cuh.
+// earlier comes first.
 //
 // A key says where an element stands: a number in the order of the values (NaN above all, both
 // zeros one), above its place in the row turned round. No two keys are equal, so that "the K
 // largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow
 // down the K-th largest by counting (narrower ones would meet in few counters: exponents of
 // neighbouring values agree); what is not below it is kept and sorted.
+#pragma once
+#include "common/base.cuh"
 
 DEV u32 ordered(float v) {
   if (v != v) return 0xffffffffu;

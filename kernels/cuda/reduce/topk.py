@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Fault,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-    Unfit,
-)
+from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request, Unfit
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
-from ..common.launch import blocks, known, overlapped, parameters, static
-from ..common.prelude import C_TYPES, prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import instance, ints, longs, pointer
+from ..common.launch import blocks, known, parameters, static
+from ..common.prelude import C_TYPES
 
 #: Elements of the most that a block sorts (72 KiB of keys).
 _MOST = 8192
@@ -55,39 +48,30 @@ class _Top:
         call: str,
         grid: DimLike,
         block: int,
-        more: tuple[Argument, ...] = (),
-        declared: str = "",
+        more: Sequence[Parameter] = (),
         smem: int = 0,
         scratch: tuple[DimLike, ...] = (),
     ) -> Kernel:
-        shared = "extern __shared__ __align__(16) u64 kept[];" if smem else ""
+        shared = "extern __shared__ __align__(16) u64 kept[];\n  " if smem else ""
         e = C_TYPES[self.dtype]
-        source = f"""{prelude(DType.F32)}{template("common/base", "reduce/topk")}
-#define PARAMETERS const {e}* x, {e}* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault{declared}
-extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
-  {shared}
-  after_previous();
-  {call}
-}}
-"""
-        args: tuple[Argument, ...] = (
-            Pointer("x"),
-            Pointer("y"),
-            Pointer("at"),
-            Int64(self.rows),
-            Int64(self.n),
-            Int64(self.inner),
-            Fault(),
+        given = [
+            pointer(f"const {e}", "x"),
+            pointer(e, "y"),
+            pointer("i64", "at", "indices"),
+            *longs({"rows": self.rows, "n": self.n, "inner": self.inner}),
+            ("u32*", "fault", Fault()),
             *more,
-        )
-        return Kernel(
-            source,
+        ]
+        return instance(
+            self.request,
             "topk",
-            (grid, 1, 1),
+            "reduce/topk",
+            given,
+            grid,
             block,
-            args,
+            f"{shared}after_previous();\n  {call}",
+            dtype=DType.F32,
             smem=smem,
-            pdl=overlapped(self.request),
             scratch=scratch,
         )
 
@@ -124,23 +108,15 @@ extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
             ]
         each = max(_PART, 2 * k, -(-n // _PARTS))
         parts = -(-n // each)
-        more = (Pointer("scratch0"), Int32(parts))
+        count, scratch = ints({"parts": parts}), (D.mul(self.rows, 8 * parts * k),)
         first = f"top_parts<{numbers}>(x, keys, rows, n, inner, parts, {each}, kept);"
         rest = (
             f"top_rows<{numbers}, true>(x, keys, y, indices, rows, n, inner, parts, kept, fault);"
         )
-        scratch = (D.mul(self.rows, 8 * parts * k),)
+        given = [[pointer(t, "scratch0", "keys"), *count] for t in ("u64", "const u64")]
         return [
-            self._kernel(
-                first,
-                D.mul(self.rows, parts),
-                threads,
-                more,
-                ", u64* keys, int parts",
-                smem,
-                scratch,
-            ),
-            self._kernel(rest, grid, threads, more, ", const u64* keys, int parts", smem, scratch),
+            self._kernel(first, D.mul(self.rows, parts), threads, given[0], smem, scratch),
+            self._kernel(rest, grid, threads, given[1], smem, scratch),
         ]
 
 

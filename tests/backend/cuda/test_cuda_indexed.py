@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,12 @@ template <int V> DEV Place place_of(u64 u, u64, u32 vectors, int OH, int OW) {
 """
 
 
+def _own(header: str) -> str:
+    """The header without those that it includes."""
+    text: str = discovery.module("kernels", "cuda.common.templates").text(header)
+    return re.sub("#include.*\n", "", text)
+
+
 def _wanted(op: str, feeds: Mapping[str, Array], out: int = 0, **attrs: Any) -> Array:
     infos = [
         helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
@@ -188,7 +195,7 @@ def test_elements_by_indices(tmp_path: Path, axis: int) -> None:
     host = library(
         tmp_path,
         "indexed",
-        _HOST + f"constexpr int AXIS = {axis + 2};\n" + cuda.template("movement/indexed") + _CALLS,
+        _HOST + f"constexpr int AXIS = {axis + 2};\n" + _own("movement/indexed") + _CALLS,
     )
     x = rng.standard_normal((4, 5, 6), dtype=np.float32)
     idx = np.argsort(rng.standard_normal((3, 4, 5)), axis)  # none of them twice along the axis
@@ -264,7 +271,7 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
     )
     call = f"sample<{numbers[0]}, {numbers[1]}, {'true' if corners else 'false'}>(x, grid, y, *g, Pitch{{cs, cs * g->IW, cs * g->IW * g->IH}},"
     text = f'extern "C" void run(const float* x, const float* grid, float* y, const Sample* g, int cs) {{ {call} Pitch{{cs, cs * g->OW, cs * g->OW * g->OH}}); }}'
-    host = library(tmp_path, "sample", _HOST + cuda.template("image/grid_sample") + text)
+    host = library(tmp_path, "sample", _HOST + _own("image/grid_sample") + text)
     for channels, cs in ((5, 8), (3, 3)):
         x = rng.standard_normal((2, channels, 5, 7), dtype=np.float32)
         grid = rng.uniform(-3, 3, (2, 6, 9, 2)).astype(np.float32)
@@ -280,7 +287,7 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_responses(tmp_path: Path, size: int) -> None:
     rng = np.random.default_rng(size)
-    image = cuda.template("image/pool_resize")
+    image = _own("image/pool_resize")
     call = f"respond<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
     host = library(
         tmp_path,
