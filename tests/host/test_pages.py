@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tracea_onnx
 from benchmarks import harness
 from tools import pages
 from tracea_onnx import provider
@@ -32,6 +33,12 @@ def test_provider_options_are_those_that_the_native_side_reads() -> None:
         for name in re.findall(r'\boption\(session, "(\w+)"\)', file.read_text("utf-8"))
     }
     assert read == {o.name for o in provider.OPTIONS}
+
+
+def test_public_names_are_in_the_reference() -> None:
+    text = (pages.ROOT / "docs" / "reference" / "python.md").read_text("utf-8")
+    named = set(re.findall(r"\w+", text))
+    assert set(tracea_onnx.__all__) - {"__version__"} <= named
 
 
 def test_all_figures_are_shown() -> None:

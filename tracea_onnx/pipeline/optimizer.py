@@ -78,15 +78,28 @@ def optimize(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     progress: Progress | None = None,
 ) -> OptimizeResult:
-    """Fuse what the rules find in `model`, verify the result against the original, and write it to
-    `output` if given.
+    """Fuse what the rules find in `model`, verify the result against the original, and write it.
 
-    `providers` run the result while it is verified; no run takes longer than `time_limit` seconds.
+    - `model`: a ModelProto, or the path of an ONNX file.
+    - `output`: where to write; None: nowhere.
+    - `backend`: what fusions are priced for, or "auto".
+    - `precision`: "keep", "fp16" or "bf16".
+    - `only`, `skip`: names of rules to use alone, or to do without.
+    - `dry_run`: rewrite nothing; the report has the fusions of the first round with their prices.
+    - `verify`: whether to compare. `rtol`, `atol`: the bounds; None: from types and reductions.
+    - `seed`, `input_shapes`: of the inputs that are made. `inputs`: arrays in place of these.
+    - `time_limit`: seconds that one run of a model may take.
+    - `external_data`: "auto" (as the model has its weights), "always" or "never".
+    - `keep_initializer_inputs`: leave initializers that are also inputs as they are.
+    - `pack`: where to write the compiled Plans; None: nowhere.
+    - `rules`, `scheduler`: in place of those of the installation.
+    - `providers`: what runs the result while it is verified.
+    - `progress`: called with a stage, how much of it is done, and how much there is.
+
     When the result leaves its bounds, the smallest set of fusions at fault is turned back and
     refused. Raises ModelError (unreadable model), UsageError (options), VerificationError (results
     differ; nothing is written; its `report` attribute says by how much), MissingFusionError (a rule
-    named by `only` fused nothing). With `dry_run` nothing is rewritten: the report holds the
-    fusions of the first round with their prices."""
+    named by `only` fused nothing)."""
     started = time.perf_counter()
     tell = progress or silent
     backend = choose_backend(backend)

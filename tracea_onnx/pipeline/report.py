@@ -28,8 +28,18 @@ class Fused:
 
 @dataclass
 class Report:
-    """`nodes_*` count the nodes of the main graph and of control-flow bodies; `seconds` is the wall
-    time of the whole run.
+    """What `optimize` did.
+
+    - `model`, `opset`, `backend`: what was optimized, and for what.
+    - `nodes_before`, `nodes_after`: nodes of the main graph and of control-flow bodies.
+    - `fused`: each fusion with its rule, the nodes it replaced, and the microseconds it should save.
+    - `refused`: each refusal with its rule, anchor, code and sentence.
+    - `verify`: the comparison with the original; None without one.
+    - `precision`: what became narrow; None without `precision`.
+    - `seconds`: wall time of the whole run.
+    - `notes`, `files`: what is odd about the model, and what was written.
+
+    `to_json()` gives the same as JSON values, as `--json` writes it.
     """
 
     model: str
