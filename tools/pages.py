@@ -210,8 +210,8 @@ def _results(name: str) -> Iterator[str]:
     if "program" in found:
         found = _measured(found)
     yield ", ".join(str(found[k]) for k in ("date", "machine", "versions") if found.get(k)) + "."
-    for command in found.get("commands", []):
-        yield from ("", f"    {command}")
+    if found.get("commands"):
+        yield from ("", *(f"    {command}" for command in found["commands"]))
     for table in found["tables"]:
         yield ""
         if table.get("title"):
