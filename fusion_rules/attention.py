@@ -20,7 +20,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import (
-    PRODUCTS,
+    MATMUL_OPS,
     Axes,
     Operand,
     finish,
@@ -33,8 +33,8 @@ from tracea_onnx.match.attention import (
 from tracea_onnx.match.epilogue import FLOATS, narrower
 from tracea_onnx.match.masks import (
     MASKED,
+    BandMask,
     Mask,
-    Triangle,
     causal_attrs,
     mask_attrs,
     simplified,
@@ -77,7 +77,9 @@ class _Scores:
         do not enlarge them, so both have the same shape.
         """
         at = next(k for k, n in enumerate(self.nodes) if n.outputs[0] == frame)
-        return next(n.outputs[0] for n in self.nodes[at:] if n.op in PRODUCTS or n.op in _REGROUPS)
+        return next(
+            n.outputs[0] for n in self.nodes[at:] if n.op in MATMUL_OPS or n.op in _REGROUPS
+        )
 
 
 def match(g: Graph, anchor: Node) -> Match:
@@ -134,7 +136,7 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
     node = g.producer(value)
     if node is None or depth == 0:
         return False
-    if node.op in PRODUCTS:
+    if node.op in MATMUL_OPS:
         # Learned queries may be constant, one matrix per head; a constant matrix is the weight of a
         # layer.
         return (
@@ -177,7 +179,7 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
         node = g.producer(value)
         assert node is not None  # _is_product
         out.nodes.append(node)
-        if node.op in PRODUCTS:
+        if node.op in MATMUL_OPS:
             out.product = node
             if node.op == "com.microsoft.FusedMatMul":
                 out.scale *= node.attr("alpha", 1.0)
@@ -276,7 +278,7 @@ def _capped(node: Node, out: _Scores) -> str:
 
 
 def _masked(
-    g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: Triangle | None
+    g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: BandMask | None
 ) -> None:
     """Record a mask; its triangle says whether it is causal."""
     if out.cap or out.per_head:

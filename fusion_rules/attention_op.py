@@ -13,7 +13,7 @@ from tracea_onnx.match.attention import Operand, Traced, finish, heads, trace
 from tracea_onnx.match.masks import causal_attrs, mask_attrs
 from tracea_onnx.match.operator_specs import attention_mask, attention_scale, per_head, read
 from tracea_onnx.match.spec_table import AttentionSpec
-from tracea_onnx.match.strided_view import Named
+from tracea_onnx.match.strided_view import Layout
 from tracea_onnx.shapes.symbolic import shapes
 
 
@@ -57,7 +57,7 @@ def _standard(g: Graph, node: Node) -> Match:
 
 def _flat(node: Node) -> Traced:
     q, k, v, out = (
-        Operand(name, Named("bsx", None, {}), 1.0, ())
+        Operand(name, Layout("bsx", None, {}), 1.0, ())
         for name in (*node.inputs[:3], node.outputs[0])
     )
     return Traced(q, k, v, out, [node])

@@ -65,7 +65,7 @@ class Cpu(Backend):
             frozenset({DType.F32}),
             border=True,
             pitch_multiple=0,
-            few_launches=False,
+            launch_bound=False,
         )
 
     def checks(self) -> Iterable[Check]:

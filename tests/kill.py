@@ -116,7 +116,7 @@ class Trial:
         if not self.output.exists():
             return None
         source = model_file.load(self.output)
-        external.bring_in(source, lambda t: True)
+        external.load_into_memory(source, lambda t: True)
         return {
             "nodes": repr(source.model.graph.node).encode(),
             **{t.name: numpy_helper.to_array(t).tobytes() for t in source.model.graph.initializer},

@@ -26,7 +26,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.runtime import device_caps, nvrtc
 from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check
-from tracea_onnx.support.scoped_value import meanwhile
+from tracea_onnx.support.scoped_value import override
 
 from .common.templates import template as template
 from .compiler import compile as compile
@@ -50,11 +50,13 @@ def emit(request: Request) -> list[Kernel]:
         raise Unfit(f"the CUDA backend has no kernel for {request.family}")
 
     def chosen(r: Request) -> list[Kernel]:
-        with kernel_choice.emitting(r), meanwhile(device_caps.present, r.caps):
+        with kernel_choice.emitting(r), override(device_caps.present, r.caps):
             return fn(r)
 
     kernels = aligned(request, lambda r: ranged(r, chosen))
-    tuned = [(use, ranged(numbered, chosen)) for use, numbered in kernel_choice.points(request)]
+    tuned = [
+        (use, ranged(numbered, chosen)) for use, numbered in kernel_choice.tuned_shapes(request)
+    ]
     found = (
         either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)])
         if tuned
@@ -115,8 +117,8 @@ class Cuda(Backend):
         assert caps is not None
         hopper = caps.arch == 90
         return Target(
-            rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}), border=False, pitch_multiple=8, few_launches=True, planar=4,
-            folds_norms=hopper, stages=True, bundles=hopper,
+            rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}), border=False, pitch_multiple=8, launch_bound=True, planar=4,
+            folds_norms=hopper, stages=True, group_packing=hopper,
         )  # fmt: skip
 
     def emit(self, request: Request) -> Sequence[Launch]:

@@ -57,7 +57,7 @@ class Reference(Backend):
             frozenset({DType.F32}),
             border=False,
             pitch_multiple=1,
-            few_launches=False,
+            launch_bound=False,
         )
 
     def attach(self, library: ctypes.CDLL) -> None:

@@ -23,7 +23,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match import rule_set
 
 
-def account(model: ModelProto, **options: object) -> explanation.Account:
+def account(model: ModelProto, **options: object) -> explanation.ExplainReport:
     return explanation.explain(model, backend="cpu", **options)  # type: ignore[arg-type]
 
 
@@ -292,7 +292,7 @@ def test_the_gpu_backend_is_the_one_that_sessions_compile_with(
     monkeypatch.setattr(partition_compiler, "compile_graph", compile_graph)
     explanation.explain(leaving(), backend="cuda", provider=True)
     session = plan_writer.writer_of({"backend": "cuda", "arch": "90"})
-    assert session.target.folds_norms and session.target.bundles
+    assert session.target.folds_norms and session.target.group_packing
     assert [b.target for b in asked] == [session.target]
 
 

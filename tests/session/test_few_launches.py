@@ -21,7 +21,7 @@ from tracea_onnx.pipeline import optimizer
 from tracea_onnx.plan.builder import PlanBuilder, read_pack
 
 FEW = plan_writer.Writer(
-    replace(plan_writer.writer_of({}).target, few_launches=True),
+    replace(plan_writer.writer_of({}).target, launch_bound=True),
     lambda name, probe: PlanBuilder(name, "cpu"),
 )
 
@@ -38,7 +38,7 @@ def run(
     with partition_compiler.recording() as packs:
         session = provider.create_session(
             model.SerializeToString(),
-            {"claim": "all", "cache_dir": str(cache / str(backend.target.few_launches))},
+            {"claim": "all", "cache_dir": str(cache / str(backend.target.launch_bound))},
         )
     launches = [
         launch["k"]

@@ -62,7 +62,7 @@ def canonicalise(
         infer(model, typed)
         return model
     if not keep_initializer_inputs or model.ir_version < _OVERRIDABLE_IR:
-        _settle_inputs(model, notes)
+        _freeze_initializer_inputs(model, notes)
     names = edit.Names(model)
     for _ in range(_ROUNDS):
         infer(model, typed)
@@ -105,7 +105,7 @@ def _bodies(graph: GraphProto) -> list[GraphProto]:
     return [body for n in graph.node for body in subgraphs(n)]
 
 
-def _settle_inputs(model: ModelProto, notes: list[str]) -> None:
+def _freeze_initializer_inputs(model: ModelProto, notes: list[str]) -> None:
     """Make initializers that are also inputs constants; before IR 4 they are so by definition."""
     by_rule = model.ir_version < _OVERRIDABLE_IR
     # before, an initializer had to be an input, too
@@ -138,11 +138,11 @@ def _pass(
 
     protected = edit.protected_names(model, graph)
     changed = _constants(graph, protected)
-    changed += constant_ifs.settle(now(), names)
+    changed += constant_ifs.fold_constant_ifs(now(), names)
     changed += identities.remove_no_ops(now(), protected)
     changed += constant_folding.fold(model, now(), protected, budget)
-    changed += reshape_targets.settle(now(), protected, model.graph, names)
-    changed += sink_transposes.settle(now(), protected, names)
+    changed += reshape_targets.fold_targets(now(), protected, model.graph, names)
+    changed += sink_transposes.sink(now(), protected, names)
     changed += _merge_initializers(graph, protected, folder) + _merge_nodes(graph, protected)
     changed += edit.drop_dead(graph, protected)
     edit.drop_value_info(graph)

@@ -10,11 +10,11 @@ from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph
 
 
-def settle(graph: Graph, names: edit.Names) -> int:
+def fold_constant_ifs(graph: Graph, names: edit.Names) -> int:
     """Put the nodes of the branches that are always taken in place of their If; returns how many
     went.
     """
-    settled: dict[int, GraphProto] = {}
+    replaced: dict[int, GraphProto] = {}
     for n in graph.nodes:
         # Exactly one element: anything else ONNX Runtime refuses when it runs the model.
         condition = graph.const(n.input(0)) if n.op == "If" else None
@@ -22,20 +22,20 @@ def settle(graph: Graph, names: edit.Names) -> int:
             taken_branch = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
             # ONNX Runtime says what is wrong with others
             if taken_branch is not None and len(taken_branch.output) == len(n.outputs):
-                settled[n.index] = taken_branch
-    if not settled:
+                replaced[n.index] = taken_branch
+    if not replaced:
         return 0
     nodes: list[NodeProto] = []
     weights: list[TensorProto] = []
     for k, n in enumerate(graph.proto.node):
-        if k in settled:
-            nodes += _spliced(n, settled[k], names, weights)
+        if k in replaced:
+            nodes += _spliced(n, replaced[k], names, weights)
         else:
             nodes.append(n)
     edit.replace_nodes(graph.proto, nodes)
     graph.proto.initializer.extend(weights)
     edit.name_nodes(graph.proto)
-    return len(settled)
+    return len(replaced)
 
 
 def _spliced(

@@ -20,7 +20,9 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 
-def settle(graph: Graph, protected: Collection[str], main: GraphProto, names: edit.Names) -> int:
+def fold_targets(
+    graph: Graph, protected: Collection[str], main: GraphProto, names: edit.Names
+) -> int:
     """Rewrite the Reshapes of `graph` (`main` or a body in it) in place and drop the Expands;
     returns how many changed.
     """

@@ -26,7 +26,7 @@ _PRODUCERS = operators(Trait.CONV, Trait.DECONV, Trait.BATCH_NORM)
 _ARRANGED = frozenset(("Concat", "Pad"))
 
 
-def settle(graph: Graph, protected: Collection[str], names: edit.Names) -> int:
+def sink(graph: Graph, protected: Collection[str], names: edit.Names) -> int:
     """Sink the Transposes of one permutation, and drop those that undo the one before them; returns
     how many nodes changed.
     """

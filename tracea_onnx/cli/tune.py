@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         options.shapes(args),
         device=args.device_id,
         seconds=args.seconds,
-        tell=lambda line: options.say([line]),
+        on_progress=lambda line: options.say([line]),
     )
     changed = [x for x in found.launches if x.kernel]
     rows = [

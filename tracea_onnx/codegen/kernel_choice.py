@@ -3,7 +3,7 @@ kind of GPU has measured another to be faster.
 
 Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from
 (`choosing`), measures it and keeps the fastest in a tuning record (`tuning_records.py`): a table
-from what is asked of a launch (`identity`) to the name of a kernel."""
+from what is asked of a launch (`cache_key`) to the name of a kernel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.support.scoped_value import meanwhile
+from tracea_onnx.support.scoped_value import override
 
-#: What a launch is (`identity`) to the name of its kernel, or to the prices of those it could have.
+#: What a launch is (`cache_key`) to the name of its kernel, or to the prices of those it could have.
 Records = Mapping[str, str]
 Offers = dict[str, dict[str, float]]
 
@@ -43,13 +43,13 @@ _now: ContextVar[Request | None] = ContextVar("now", default=None)
 
 
 def choosing(choices: Choices) -> AbstractContextManager[None]:
-    """Kernels are chosen in this way meanwhile."""
-    return meanwhile(_choices, choices)
+    """Kernels are chosen in this way within the block."""
+    return override(_choices, choices)
 
 
 def emitting(request: Request) -> AbstractContextManager[None]:
-    """Kernels are chosen for this request meanwhile."""
-    return meanwhile(_now, request)
+    """Kernels are chosen for this request within the block."""
+    return override(_now, request)
 
 
 def _present() -> Request | None:
@@ -67,7 +67,7 @@ def measured(prices: Mapping[Any, float]) -> Any | None:
     request, choices = _present(), _choices.get()
     if request is None:
         return None
-    key = identity(request)
+    key = cache_key(request)
     if choices.offers is not None:
         choices.offers.setdefault(key, {}).update(
             (repr(tile), price) for tile, price in prices.items()
@@ -88,11 +88,11 @@ def wanted() -> bool:
     """
     request, choices = _present(), _choices.get()
     return request is not None and (
-        choices.offers is not None or identity(request) in choices.records
+        choices.offers is not None or cache_key(request) in choices.records
     )
 
 
-def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
+def tuned_shapes(request: Request) -> Iterator[tuple[DimLike, Request]]:
     """The request with its symbols as numbers for which a kernel was measured, and whether it is
     the one for the sizes of a run.
     """
@@ -103,8 +103,8 @@ def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
             for sizes in choices.sizes
             if sizes.keys() >= set(symbols)
         ):
-            known = numbered(request, dict(zip(symbols, values, strict=True)))
-            if identity(known) in choices.records:
+            known = specialize(request, dict(zip(symbols, values, strict=True)))
+            if cache_key(known) in choices.records:
                 yield (
                     D.product(
                         [
@@ -116,14 +116,14 @@ def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
                 )
 
 
-def numbered(request: Request, sizes: Mapping[str, int]) -> Request:
+def specialize(request: Request, sizes: Mapping[str, int]) -> Request:
     """With these sizes in place of symbols."""
     return replace(
         request, ints={name: D.evaluate(d, dict(sizes)) for name, d in request.ints.items()}
     )
 
 
-def identity(request: Request) -> str:
+def cache_key(request: Request) -> str:
     """What a kernel is chosen by: everything about a request of known sizes."""
     sets = (sorted(request.operands), sorted(request.unaligned), sorted(request.constant))
     whole = (

@@ -24,7 +24,7 @@ from tracea_onnx.codegen.kernel_request import (
 )
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.support.scoped_value import meanwhile
+from tracea_onnx.support.scoped_value import override
 
 #: Ranges are not divided above that size.
 _MOST = 1 << 18
@@ -64,7 +64,7 @@ _COUNTING = ("N", "B", "B0", "B1")
 
 def within(r: Range) -> AbstractContextManager[None]:
     """Sizes that depend on the symbol alone lie in this range."""
-    return meanwhile(_now, r)
+    return override(_now, r)
 
 
 def known(d: DimLike) -> int | None:
@@ -141,7 +141,7 @@ def _as_if(d: Dim, value: int) -> AbstractContextManager[None]:
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if D.evaluate(d, sizes(middle)) >= value else (middle + 1, high)
-    return meanwhile(_likely, sizes(low))
+    return override(_likely, sizes(low))
 
 
 def above(d: DimLike, low: int, high: int | None) -> AbstractContextManager[None]:
@@ -294,7 +294,7 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
     """
     symbols = request.symbols
     if len(symbols) != 1:
-        with meanwhile(
+        with override(
             _counts, frozenset(_names(request, counting=True) - _names(request, counting=False))
         ):
             return emit(request)

@@ -16,13 +16,13 @@ class Target:
     """rates: what fusions are priced by. families: those that can be launched. types: float types
     the compute kernels take. border: whether a convolution reads its padding from a zero border
     around the image (else the kernel checks bounds itself). pitch_multiple: channel pitches are
-    rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether a
+    rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). launch_bound: whether a
     launch costs more than some memory traffic: products of one input become one, squeeze-excite is
     a kernel, images are read in any order of axes. planar: a convolution of at most so many
     channels reads its image in any order of axes (`conv._in_planes` says which). folds_norms:
     whether products in 16-bit types leave statistics of their rows and take rows that are to be
     normalised. stages: whether a pointwise kernel computes several expressions, each of what the
-    ones before it made. bundles: whether filters in 16-bit types are also packed for several groups
+    ones before it made. group_packing: whether filters in 16-bit types are also packed for several groups
     at once."""
 
     rates: Rates
@@ -30,11 +30,11 @@ class Target:
     types: frozenset[DType]
     border: bool
     pitch_multiple: int
-    few_launches: bool
+    launch_bound: bool
     planar: int = 0
     folds_norms: bool = False
     stages: bool = False
-    bundles: bool = False
+    group_packing: bool = False
 
     @property
     def vector(self) -> int:

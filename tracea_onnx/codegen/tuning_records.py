@@ -69,7 +69,7 @@ def default_folder() -> Path | None:
 
 
 def load(device: DeviceCaps) -> dict[str, Measured]:
-    """What was measured on this kind of device, by launch (`kernel_choice.identity`); empty where
+    """What was measured on this kind of device, by launch (`kernel_choice.cache_key`); empty where
     nothing was.
     """
     try:

@@ -46,7 +46,7 @@ from tracea_onnx.plan.builder import MOST_RANK, PlanBuilder, write_pack
 from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.support import discovery
-from tracea_onnx.support.scoped_value import meanwhile
+from tracea_onnx.support.scoped_value import override
 
 PRODUCER = f"tracea-onnx {__version__}"
 T = TypeVar("T")
@@ -73,7 +73,7 @@ _listeners: ContextVar[tuple[list[onnx.ModelProto], ...]] = ContextVar("listener
 def _collected(places: ContextVar[tuple[list[T], ...]]) -> Iterator[list[T]]:
     """A list that is among these while the context is open."""
     found: list[T] = []
-    with meanwhile(places, (*places.get(), found)):
+    with override(places, (*places.get(), found)):
         yield found
 
 
@@ -173,7 +173,7 @@ def compile_graph(
     writer = writer or writer_of({})
     chosen = choose(graph, writer.target.rates)
     result = Compiled()
-    torn: set[int] = set()
+    split_nodes: set[int] = set()
     while True:
         ops = _ops(graph, chosen, trust)
         reasons, values = _probe(graph, ops, writer)
@@ -189,7 +189,7 @@ def compile_graph(
         failed = {id(n) for op in lost for n in op.nodes} & {id(n) for m in chosen for n in m.nodes}
         if not failed:
             break
-        torn |= failed
+        split_nodes |= failed
         chosen = [m for m in chosen if not any(id(n) in failed for n in m.nodes)]
     # by their ops: where one op turns out to fail, the groups that do not change are not lowered
     # again
@@ -206,7 +206,7 @@ def compile_graph(
             if members not in parts:
                 try:
                     parts[members] = _part(
-                        graph, [ops[k] for k in members], values, writer, everything, torn
+                        graph, [ops[k] for k in members], values, writer, everything, split_nodes
                     )
                 except _Failed as e:
                     bad.append(e)
@@ -248,7 +248,7 @@ def _part(
     known: dict[str, Value],
     writer: Writer,
     everything: bool,
-    torn: set[int],
+    split_nodes: set[int],
 ) -> _Part:
     """Lowers a group of ops, and weighs it.
 
@@ -258,7 +258,7 @@ def _part(
         builder = _lower_group(graph, ops, known, writer)
         plan = builder.to_json() if builder is not None else {}
         why = (
-            profitability.refusal(graph, ops, plan, writer.target.rates, torn)
+            profitability.unprofitable_reason(graph, ops, plan, writer.target.rates, split_nodes)
             if builder is not None and not everything
             else None
         )
@@ -550,14 +550,14 @@ def _plan_storage(
     concat_in_place.place(ctx, ops, known, outputs)
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
-    if ctx.target.few_launches:
+    if ctx.target.launch_bound:
         ctx.merges = sibling_gemms.find(ctx, graph, ops, known, outputs)
         ctx.pooled = conv_pool.find(ops, outputs)
         ctx.deferrable = summed_rows.find(ops, outputs)
     if ctx.target.stages:
         ctx.staged = pointwise_stages.find(ops, {*outputs, *ctx.alias}, ctx.deferrable)
     if ctx.target.folds_norms:
-        ctx.measured = gemm_norm.find(ctx, ops, outputs)
+        ctx.measured = gemm_norm.find_candidates(ctx, ops, outputs)
 
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:

@@ -22,20 +22,20 @@ _HEAVY = kinds(Trait.HEAVY)
 _ENTRY_US, _LAUNCH_US = 1.5, 0.15
 
 
-def refusal(
+def unprofitable_reason(
     graph: Graph,
     ops: Sequence[Op],
     plan: Mapping[str, Any],
     rates: Rates,
-    torn: Collection[int] = (),
+    split_nodes: Collection[int] = (),
 ) -> str | None:
     """Why ORT would run these ops faster, or None when the provider should take them.
 
-    `torn`: identities of nodes of chains that no kernel computes whole.
+    `split_nodes`: identities of nodes of chains that no kernel computes whole.
     """
     if any(op.kind in _HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
         return None
-    if torn and all(id(n) in torn for op in ops for n in op.nodes):
+    if split_nodes and all(id(n) in split_nodes for op in ops for n in op.nodes):
         return "they belong to a chain that the provider cannot run whole, and ONNX Runtime fuses such chains itself"
     launch = rates.launch
     ort = sum(launch + node_time(graph, [n], rates) for op in ops for n in op.nodes)

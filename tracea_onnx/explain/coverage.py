@@ -19,7 +19,7 @@ _CONTROL = operators(Trait.CONTROL)
 
 
 @dataclass(frozen=True)
-class Leaving:
+class UnsupportedNode:
     """A node the provider would not run."""
 
     node: str
@@ -37,7 +37,7 @@ class Coverage:
     backend: str
     total: int
     partitions: int
-    leaving: tuple[Leaving, ...]
+    leaving: tuple[UnsupportedNode, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,7 +72,7 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
         )
         if not asked.host and search is not None:
             leaving += [
-                Leaving(n.name, n.op, f"{search} reads the results of its body on the host")
+                UnsupportedNode(n.name, n.op, f"{search} reads the results of its body on the host")
                 for n in graph.nodes
             ]
             continue
@@ -88,7 +88,7 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
                 "its bodies run as graphs of their own" if n.op in _CONTROL else said.get(id(n), "")
             )
             leaving.append(
-                Leaving(
+                UnsupportedNode(
                     n.name,
                     n.op,
                     reason

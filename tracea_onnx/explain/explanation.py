@@ -23,7 +23,7 @@ from tracea_onnx.match import find, rule_set
 from tracea_onnx.match.advice import remedy
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer
-from tracea_onnx.pipeline.fusion_loop import How, Progress, silent, transform
+from tracea_onnx.pipeline.fusion_loop import FusionOptions, Progress, silent, transform
 from tracea_onnx.pipeline.report import Report
 
 #: Operators that compute enough to be asked about, whether a rule starts at them or not.
@@ -70,7 +70,7 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Account:
+class ExplainReport:
     """The explanations, and the fused model that they are about, with functions expanded and types
     inferred.
     """
@@ -102,7 +102,7 @@ def explain(
     provider: bool = False,
     progress: Progress | None = None,
     beside: Sequence[Path] = (),
-) -> Account:
+) -> ExplainReport:
     """Every node of the model at which a rule may start or that computes much, in order: first
     those that were fused.
 
@@ -118,16 +118,16 @@ def explain(
     source, where, note = optimizer.open_model(model)
     model_file.check_apart(source, None, beside)
     report = Report(where, optimizer.opset(source.model), backend, 0, notes=[note] if note else [])
-    how = How(
+    options = FusionOptions(
         backend,
         (),
         skipped,
         rules,
         keep_initializer_inputs=keep_initializer_inputs,
         expanded=True,
-        tell=progress or silent,
+        on_progress=progress or silent,
     )
-    transform(source, how, report)
+    transform(source, options, report)
     out = [Explanation(f.anchor, f.op, f.rule, (), f.nodes) for f in report.fused]
     chosen = find.select(known, (), skipped)
     said: dict[str, list[Refusal]] = {}
@@ -141,7 +141,7 @@ def explain(
             if n.op in starts or n.op in _HEAVY
         ]
     found = reach.coverage(source.model, backend, source.folder) if provider else None
-    return Account(tuple(out), source.model, source.folder, report, found)
+    return ExplainReport(tuple(out), source.model, source.folder, report, found)
 
 
 def _unfused(graph: Graph, n: Node, said: Sequence[Refusal]) -> Explanation:
@@ -169,7 +169,7 @@ def _unfused(graph: Graph, n: Node, said: Sequence[Refusal]) -> Explanation:
     )
 
 
-def text(account: Account, *, everything: bool = False) -> list[str]:
+def text(account: ExplainReport, *, everything: bool = False) -> list[str]:
     """Lines for people: fused anchors in short, unfused ones with what came nearest.
 
     `everything` shows light nodes and rules far off, too.

@@ -17,7 +17,7 @@ from typing import Any
 
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.errors import UsageError
-from tracea_onnx.explain.explanation import Account, Explanation
+from tracea_onnx.explain.explanation import ExplainReport, Explanation
 from tracea_onnx.ir import fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph, Node
@@ -47,7 +47,7 @@ class Box:
 Place = tuple[float, float]
 
 
-def page(account: Account) -> str:
+def page(account: ExplainReport) -> str:
     """The page as text. Raises UsageError when networkx is not installed."""
     rules = Counter(e.fused_by for e in account.anchors if e.fused_by)
     colours = {r: _colour(k, len(rules)) for k, r in enumerate(sorted(rules))}
@@ -95,7 +95,7 @@ def page(account: Account) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def _facts(account: Account, fused: int, left: int) -> list[tuple[str, str]]:
+def _facts(account: ExplainReport, fused: int, left: int) -> list[tuple[str, str]]:
     r = account.report
     taken = sum(len(f.nodes) for f in r.fused)
     out = [
@@ -137,7 +137,7 @@ def _colour(k: int, n: int) -> str:
 
 
 # --- what is drawn --------------------------------------------------------------------------------------------------------
-def _drawing(graph: Graph, account: Account, colours: Mapping[str, str], number: int) -> str:
+def _drawing(graph: Graph, account: ExplainReport, colours: Mapping[str, str], number: int) -> str:
     boxes, edges = _boxes(graph, account)
     at, steps, size = _layout(
         list(boxes), edges, {k for k, b in boxes.items() if b.kind == "edge" and k.startswith("<")}
@@ -155,7 +155,7 @@ def _drawing(graph: Graph, account: Account, colours: Mapping[str, str], number:
     return f'<svg class="drawing" data-size="{size[0]:.0f} {size[1]:.0f}"><g id="graph{number}">{"".join(lines)}</g></svg>'
 
 
-def _boxes(graph: Graph, account: Account) -> tuple[dict[str, Box], list[tuple[str, str]]]:
+def _boxes(graph: Graph, account: ExplainReport) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     taken = {e.anchor: e for e in account.anchors if e.fused_by}
     left = {e.anchor: e for e in account.anchors if not e.fused_by}
     price = {f.outputs: f.saved_us for f in account.report.fused}
@@ -290,7 +290,7 @@ def _columns(g: Any, rows: list[list[Any]], width: Mapping[Any, float]) -> dict[
     """
     x: dict[Any, float] = {}
     for row in rows:
-        _settle(row, {k: float(i) for i, k in enumerate(row)}, width, x)
+        _place(row, {k: float(i) for i, k in enumerate(row)}, width, x)
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for row in rows if down else reversed(rows):
@@ -304,12 +304,12 @@ def _columns(g: Any, rows: list[list[Any]], width: Mapping[Any, float]) -> dict[
             )
             wish = {k: (sum(both[k]) / len(both[k]) if both[k] else x[k]) for k in row}
             row.sort(key=lambda k: wish[k])
-            _settle(row, wish, width, x)
+            _place(row, wish, width, x)
     least = min((x[k] - width[k] / 2 for k in x), default=0.0)
     return {k: v - least + 10 for k, v in x.items()}
 
 
-def _settle(
+def _place(
     row: Sequence[Any], wish: Mapping[Any, float], width: Mapping[Any, float], x: dict[Any, float]
 ) -> None:
     """Put the row's nodes in order, none overlapping, as a whole where they wish to be (pool

@@ -13,7 +13,7 @@ from tracea_onnx.ir.graph import Array, Graph, tensor_array
 
 
 @dataclass(frozen=True)
-class Kind:
+class FloatFormat:
     """A narrow floating-point type: ONNX's number and name, unit roundoff eps, and the largest
     finite value where that is below fp32's.
     """
@@ -47,9 +47,11 @@ class Kind:
         return out.view(np.uint16)
 
 
-FP16 = Kind("fp16", int(TensorProto.FLOAT16), "tensor(float16)", 2.0**-10, LARGEST[DType.F16])
-BF16 = Kind("bf16", int(TensorProto.BFLOAT16), "tensor(bfloat16)", 2.0**-7, None)
-KINDS = {k.name: k for k in (FP16, BF16)}
+FP16 = FloatFormat(
+    "fp16", int(TensorProto.FLOAT16), "tensor(float16)", 2.0**-10, LARGEST[DType.F16]
+)
+BF16 = FloatFormat("bf16", int(TensorProto.BFLOAT16), "tensor(bfloat16)", 2.0**-7, None)
+FORMATS = {k.name: k for k in (FP16, BF16)}
 
 
 class Weights:
@@ -57,7 +59,7 @@ class Weights:
     literals.
     """
 
-    def __init__(self, g: Graph, kind: Kind, clamped: list[str]) -> None:
+    def __init__(self, g: Graph, kind: FloatFormat, clamped: list[str]) -> None:
         self.g, self.kind, self._clamped = g, kind, clamped
         self.made: list[TensorProto] = []
         self.literals: dict[str, NodeProto] = {}

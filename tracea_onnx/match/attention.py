@@ -20,7 +20,7 @@ from tracea_onnx.match import strided_view
 from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sole
 from tracea_onnx.match.softmax import Softmax
 from tracea_onnx.match.spec_table import AttentionSpec
-from tracea_onnx.match.strided_view import Named, Step
+from tracea_onnx.match.strided_view import Layout, Step
 from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
@@ -33,7 +33,7 @@ class Operand:
     """
 
     value: str
-    view: Named
+    view: Layout
     scale: float
     nodes: tuple[Node, ...]
 
@@ -72,7 +72,7 @@ def operand(
         path = steps[:far][::-1]
         view = strided_view.follow(s, source, path)
         found = (
-            strided_view.name(source, view, letters, merge_heads=merge_heads)
+            strided_view.match_layout(source, view, letters, merge_heads=merge_heads)
             if view is not None and len(view) == len(letters)
             else None
         )
@@ -100,7 +100,7 @@ def result(
     """
     shape = [dims.mul(sizes["b"], sizes["h"]) if c == "bh" else sizes[c] for c in letters]
     best = Operand(
-        value, Named("".join("h" if c == "bh" else c for c in letters), None, sizes), 1.0, ()
+        value, Layout("".join("h" if c == "bh" else c for c in letters), None, sizes), 1.0, ()
     )
     path: list[Step] = []
     current = value
@@ -124,7 +124,7 @@ def result(
             return best
         # The result is the *target* of the movements, so its axes are named by the letters of the
         # source's atoms.
-        found = strided_view.name(view, source, letters, merge_heads=merge_heads)
+        found = strided_view.match_layout(view, source, letters, merge_heads=merge_heads)
         if found is None or (found.sizes["b"] != 1 and not same(found.sizes["b"], sizes["b"])):
             continue  # batches that the operands do not have
         if found.layout in strided_view.OUT_LAYOUTS:
@@ -133,7 +133,7 @@ def result(
 
 
 # --- products -----------------------------------------------------------------------------------------------------------
-PRODUCTS = operators(Trait.BATCHED)
+MATMUL_OPS = operators(Trait.BATCHED)
 #: A value and the letter of each of its axes.
 Axes = tuple[str, tuple[str, ...]]
 
@@ -249,7 +249,7 @@ def probabilities(
         if len(uses) != 1:
             raise not_sole(g, value, near=len(uses) > 1)
         node = uses[0]
-        if node.op in PRODUCTS:
+        if node.op in MATMUL_OPS:
             require(node, transA=0, transB=0, transBatchA=0, transBatchB=0, alpha=1.0)
             if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
                 raise Refuse(Why.LEFT_OPERAND, node)

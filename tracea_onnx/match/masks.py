@@ -24,7 +24,7 @@ MASKED = -1.0e4
 
 
 @dataclass(frozen=True)
-class Triangle:
+class BandMask:
     """A matrix over (row s, column t): `below` where t <= s + offset, `above` elsewhere.
 
     Uniform when both are equal.
@@ -40,7 +40,7 @@ class Triangle:
 
 
 @dataclass(frozen=True)
-class Ramp:
+class Iota:
     """A vector counting from `first` along the axis `axis` (-1 columns, -2 rows)."""
 
     axis: int
@@ -55,20 +55,20 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> Triangle | None:
+def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> BandMask | None:
     """What `value` holds when that depends only on whether the column is past the row by a fixed
     offset; else None.
 
     Reads constants, chains of Trilu, comparisons of Range ramps, and the arithmetic exporters put
     around them."""
     found = _read(g, s, value, depth)
-    return found if isinstance(found, Triangle) else None
+    return found if isinstance(found, BandMask) else None
 
 
-def _read(g: Graph, s: Shapes, value: str, depth: int) -> Triangle | Ramp | None:
+def _read(g: Graph, s: Shapes, value: str, depth: int) -> BandMask | Iota | None:
     number = s.graph.scalar(value)
     if number is not None:
-        return Triangle(number, number)
+        return BandMask(number, number)
     array = g.const(value)
     if array is not None:
         return _of_array(array)
@@ -76,27 +76,27 @@ def _read(g: Graph, s: Shapes, value: str, depth: int) -> Triangle | Ramp | None
     if node is None or depth == 0:
         return None
 
-    def read(k: int) -> Triangle | Ramp | None:
+    def read(k: int) -> BandMask | Iota | None:
         return _read(g, s, node.input(k), depth - 1)
 
     if node.op == "Range":
         first, delta = s.content(node.input(0)), s.content(node.input(2))
         return (
-            Ramp(-1, first.reshape(-1)[0])
+            Iota(-1, first.reshape(-1)[0])
             if first is not None and delta is not None and delta.reshape(-1)[0] == 1
             else None
         )
     if node.op == "ConstantOfShape":
         fill = node.attr("value")
         v = numpy_helper.to_array(fill).reshape(-1)[0].item() if fill is not None else 0.0
-        return Triangle(v, v)
+        return BandMask(v, v)
     if node.op in ("Expand", "Identity"):  # broadcasting keeps places counted from the end
         return read(0)
     if node.op == "Cast":
         inner = read(0)
-        if isinstance(inner, Triangle) and node.attr("to") == 9:
+        if isinstance(inner, BandMask) and node.attr("to") == 9:
             return replace(inner, below=bool(inner.below), above=bool(inner.above))
-        if isinstance(inner, Triangle):
+        if isinstance(inner, BandMask):
             return replace(inner, below=float(inner.below), above=float(inner.above))
         return inner
     if node.op == "Trilu":
@@ -107,60 +107,60 @@ def _read(g: Graph, s: Shapes, value: str, depth: int) -> Triangle | Ramp | None
         return _sliced(s, node, read(0))
     if node.op in _COMPARE:
         a, b = read(0), read(1)
-        if isinstance(a, Ramp) and isinstance(b, Ramp):
+        if isinstance(a, Iota) and isinstance(b, Iota):
             return _compare(node.op, a, b)
     if node.op in ("Add", "Sub"):
         a, b = read(0), read(1)
         if (
-            isinstance(a, Ramp)
-            and isinstance(b, Triangle)
+            isinstance(a, Iota)
+            and isinstance(b, BandMask)
             and b.uniform
             and float(b.below).is_integer()
         ):
-            return Ramp(a.axis, dims.add(a.first, int(b.below) * (1 if node.op == "Add" else -1)))
+            return Iota(a.axis, dims.add(a.first, int(b.below) * (1 if node.op == "Add" else -1)))
     if node.op in _POINTWISE:
         args = [read(k) for k in range(len(node.inputs))]
-        if all(isinstance(a, Triangle) for a in args):
-            return _combine(_POINTWISE[node.op], [a for a in args if isinstance(a, Triangle)])
+        if all(isinstance(a, BandMask) for a in args):
+            return _combine(_POINTWISE[node.op], [a for a in args if isinstance(a, BandMask)])
     return None
 
 
-def _combine(f: Callable[..., Any], args: list[Triangle]) -> Triangle | None:
+def _combine(f: Callable[..., Any], args: list[BandMask]) -> BandMask | None:
     offsets = [a.offset for a in args if not a.uniform]
     if any(not same(o, offsets[0]) for o in offsets):
         return None
     with np.errstate(all="ignore"):
-        return Triangle(
+        return BandMask(
             f(*(a.below for a in args)), f(*(a.above for a in args)), offsets[0] if offsets else 0
         )
 
 
-def _compare(op: str, a: Ramp, b: Ramp) -> Triangle | None:
+def _compare(op: str, a: Iota, b: Iota) -> BandMask | None:
     if {a.axis, b.axis} != {-1, -2}:
         return None
     sign, shift = _COMPARE[op]
     low, high = (a, b) if sign > 0 else (b, a)  # low <= high + shift
     if low.axis == -1:  # t + low.first <= s + high.first + shift
-        return Triangle(True, False, dims.add(dims.sub(high.first, low.first), shift))
+        return BandMask(True, False, dims.add(dims.sub(high.first, low.first), shift))
     # s + low.first <= t + high.first + shift, false exactly where t <= s + low.first - high.first -
     # shift - 1
-    return Triangle(False, True, dims.sub(dims.sub(low.first, high.first), shift + 1))
+    return BandMask(False, True, dims.sub(dims.sub(low.first, high.first), shift + 1))
 
 
-def _trilu(g: Graph, s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | None:
+def _trilu(g: Graph, s: Shapes, node: Node, inner: BandMask | Iota | None) -> BandMask | None:
     k = s.content(node.input(1)) if node.input(1) else np.array(0, dtype=object)
-    if not isinstance(inner, Triangle) or not inner.uniform or k is None:
+    if not isinstance(inner, BandMask) or not inner.uniform or k is None:
         return None
     zero: Any = False if isinstance(inner.below, bool) else 0.0
     shift: DimLike = k.reshape(-1)[0]
     if node.attr("upper", 1):
-        return Triangle(zero, inner.below, dims.sub(shift, 1))
-    return Triangle(inner.below, zero, shift)
+        return BandMask(zero, inner.below, dims.sub(shift, 1))
+    return BandMask(inner.below, zero, shift)
 
 
 def _axes(
-    s: Shapes, node: Node, value: str, inner: Triangle | Ramp | None
-) -> Triangle | Ramp | None:
+    s: Shapes, node: Node, value: str, inner: BandMask | Iota | None
+) -> BandMask | Iota | None:
     before, after = s.dims(node.input(0)), s.dims(value)
     if inner is None or before is None or after is None:
         return None
@@ -169,17 +169,17 @@ def _axes(
     if axes is None:
         return None
     kept = [k - len(longer) for k in range(len(longer)) if k not in axes]
-    if isinstance(inner, Triangle):
+    if isinstance(inner, BandMask):
         return inner if inner.uniform or kept[-2:] == [-2, -1] else None
     if node.op == "Unsqueeze":
-        return Ramp(kept[inner.axis], inner.first)
-    return Ramp(kept.index(inner.axis) - len(kept), inner.first) if inner.axis in kept else None
+        return Iota(kept[inner.axis], inner.first)
+    return Iota(kept.index(inner.axis) - len(kept), inner.first) if inner.axis in kept else None
 
 
-def _sliced(s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | None:
+def _sliced(s: Shapes, node: Node, inner: BandMask | Iota | None) -> BandMask | None:
     shape = s.dims(node.input(0))
     ranges = slice_ranges(s, node)
-    if not isinstance(inner, Triangle) or shape is None or ranges is None:
+    if not isinstance(inner, BandMask) or shape is None or ranges is None:
         return None
     offset = inner.offset
     for axis, begin, _, stride in ranges:
@@ -192,7 +192,7 @@ def _sliced(s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | 
     return replace(inner, offset=offset)
 
 
-def _of_array(array: Any) -> Triangle | None:
+def _of_array(array: Any) -> BandMask | None:
     if array.ndim < 2 or array.dtype.kind not in "fiubV" or array.size == 0 or array.size > 1 << 24:
         return None
     first = array.reshape(-1, *array.shape[-2:])[0]
@@ -202,11 +202,11 @@ def _of_array(array: Any) -> Triangle | None:
     rows, columns = first.shape
     below, above = first[rows - 1, 0].item(), first[0, columns - 1].item()
     if below == above:
-        return Triangle(below, above) if bool((first == below).all()) else None
+        return BandMask(below, above) if bool((first == below).all()) else None
     low = first == below
     offset = int(low[0].sum()) - 1
     return (
-        Triangle(below, above, offset)
+        BandMask(below, above, offset)
         if bool((first == np.where(np.tri(rows, columns, offset, dtype=bool), below, above)).all())
         else None
     )

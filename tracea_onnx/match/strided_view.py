@@ -3,8 +3,8 @@ strided view of a value.
 
 Attention and rotary embedding want their operands where the projections wrote them. Whatever
 movement an exporter put between, the chain is followed symbolically from a source value: every
-source axis is a list of atoms (factors of its dim), movements regroup, permute, split, select or
-broadcast atoms, and the result is compared with a small table of named layouts."""
+source axis is a list of factors of its dim, movements regroup, permute, split, select or
+broadcast factors, and the result is compared with a small table of named layouts."""
 
 from __future__ import annotations
 
@@ -62,30 +62,30 @@ def strides(
     return {c: size[c] for c in "bhsd"}, stride, offset
 
 
-class Atom:
-    """A factor of a source dim, or a broadcast axis. A split atom is its two parts, outer first."""
+class Factor:
+    """A factor of a source dim, or a broadcast axis. A split factor is its two parts, outer first."""
 
     __slots__ = ("broadcast", "index", "parts", "size")
 
     def __init__(self, size: DimLike, broadcast: bool = False) -> None:
         self.size, self.broadcast = size, broadcast
-        self.parts: tuple[Atom, Atom] | None = None
-        self.index: int | None = None  # set when one element of the atom was selected
+        self.parts: tuple[Factor, Factor] | None = None
+        self.index: int | None = None  # set when one element of the factor was selected
 
-    def split(self, outer: DimLike, inner: DimLike) -> tuple[Atom, Atom]:
-        self.parts = (Atom(outer, self.broadcast), Atom(inner, self.broadcast))
+    def split(self, outer: DimLike, inner: DimLike) -> tuple[Factor, Factor]:
+        self.parts = (Factor(outer, self.broadcast), Factor(inner, self.broadcast))
         return self.parts
 
 
-def leaves(atoms: Iterable[Atom]) -> list[Atom]:
-    """Atoms after all splits, size-1 ones dropped (their stride means nothing)."""
-    out: list[Atom] = []
-    for a in atoms:
+def leaves(factors: Iterable[Factor]) -> list[Factor]:
+    """Factors after all splits, size-1 ones dropped (their stride means nothing)."""
+    out: list[Factor] = []
+    for a in factors:
         out += leaves(a.parts) if a.parts is not None else [] if a.size == 1 else [a]
     return out
 
 
-Axes = list[list[Atom]]
+Axes = list[list[Factor]]
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ def chain(g: Graph, s: Shapes, value: str, limit: int = 24) -> list[Step]:
 
 
 def start(shape: Sequence[DimLike]) -> Axes:
-    """One atom per axis."""
-    return [[Atom(d)] for d in shape]
+    """One factor per axis."""
+    return [[Factor(d)] for d in shape]
 
 
 def follow(s: Shapes, view: Axes, steps: Iterable[Step]) -> Axes | None:
     """The view after `steps`; None when a movement is not expressible (a slice of unequal parts, a
-    reshape across atoms).
+    reshape across factors).
     """
     for step in steps:
         moved = _move(s, view, step)
@@ -161,9 +161,9 @@ def follow(s: Shapes, view: Axes, steps: Iterable[Step]) -> Axes | None:
     return view
 
 
-def _take(pool: list[Atom], need: DimLike) -> list[Atom] | None:
-    """Atoms from the front of `pool` whose product is `need`, splitting the last one if it must be."""
-    group: list[Atom] = []
+def _take(pool: list[Factor], need: DimLike) -> list[Factor] | None:
+    """Factors from the front of `pool` whose product is `need`, splitting the last one if it must be."""
+    group: list[Factor] = []
     while need != 1:
         if not pool:
             return None
@@ -183,8 +183,8 @@ def _take(pool: list[Atom], need: DimLike) -> list[Atom] | None:
     return group
 
 
-def _regroup(atoms: Sequence[Atom], target: Sequence[DimLike]) -> Axes | None:
-    pool, out = leaves(atoms), []
+def _regroup(factors: Sequence[Factor], target: Sequence[DimLike]) -> Axes | None:
+    pool, out = leaves(factors), []
     for d in target:
         group = _take(pool, d)
         if group is None:
@@ -224,7 +224,7 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         if times is None or len(times) != len(view):
             return None
         return [
-            axis if isinstance(t, int) and t == 1 else [Atom(t, broadcast=True), *axis]
+            axis if isinstance(t, int) and t == 1 else [Factor(t, broadcast=True), *axis]
             for axis, t in zip(view, times, strict=True)
         ]
     if n.op == "Expand":
@@ -233,18 +233,18 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         padded: Axes = [[] for _ in range(len(result) - len(shape))] + view
         old = (1,) * (len(result) - len(shape)) + shape
         return [
-            axis if same(a, b) else [Atom(b, broadcast=True)]
+            axis if same(a, b) else [Factor(b, broadcast=True)]
             for axis, a, b in zip(padded, old, result, strict=True)
         ]
     return _select(s, view, step)
 
 
-def extent(atoms: Iterable[Atom]) -> DimLike:
-    return dims.product([a.size for a in leaves(atoms)])
+def extent(factors: Iterable[Factor]) -> DimLike:
+    return dims.product([a.size for a in leaves(factors)])
 
 
 def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> Sequence[DimLike]:
-    """What a Reshape makes of this view: `0` and `-1` are resolved against its atoms, which may be
+    """What a Reshape makes of this view: `0` and `-1` are resolved against its factors, which may be
     better known than the value's dims.
     """
     content = s.content(node.input(1)) if node.op == "Reshape" else None
@@ -266,7 +266,7 @@ def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> S
 
 
 def _select(s: Shapes, view: Axes, step: Step) -> Axes | None:
-    """Gather of one index, Slice or Split: an axis loses its outer atom, of which one element is
+    """Gather of one index, Slice or Split: an axis loses its outer factor, of which one element is
     kept.
     """
     n, shape = step.node, s.dims(step.source)
@@ -310,7 +310,7 @@ def _select(s: Shapes, view: Axes, step: Step) -> Axes | None:
     return out
 
 
-def _part(axis: list[Atom], size: DimLike, begin: int, width: int) -> list[Atom] | None:
+def _part(axis: list[Factor], size: DimLike, begin: int, width: int) -> list[Factor] | None:
     if not isinstance(size, int) or width <= 0 or size % width or begin % width:
         return None
     begin %= size
@@ -325,7 +325,7 @@ def _part(axis: list[Atom], size: DimLike, begin: int, width: int) -> list[Atom]
 
 
 @dataclass(frozen=True)
-class Named:
+class Layout:
     """A view under a layout's name.
 
     `sizes` per letter; `repeat` is how often each head is used (grouped-query), 1 otherwise.
@@ -337,9 +337,9 @@ class Named:
     repeat: DimLike = 1
 
 
-def name(
+def match_layout(
     source: Axes, view: Axes, letters: Sequence[str], *, merge_heads: bool = False
-) -> Named | None:
+) -> Layout | None:
     """The layout of `source` whose view has the axes `letters` (`bh` = batch and heads merged in
     one axis).
 
@@ -350,17 +350,17 @@ def name(
     sizes: dict[str, DimLike] = dict.fromkeys("bhsd", 1)
     repeat: DimLike = 1
     for letter, axis in zip(letters, view, strict=True):
-        atoms = leaves(axis)
-        if "h" in letter and atoms and atoms[-1].broadcast:
-            repeat = atoms[-1].size
-            atoms = atoms[:-1]
-        if any(a.broadcast for a in atoms):
+        factors = leaves(axis)
+        if "h" in letter and factors and factors[-1].broadcast:
+            repeat = factors[-1].size
+            factors = factors[:-1]
+        if any(a.broadcast for a in factors):
             return None
         if letter == "bh":
-            split = 0 if merge_heads or len(atoms) < 2 else 1
-            pairs = [("b", atoms[:split]), ("h", atoms[split:])]
+            split = 0 if merge_heads or len(factors) < 2 else 1
+            pairs = [("b", factors[:split]), ("h", factors[split:])]
         else:
-            pairs = [(letter, atoms)]
+            pairs = [(letter, factors)]
         for c, part in pairs:
             sizes[c] = dims.product([a.size for a in part])
             order[c] = [id(a) for a in part]
@@ -393,7 +393,7 @@ def name(
         if len(template) != len(found) or ("p" in "".join(template)) != (index is not None):
             continue
         if [("".join(c for c in axis if c in present)) for axis in template] == found:
-            return Named(
+            return Layout(
                 layout.replace("p", str(parts)) if index is not None else layout,
                 index,
                 sizes,

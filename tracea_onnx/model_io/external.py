@@ -185,14 +185,14 @@ def in_own_file(t: TensorProto, source: Source) -> bool:
     )
 
 
-def bring_in(source: Source, wanted: Callable[[TensorProto], bool]) -> None:
+def load_into_memory(source: Source, wanted: Callable[[TensorProto], bool]) -> None:
     """Read the external data of the wanted tensors into the model, in place."""
     for t in tensors(source.model):
         if t.data_location == TensorProto.EXTERNAL and wanted(t):
-            take_in(t, source.folder)
+            load_tensor(t, source.folder)
 
 
-def take_in(t: TensorProto, folder: Path | None) -> None:
+def load_tensor(t: TensorProto, folder: Path | None) -> None:
     """Read the tensor's external data into it."""
     t.raw_data = raw_bytes(t, folder)
     t.ClearField("data_location")
@@ -223,7 +223,7 @@ def stored(t: TensorProto, folder: Path | None) -> memoryview | None:
     return map_data(t, folder).data
 
 
-def point(t: TensorProto, location: str, offset: int, length: int) -> None:
+def set_external(t: TensorProto, location: str, offset: int, length: int) -> None:
     """Let the tensor's data lie in a file beside the model."""
     name, dims, kind, doc = t.name, list(t.dims), t.data_type, t.doc_string
     metadata = list(t.metadata_props) if hasattr(t, "metadata_props") else []

@@ -27,12 +27,12 @@ from tracea_onnx.model_io import limits, weight_streaming
 from tracea_onnx.model_io.external import Source as Source
 from tracea_onnx.model_io.external import (
     attribute_tensors,
-    bring_in,
     check_external_data,
     in_own_file,
-    point,
+    load_into_memory,
+    load_tensor,
     raw_bytes,
-    take_in,
+    set_external,
 )
 from tracea_onnx.model_io.external import tensor_bytes as tensor_bytes
 from tracea_onnx.model_io.external import tensors as tensors
@@ -78,7 +78,7 @@ def load(model: ModelProto | str | os.PathLike[str], *, changed_specs: bool = Fa
     # they are small, and onnx would look for their files in the current folder
     for t in attribute_tensors(source.model):
         if t.data_location == TensorProto.EXTERNAL:
-            take_in(t, source.folder)
+            load_tensor(t, source.folder)
     if not changed_specs:
         fused_op_names.check(source.model, where)
     return source
@@ -97,7 +97,7 @@ def _read(path: Path) -> bytes:
                     mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
                     memoryview(mapped) as view,
                 ):
-                    small = weight_streaming.light(view, path.name)
+                    small = weight_streaming.strip_weights(view, path.name)
                 if small is not None:
                     return small
             data = f.read()
@@ -343,9 +343,9 @@ def _save_whole(source: Source, target: Path) -> None:
     light.model.CopyFrom(source.model)
     # a name is unique within a graph and those around it
     streamed = {t.name for t in light.model.graph.initializer}
-    bring_in(light, lambda t: t.name not in streamed)
+    load_into_memory(light, lambda t: t.name not in streamed)
     with _writing(target) as (folder, [f]):
-        for piece in weight_streaming.whole(memoryview(serialize(light.model))):
+        for piece in weight_streaming.inline_weights(memoryview(serialize(light.model))):
             f.write(piece.data)
             if piece.outside is not None:
                 weights = map_data(piece.outside, source.folder or target.parent).data
@@ -381,14 +381,14 @@ def _save_external(source: Source, target: Path) -> list[Path]:
             padding = -offset % _ALIGN
             weights.write(bytes(padding))
             weights.write(raw_bytes(t, source.folder))
-            point(t, _PLACEHOLDER, offset + padding, size)
+            set_external(t, _PLACEHOLDER, offset + padding, size)
             offset += padding + size
         for t in tensors(light):
             if (
                 t.data_location == TensorProto.EXTERNAL
                 and external_info(t)["location"] != _PLACEHOLDER
             ):
-                take_in(t, source.folder)
+                load_tensor(t, source.folder)
         f.write(_referring(light, data.name))
         with _placing(folder, [f, weights]):
             if not os.path.lexists(data):

@@ -30,7 +30,7 @@ class _Malformed(Exception):
     pass
 
 
-def light(data: memoryview, location: str) -> bytes | None:
+def strip_weights(data: memoryview, location: str) -> bytes | None:
     """The model's bytes with large raw data left out and pointed to in the file called `location`;
     None when `data` is not well-formed.
     """
@@ -78,7 +78,7 @@ def _tensor(data: memoryview, start: int, end: int, location: str) -> Iterator[b
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """Bytes of a model file: given, or the external data of a tensor."""
 
     data: bytes = b""
@@ -88,37 +88,40 @@ class Piece:
         return len(self.data) if self.outside is None else tensor_bytes(self.outside)
 
 
-def whole(data: memoryview) -> list[Piece]:
+def inline_weights(data: memoryview) -> list[FileRange]:
     """The serialized model `data` in pieces, with the external data of its graph's initializers
     inside, none of it read yet.
     """
     return _fill(data, 0, len(data), (_GRAPH, _INITIALIZER))
 
 
-def _fill(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> list[Piece]:
+def _fill(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> list[FileRange]:
     if not path:
         return _weights(bytes(data[start:end]))
-    out: list[Piece] = []
+    out: list[FileRange] = []
     for number, kind, at, value, after in _fields(data, start, end):
         if number == path[0] and kind == _BYTES:
             inner = _fill(data, value, after, path[1:])
-            out += [Piece(_varint(number << 3 | _BYTES) + _varint(sum(map(len, inner)))), *inner]
+            out += [
+                FileRange(_varint(number << 3 | _BYTES) + _varint(sum(map(len, inner)))),
+                *inner,
+            ]
         else:
-            out.append(Piece(bytes(data[at:after])))
+            out.append(FileRange(bytes(data[at:after])))
     return out
 
 
-def _weights(data: bytes) -> list[Piece]:
+def _weights(data: bytes) -> list[FileRange]:
     t = TensorProto.FromString(data)
     if t.data_location != TensorProto.EXTERNAL:
-        return [Piece(data)]
+        return [FileRange(data)]
     inside, size = TensorProto.FromString(data), tensor_bytes(t)
     inside.ClearField("data_location")
     del inside.external_data[:]
-    head = Piece(
+    head = FileRange(
         inside.SerializeToString(deterministic=True) + _varint(_RAW << 3 | _BYTES) + _varint(size)
     )
-    return [head, Piece(outside=t)] if size else [head]
+    return [head, FileRange(outside=t)] if size else [head]
 
 
 def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:

@@ -39,7 +39,7 @@ Fusion = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class How:
+class FusionOptions:
     """What steers a transformation. With `dry_run` nothing is rewritten; with `expanded` the user's
     functions stay expanded.
 
@@ -58,10 +58,10 @@ class How:
     precision: str = "keep"
     wide: frozenset[str] = frozenset()
     avoid: Mapping[Fusion, str] = field(default_factory=dict)
-    tell: Progress = silent
+    on_progress: Progress = silent
 
 
-def transform(source: model_file.Source, how: How, report: Report) -> None:
+def transform(source: model_file.Source, options: FusionOptions, report: Report) -> None:
     """Fuse what the rules find in `source.model`, in place; `report` receives nodes, fusions,
     refusals and notes.
     """
@@ -69,16 +69,16 @@ def transform(source: model_file.Source, how: How, report: Report) -> None:
     typed = onnx_inference.user_types(work)
     report.fused, report.refused, report.nodes_before = [], [], count_nodes(work)
     calls = [] if work.training_info else function_calls.expand(work, report.notes)
-    _fuse(source, how, report, typed)
-    if how.precision != "keep" and not how.dry_run and not work.training_info:
-        kind = narrow_floats.KINDS[how.precision]
+    _fuse(source, options, report, typed)
+    if options.precision != "keep" and not options.dry_run and not work.training_info:
+        kind = narrow_floats.FORMATS[options.precision]
         report.precision = mixed_precision.narrow(
-            work, kind, typed, folder=source.folder, wide=how.wide
+            work, kind, typed, folder=source.folder, wide=options.wide
         )
-        _fuse(source, how, report, typed)
-    if how.expanded:
+        _fuse(source, options, report, typed)
+    if options.expanded:
         return
-    left = calls if how.dry_run else function_calls.restore(work, calls)
+    left = calls if options.dry_run else function_calls.restore(work, calls)
     if left:
         report.nodes_before += sum(len(e.nodes) - 1 for e in left)
         report.notes.append(
@@ -87,11 +87,13 @@ def transform(source: model_file.Source, how: How, report: Report) -> None:
         )
     onnx_inference.restore_types(work, typed)
     report.nodes_after = count_nodes(work) - (
-        sum(len(f.nodes) - 1 for f in report.fused) if how.dry_run else 0
+        sum(len(f.nodes) - 1 for f in report.fused) if options.dry_run else 0
     )
 
 
-def _fuse(source: model_file.Source, how: How, report: Report, typed: onnx_inference.Types) -> None:
+def _fuse(
+    source: model_file.Source, options: FusionOptions, report: Report, typed: onnx_inference.Types
+) -> None:
     work = source.model
     for _ in range(_ROUNDS):
         # Each round infers types anew: a fused call can tell more than the nodes it replaced, and a
@@ -100,14 +102,14 @@ def _fuse(source: model_file.Source, how: How, report: Report, typed: onnx_infer
             work,
             folder=source.folder,
             typed=typed,
-            keep_initializer_inputs=how.keep_initializer_inputs,
-            budget=how.budget,
+            keep_initializer_inputs=options.keep_initializer_inputs,
+            budget=options.budget,
             notes=report.notes,
         )
-        fused, refused = _round(work, source.folder, how)
+        fused, refused = _round(work, source.folder, options)
         report.fused += fused
         report.refused = _nearest(report.refused, refused)
-        if how.dry_run or not fused:
+        if options.dry_run or not fused:
             break
 
 
@@ -121,39 +123,48 @@ def _nearest(earlier: Sequence[Refusal], now: Sequence[Refusal]) -> list[Refusal
     return [near.get((r.anchor, r.rule), r) if not r.near else r for r in now]
 
 
-def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused], list[Refusal]]:
+def _round(
+    model: ModelProto, folder: Path | None, options: FusionOptions
+) -> tuple[list[Fused], list[Refusal]]:
     """Match, price, schedule and rewrite every graph of the model once.
 
     Chains that lost to a neighbour get their chance in the next round.
     """
-    known = {r.name: r for r in (rule_set.rules() if how.rules is None else how.rules)}
-    policy = discovery.module("scheduler", how.scheduler).schedule
-    rates = backends.usual_target(how.backend).rates
+    known = {r.name: r for r in (rule_set.rules() if options.rules is None else options.rules)}
+    policy = discovery.module("scheduler", options.scheduler).schedule
+    rates = backends.usual_target(options.backend).rates
     parts: list[tuple[list[Fused], list[Refusal]]] = []
     total, done = count_nodes(model), 0
 
     def step() -> None:
         nonlocal done
         done += 1
-        how.tell("match", done, total)
+        options.on_progress("match", done, total)
 
     # rewriting a graph makes new messages of its nodes, with the bodies in them
     for graph in canonical_form.views_inner_first(model, folder):
         proto = graph.proto
         found, refusals = find.find(
-            graph, how.only, how.skip, rules=how.rules, progress=step, failed=lambda _: None
+            graph,
+            options.only,
+            options.skip,
+            rules=options.rules,
+            progress=step,
+            failed=lambda _: None,
         )
         odd = [m for m in found if not fused_calls.writable(m.spec)]
         found = [m for m in found if all(m is not o for o in odd)]
         infinite = reason(Why.NOT_FINITE)
         refusals += [Refusal(m.rule, m.anchor.name, infinite) for m in odd]
-        matches = [m for m in found if (m.rule, m.outputs) not in how.avoid]
+        matches = [m for m in found if (m.rule, m.outputs) not in options.avoid]
         refusals += [
             Refusal(
-                m.rule, m.anchor.name, reason(Why.TURNED_BACK, fault=how.avoid[m.rule, m.outputs])
+                m.rule,
+                m.anchor.name,
+                reason(Why.TURNED_BACK, fault=options.avoid[m.rule, m.outputs]),
             )
             for m in found
-            if (m.rule, m.outputs) in how.avoid
+            if (m.rule, m.outputs) in options.avoid
         ]
         priced: list[tuple[Match, Saving, int]] = [
             (m, cost_model.price(graph, m, rates), known[m.rule].priority) for m in matches
@@ -173,7 +184,7 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
         parts.append(
             (fused, [replace(r, fix=remedy(graph, r)) if r.near else r for r in (*refusals, *left)])
         )
-        if chosen and not how.dry_run:
+        if chosen and not options.dry_run:
             fused_calls.apply(model, graph, [(m, known[m.rule].op) for m, _ in chosen])
             edit.drop_dead(proto, edit.protected_names(model, proto))
             edit.drop_value_info(proto)

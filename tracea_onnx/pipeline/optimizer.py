@@ -24,7 +24,14 @@ from tracea_onnx.ir import edit, narrow_floats
 from tracea_onnx.ir.contracts import DOMAIN, Rule
 from tracea_onnx.ir.graph import opset_versions
 from tracea_onnx.model_io import external, model_file
-from tracea_onnx.pipeline.fusion_loop import Fusion, How, Progress, count_nodes, silent, transform
+from tracea_onnx.pipeline.fusion_loop import (
+    Fusion,
+    FusionOptions,
+    Progress,
+    count_nodes,
+    silent,
+    transform,
+)
 from tracea_onnx.pipeline.pack import build_pack
 from tracea_onnx.pipeline.report import Report
 from tracea_onnx.rewrite import fused_calls
@@ -101,7 +108,7 @@ def optimize(
     differ; nothing is written; its `report` attribute says by how much), MissingFusionError (a rule
     named by `only` fused nothing)."""
     started = time.perf_counter()
-    tell = progress or silent
+    on_progress = progress or silent
     backend = choose_backend(backend)
     if precision not in PRECISIONS:
         raise UsageError(
@@ -110,7 +117,7 @@ def optimize(
     for target in (output, pack):
         if target is not None:
             model_file.check_output(Path(target))
-    tell("load", 0, 0)
+    on_progress("load", 0, 0)
     source, where, note = open_model(model)
     model_file.check_apart(
         source, None if output is None else Path(output), [] if pack is None else [Path(pack)]
@@ -123,7 +130,7 @@ def optimize(
     report = Report(
         where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else []
     )
-    how = How(
+    options = FusionOptions(
         backend,
         tuple(only),
         tuple(skip),
@@ -132,16 +139,16 @@ def optimize(
         keep_initializer_inputs,
         dry_run,
         precision=precision,
-        tell=tell,
+        on_progress=on_progress,
     )
-    transform(source, how, report)
+    transform(source, options, report)
     if not dry_run and not _loads_as_before(original, source):
         # Constants can make ONNX Runtime check more strictly than it would have run the nodes that
         # made them.
-        how = replace(how, budget=constant_folding.NOTHING)
+        options = replace(options, budget=constant_folding.NOTHING)
         source = _again(
             original,
-            how,
+            options,
             report,
             "constants were not folded: ONNX Runtime would not load the result",
         )
@@ -150,8 +157,8 @@ def optimize(
         if not note:
             _check_result(source.model)
         if verify:
-            tell("verify", 0, 0)
-            kind = narrow_floats.KINDS.get(precision)
+            on_progress("verify", 0, 0)
+            kind = narrow_floats.FORMATS.get(precision)
             reference = verification.measure(
                 original,
                 rtol=rtol,
@@ -162,7 +169,7 @@ def optimize(
                 kind=kind,
                 time_limit=time_limit,
             )
-            source = _verified(reference, source, how, report, providers)
+            source = _verified(reference, source, options, report, providers)
             _check_present(source.model, report, only, where)
         in_place = (
             output is not None
@@ -172,14 +179,14 @@ def optimize(
         if output is None or in_place:
             _bring_in(source)
         if output is not None:
-            tell("save", 0, 0)
+            on_progress("save", 0, 0)
             report.files += [
                 str(f) for f in model_file.save(source, Path(output), external_data=external_data)
             ]
             if in_place:
                 source = model_file.load(output)  # what the model referred to is gone
         if pack is not None:
-            tell("compile", 0, 0)
+            on_progress("compile", 0, 0)
             report.files.append(
                 str(
                     _pack(
@@ -223,12 +230,14 @@ def _loads_as_before(original: model_file.Source, result: model_file.Source) -> 
     return verification.loads(result) or not verification.loads(original)
 
 
-def _again(original: model_file.Source, how: How, report: Report, note: str) -> model_file.Source:
+def _again(
+    original: model_file.Source, options: FusionOptions, report: Report, note: str
+) -> model_file.Source:
     """The transformation from the original once more, in another way; `note` says why."""
     source = model_file.Source(ModelProto(), original.folder, original.path)
     source.model.CopyFrom(original.model)
     report.notes = [n for n in report.notes if n.startswith(_OBJECTION)]
-    transform(source, how, report)
+    transform(source, options, report)
     report.notes += [note] if note else []
     return source
 
@@ -236,7 +245,7 @@ def _again(original: model_file.Source, how: How, report: Report, note: str) -> 
 def _verified(
     reference: verification.Reference,
     source: model_file.Source,
-    how: How,
+    options: FusionOptions,
     report: Report,
     providers: Sequence[str],
 ) -> model_file.Source:
@@ -247,17 +256,21 @@ def _verified(
     original = reference.source
     report.verify, wrong = delta_debugging.judge(reference, source, providers)
     if wrong and report.precision is not None:
-        how.tell("bisect", 0, 0)
-        how, note = _widened(reference, how, report, providers)
+        options.on_progress("bisect", 0, 0)
+        options, note = _widened(reference, options, report, providers)
         if note:
-            source = _again(original, how, report, note)
+            source = _again(original, options, report, note)
             report.verify, wrong = delta_debugging.judge(reference, source, providers)
     for _ in range(_BISECTIONS if wrong else 0):
-        how.tell("bisect", 0, 0)
+        options.on_progress("bisect", 0, 0)
         made = [(f.rule, f.outputs) for f in report.fused]
 
-        def fails(kept: list[Fusion], how: How = how, made: Sequence[Fusion] = made) -> bool:
-            trial = replace(how, avoid={**how.avoid, **dict.fromkeys(set(made) - set(kept), "")})
+        def fails(
+            kept: list[Fusion], options: FusionOptions = options, made: Sequence[Fusion] = made
+        ) -> bool:
+            trial = replace(
+                options, avoid={**options.avoid, **dict.fromkeys(set(made) - set(kept), "")}
+            )
             return bool(
                 delta_debugging.judge(
                     reference, _again(original, trial, replace(report), ""), providers
@@ -267,19 +280,21 @@ def _verified(
         guilty = delta_debugging.at_fault(made, fails)
         if guilty:
             together = "it" if len(guilty) == 1 else f"{len(guilty)} fusions together"
-            how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, f"{together} {wrong}")})
+            options = replace(
+                options, avoid={**options.avoid, **dict.fromkeys(guilty, f"{together} {wrong}")}
+            )
             note = (
-                f"{len(how.avoid)} fusions were turned back, because the result left its bounds"
+                f"{len(options.avoid)} fusions were turned back, because the result left its bounds"
                 " with them"
             )
-        elif how.budget != constant_folding.NOTHING:
-            how, note = (
-                replace(how, budget=constant_folding.NOTHING),
+        elif options.budget != constant_folding.NOTHING:
+            options, note = (
+                replace(options, budget=constant_folding.NOTHING),
                 f"constants were not folded: with them folded {wrong}",
             )
         else:
             break
-        source = _again(original, how, report, note)
+        source = _again(original, options, report, note)
         report.verify, wrong = delta_debugging.judge(reference, source, providers)
         if not wrong:
             return source
@@ -293,16 +308,19 @@ def _verified(
 
 
 def _widened(
-    reference: verification.Reference, how: How, report: Report, providers: Sequence[str]
-) -> tuple[How, str]:
-    """`how` with the nodes that must stay fp32, and a note on them ("" when the narrower type is
+    reference: verification.Reference,
+    options: FusionOptions,
+    report: Report,
+    providers: Sequence[str],
+) -> tuple[FusionOptions, str]:
+    """`options` with the nodes that must stay fp32, and a note on them ("" when the narrower type is
     not at fault).
     """
     assert report.precision is not None
     kind, names = report.precision.kind, list(report.precision.nodes)
 
     def fails(narrow: list[str]) -> bool:
-        trial = replace(how, wide=frozenset(names) - frozenset(narrow))
+        trial = replace(options, wide=frozenset(names) - frozenset(narrow))
         return bool(
             delta_debugging.judge(
                 reference, _again(reference.source, trial, replace(report), ""), providers
@@ -317,7 +335,7 @@ def _widened(
         f"{len(guilty)} of {len(names)} nodes stay fp32, because the result left its bounds with"
         f" them in {kind.name} (typical inputs: --load-inputs)"
     )
-    return replace(how, wide=how.wide | frozenset(guilty)), note if guilty else ""
+    return replace(options, wide=options.wide | frozenset(guilty)), note if guilty else ""
 
 
 def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:
@@ -370,7 +388,7 @@ def _check_result(model: ModelProto) -> None:
 
 def _bring_in(source: model_file.Source) -> None:
     """A model that came without external data goes without: weights still in its file are read."""
-    external.bring_in(source, lambda t: external.in_own_file(t, source))
+    external.load_into_memory(source, lambda t: external.in_own_file(t, source))
 
 
 def _pack(result: model_file.Source, written: Path | None, pack: Path, *, trust: bool) -> Path:

@@ -29,21 +29,21 @@ from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.narrow_floats import BF16, Kind, Weights
+from tracea_onnx.ir.narrow_floats import BF16, FloatFormat, Weights
 from tracea_onnx.ir.op_traits import Trait, kinds, operators
 from tracea_onnx.rewrite import fused_calls, single_nodes
 from tracea_onnx.shapes.onnx_inference import Types
 
-_SEEDS, _FOLLOWERS, _STEEP = kinds(Trait.SEED), kinds(Trait.NARROW), kinds(Trait.STEEP)
+_ALLOW, _INFER, _DENY = kinds(Trait.SEED), kinds(Trait.NARROW), kinds(Trait.STEEP)
 _NARROW_BODIES, _BF16_PLAIN = kinds(Trait.NARROW_BODY), kinds(Trait.ORT_BF16)
-_INDIFFERENT = operators(Trait.SHAPE_ONLY)
+_CLEAR = operators(Trait.SHAPE_ONLY)
 _MASKS = frozenset({"mask", "mask1"})
 #: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has
 #: more digits than what it is added to.
 _STATISTICS = frozenset({"bn_scale", "bn_bias", "bn_mean", "bn_var"})
 
 
-class Form(Enum):
+class Placement(Enum):
     """How one node is computed."""
 
     NARROW = 0
@@ -57,7 +57,7 @@ class Narrowed:
     that were clamped to the range.
     """
 
-    kind: Kind
+    kind: FloatFormat
     nodes: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     clamped: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Narrowed:
 
 def narrow(
     model: ModelProto,
-    kind: Kind,
+    kind: FloatFormat,
     typed: Types,
     *,
     folder: Path | None = None,
@@ -86,13 +86,13 @@ def narrow(
     """
     done = Narrowed(kind)
     if kind is BF16:
-        single_nodes.wrap(model, folder)
+        single_nodes.outline(model, folder)
     bodies = _Bodies(model, kind, done)
     taken = edit.all_names(model)
     for view in canonical_form.views(model, folder):
         proto = view.proto
         forms = _forms(view, kind, wide, done, {})
-        if Form.NARROW not in forms.values():
+        if Placement.NARROW not in forms.values():
             continue
         named = {name for n in proto.node for name in edit.captured_names(n)} | {
             o.name for o in proto.output
@@ -105,7 +105,7 @@ def narrow(
             v.type.tensor_type.elem_type = kind.type
         edit.drop_dead(proto, edit.protected_names(model, proto))
         edit.drop_value_info(proto)
-        done.nodes += [n.name for n in view.nodes if forms[n.index] is Form.NARROW]
+        done.nodes += [n.name for n in view.nodes if forms[n.index] is Placement.NARROW]
     # A body that names no type is its own twin.
     known = {f.name for f in model.functions if f.domain == DOMAIN}
     model.functions.extend(f for f in bodies.made.values() if f.name not in known)
@@ -123,17 +123,17 @@ def _kind_of(n: Node) -> str:
 
 
 def _forms(
-    g: Graph, kind: Kind, wide: Collection[str], done: Narrowed, given: Mapping[str, bool]
-) -> dict[int, Form]:
+    g: Graph, kind: FloatFormat, wide: Collection[str], done: Narrowed, given: Mapping[str, bool]
+) -> dict[int, Placement]:
     """The form of each node. `given` says which of the graph's inputs are narrow."""
     narrow_values = {name for name, is_narrow in given.items() if is_narrow}
-    forms: dict[int, Form] = {}
+    forms: dict[int, Placement] = {}
     for n in g.nodes:
         op, floats = _kind_of(n), [i for i in n.inputs if i and g.dtype(i) == TensorProto.FLOAT]
-        forms[n.index] = Form.INDIFFERENT if op in _INDIFFERENT else Form.WIDE
+        forms[n.index] = Placement.INDIFFERENT if op in _CLEAR else Placement.WIDE
         table = op == "Gather" and g.is_const(n.input(0)) and (g.rank(n.input(0)) or 0) >= 2
-        seed = op in _SEEDS or table
-        if not floats or not (seed or op in _FOLLOWERS):
+        seed = op in _ALLOW or table
+        if not floats or not (seed or op in _INFER):
             narrow_values |= {o for o in n.outputs if g.dtype(o) == kind.type}
             continue
         if not seed and not any(i in narrow_values for i in floats):
@@ -145,12 +145,12 @@ def _forms(
             if seed:
                 done.kept[n.name] = reason
             continue
-        forms[n.index] = Form.NARROW
+        forms[n.index] = Placement.NARROW
         narrow_values |= set(n.outputs)
     return forms
 
 
-def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
+def _unfit(g: Graph, n: Node, op: str, kind: FloatFormat, seed: bool) -> str:
     """Why a node cannot be narrow, or ""."""
     if any(m is not None and m.op == "DequantizeLinear" for m in map(g.producer, n.inputs)):
         return "it is a quantised operator, which runs faster as it is"
@@ -181,7 +181,7 @@ def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
         ),
         None,
     )
-    steep = next((op for op in _ends(g, n) if op in _STEEP), "")
+    steep = next((op for op in _ends(g, n) if op in _DENY), "")
     if steep:
         return f"the result of {steep} may leave the range of {kind.name} or lose its digits there"
     if beyond is not None or (op == ":pointwise" and _literals_beyond(g, n, kind)):
@@ -213,7 +213,7 @@ def _arity(n: Node, output: bool) -> int:
     return len(n.outputs) if output else len(n.inputs)
 
 
-def _allowed(g: Graph, n: Node, k: int, kind: Kind, output: bool) -> bool:
+def _allowed(g: Graph, n: Node, k: int, kind: FloatFormat, output: bool) -> bool:
     """Whether operand k of an operator may be narrow, or is not fp32 at all.
 
     An input that must be fp32 (scales of Resize) stays so.
@@ -224,7 +224,7 @@ def _allowed(g: Graph, n: Node, k: int, kind: Kind, output: bool) -> bool:
     return takes(g, n, k, kind, output) or (not output and k > 0)
 
 
-def takes(g: Graph, n: Node, k: int, kind: Kind, output: bool = False) -> bool:
+def takes(g: Graph, n: Node, k: int, kind: FloatFormat, output: bool = False) -> bool:
     """Whether the operator set lets operand k of the node have the narrow type."""
     try:
         schema = onnx.defs.get_schema(n.proto.op_type, g.opset(), n.proto.domain)
@@ -243,7 +243,7 @@ def takes(g: Graph, n: Node, k: int, kind: Kind, output: bool = False) -> bool:
     return kind.text in types
 
 
-def _beyond(g: Graph, name: str, kind: Kind) -> bool:
+def _beyond(g: Graph, name: str, kind: FloatFormat) -> bool:
     shape = g.shape(name)
     if g.dtype(name) != TensorProto.FLOAT or not g.is_const(name) or shape is None:
         return False
@@ -251,7 +251,7 @@ def _beyond(g: Graph, name: str, kind: Kind) -> bool:
     return value is not None and kind.beyond(value)
 
 
-def _literals_beyond(g: Graph, n: Node, kind: Kind) -> bool:
+def _literals_beyond(g: Graph, n: Node, kind: FloatFormat) -> bool:
     body = next(
         (f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None
     )
@@ -282,7 +282,7 @@ class _Writer:
     def __init__(
         self,
         g: Graph,
-        kind: Kind,
+        kind: FloatFormat,
         weights: Weights,
         bodies: _Bodies,
         named: Collection[str],
@@ -305,13 +305,13 @@ class _Writer:
         """An input that is narrow."""
         self._narrow[name] = name
 
-    def run(self, forms: Mapping[int, Form]) -> None:
+    def run(self, forms: Mapping[int, Placement]) -> None:
         for n in self.g.nodes:
             form, node = forms[n.index], NodeProto()
             node.CopyFrom(n.proto)
             call = (
                 self.bodies.call(self.g, n)
-                if form is Form.NARROW and n.proto.domain == DOMAIN
+                if form is Placement.NARROW and n.proto.domain == DOMAIN
                 else None
             )
             if call is not None:
@@ -324,10 +324,10 @@ class _Writer:
                 if name and self.g.dtype(name) == TensorProto.FLOAT:
                     self._result(node, k, name, form)
 
-    def _operand(self, n: Node, k: int, name: str, form: Form, call: _Body | None) -> str:
-        if form is Form.INDIFFERENT:
+    def _operand(self, n: Node, k: int, name: str, form: Placement, call: _Body | None) -> str:
+        if form is Placement.INDIFFERENT:
             return self._wide.get(name) or self._narrow.get(name) or name
-        to_narrow = form is Form.NARROW and (
+        to_narrow = form is Placement.NARROW and (
             k in call.narrow
             if call is not None
             else k not in _wide_operands(n) and takes(self.g, n, k, self.kind)
@@ -335,21 +335,23 @@ class _Writer:
         clip = call is not None and k in call.masks
         return self.narrow(name, clip=clip) if to_narrow else self.wide(name)
 
-    def _result(self, node: NodeProto, k: int, name: str, form: Form) -> None:
+    def _result(self, node: NodeProto, k: int, name: str, form: Placement) -> None:
         mine, other = (
-            (self._narrow, self._wide) if form is Form.NARROW else (self._wide, self._narrow)
+            (self._narrow, self._wide) if form is Placement.NARROW else (self._wide, self._narrow)
         )
         mine[name] = name
-        if name not in self.named or (form is Form.NARROW) == self.inside:
-            if form is Form.NARROW:
+        if name not in self.named or (form is Placement.NARROW) == self.inside:
+            if form is Placement.NARROW:
                 self.retyped.add(name)
             return
         # The name belongs to the other type: a cast makes it.
         mine[name] = node.output[k] = edit.unique(
-            f"{name}/{self.kind.name if form is Form.NARROW else 'float'}", self._taken
+            f"{name}/{self.kind.name if form is Placement.NARROW else 'float'}", self._taken
         )
         other[name] = name
-        self._cast(mine[name], name, TensorProto.FLOAT if form is Form.NARROW else self.kind.type)
+        self._cast(
+            mine[name], name, TensorProto.FLOAT if form is Placement.NARROW else self.kind.type
+        )
 
     def narrow(self, name: str, *, clip: bool = False) -> str:
         if name not in self._narrow:
@@ -410,7 +412,7 @@ class _Body:
 class _Bodies:
     """Narrow twins of the functions of fused ops, made when a call needs them."""
 
-    def __init__(self, model: ModelProto, kind: Kind, done: Narrowed) -> None:
+    def __init__(self, model: ModelProto, kind: FloatFormat, done: Narrowed) -> None:
         self._functions = {f.name: f for f in model.functions if f.domain == DOMAIN}
         self._model, self._kind, self._done = model, kind, done
         self._known: dict[tuple[str, tuple[object, ...]], _Body] = {}
@@ -442,11 +444,12 @@ class _Bodies:
             forms = _forms(inside, kind, (), Narrowed(kind), given)
             # What only fp32 nodes read (the statistics of a BatchNormalization) comes as fp32.
             given = {
-                v: any(forms[c.index] is Form.NARROW for c in inside.consumers(v)) for v in floats
+                v: any(forms[c.index] is Placement.NARROW for c in inside.consumers(v))
+                for v in floats
             }
         else:
             forms = {
-                m.index: Form.INDIFFERENT if m.op in _INDIFFERENT else Form.WIDE
+                m.index: Placement.INDIFFERENT if m.op in _CLEAR else Placement.WIDE
                 for m in inside.nodes
             }
             given |= {formal: False for k, formal in enumerate(f.input) if k in _wide_operands(n)}

@@ -22,7 +22,7 @@ from tracea_onnx.rewrite import fused_calls
 Read = Callable[[Graph, Node], Match]
 
 
-def wrap(model: ModelProto, folder: Path | None) -> None:
+def outline(model: ModelProto, folder: Path | None) -> None:
     """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in
     place.
     """

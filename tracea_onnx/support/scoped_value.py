@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def meanwhile(variable: ContextVar[T], value: T) -> Iterator[None]:
+def override(variable: ContextVar[T], value: T) -> Iterator[None]:
     """`variable` is `value` within the block, and what it was behind it."""
     token = variable.set(value)
     try:

@@ -53,7 +53,7 @@ class Search:
         name = min(self.seen, key=self.seen.__getitem__, default=self.first)
         return name, math.exp(self.seen.get(name, 0.0))
 
-    def saw(self, name: str, ratio: float) -> None:
+    def observe(self, name: str, ratio: float) -> None:
         """A measured time over that of what runs now."""
         self.seen[name] = math.log(ratio)
 
@@ -61,7 +61,7 @@ class Search:
         """It cannot be measured."""
         self._dropped.add(name)
 
-    def next(self) -> str | None:
+    def suggest(self) -> str | None:
         """What to measure next; None where nothing promises enough."""
         if not self.seen:
             return next((n for n in self.names if n not in self._dropped), None)
@@ -76,13 +76,13 @@ class Search:
             )
         )
         best = min(0.0, y.min())
-        hope = {
+        improvement = {
             n: _improvement(best - mean[k], deviation[k])
             for k, n in enumerate(self.names)
             if n not in self.seen and n not in self._dropped
         }
-        name = max(hope, key=hope.__getitem__, default=None)
-        return name if name is not None and hope[name] >= _LEAST else None
+        name = max(improvement, key=improvement.__getitem__, default=None)
+        return name if name is not None and improvement[name] >= _LEAST else None
 
 
 def _improvement(gain: float, deviation: float) -> float:

@@ -88,7 +88,7 @@ class Tuned:
 @dataclass
 class Part:
     """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each
-    launch with a grid that is not empty is for (`kernel_choice.identity` with these sizes), and the
+    launch with a grid that is not empty is for (`kernel_choice.cache_key` with these sizes), and the
     requests behind these."""
 
     plan: Mapping[str, Any]
@@ -115,7 +115,7 @@ def tune(
     *,
     device: int = 0,
     seconds: float = 120.0,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Measures the kernels of `model` for inputs of these shapes, and adds the fastest to the
     tuning record of this kind of GPU. What is in the bodies of control flow goes by price.
@@ -133,7 +133,7 @@ def tune(
     for k, request in enumerate(requests):
         now = time.monotonic()
         share = now if result.interrupted else now + max(end - now, 0.0) / (len(requests) - k)
-        _tune(request, sizes_of(Graph(request), shapes), device, share, result, tell)
+        _tune(request, sizes_of(Graph(request), shapes), device, share, result, on_progress)
     if not result.before:
         raise TraceaError(
             "the provider runs no part of this model with sizes that follow from the inputs'",
@@ -220,7 +220,7 @@ def parts(
             for k, (i, shape) in enumerate(zip(plan["inputs"], shapes, strict=True))
         ]
         value, known = evaluate(plan, shapes), made.sizes(shapes)
-        keys = [kernel_choice.identity(kernel_choice.numbered(r, known)) for r in made.asked]
+        keys = [kernel_choice.cache_key(kernel_choice.specialize(r, known)) for r in made.asked]
         live = [
             key
             for key, launch in zip(keys, plan["run"], strict=True)
@@ -381,7 +381,7 @@ def _tune(
     device: int,
     end: float,
     result: Tuned,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
     usual = list(parts(request, sizes))
@@ -396,10 +396,10 @@ def _tune(
     _compare(usual, usual, device, 1)  # what keeps anything from being measured is said here
     subject = _Subject(request, sizes, usual, device)
     try:
-        _search(subject, searches, asked, end, result, tell)
+        _search(subject, searches, asked, end, result, on_progress)
     except KeyboardInterrupt:
         result.interrupted = True
-        tell("interrupted: what was found is measured once more")
+        on_progress("interrupted: what was found is measured once more")
     chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
     _keep(subject, chosen, list(searches), result)
 
@@ -410,7 +410,7 @@ def _search(
     asked: Mapping[str, Request],
     end: float,
     result: Tuned,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> None:
     """Measures candidates for all launches at a time, until there are none or the time is over."""
     rounds = 0
@@ -423,32 +423,32 @@ def _search(
         if not trial:
             break
         rounds += 1
-        tell(f"round {rounds}: {len(trial)} of {len(searches)} kinds of launch")
+        on_progress(f"round {rounds}: {len(trial)} of {len(searches)} kinds of launch")
         for key, ratio in subject.ratios(trial).items():
             result.measured += ratio is not None
             if ratio is None:
                 searches[key].drop(trial[key])
             else:
-                searches[key].saw(trial[key], ratio)
+                searches[key].observe(trial[key], ratio)
 
 
 def _offers(key: str, request: Request, sizes: Sizes) -> dict[str, float]:
     """The kernels that the request could have with these sizes, and their prices."""
     offers: kernel_choice.Offers = {}
     with kernel_choice.choosing(kernel_choice.Choices(offers=offers)):
-        _backend().emit(kernel_choice.numbered(request, sizes))
+        _backend().emit(kernel_choice.specialize(request, sizes))
     return offers.get(key, {})
 
 
 def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | None:
     """What to measure next of what makes a difference to the request's kernels."""
     emit, plain = _backend().emit, None
-    while (name := search.next()) is not None:
+    while (name := search.suggest()) is not None:
         plain = plain or emit(request)
         with kernel_choice.choosing(kernel_choice.Choices({key: name}, sizes=[sizes])):
             if emit(request) != plain:
                 break
-        search.saw(name, 1.0)
+        search.observe(name, 1.0)
     return name
 
 

@@ -20,7 +20,7 @@ from tracea_onnx.shapes import onnx_inference
 _EXACT = operators(Trait.EXACT)
 
 
-def rounded(source: model_file.Source) -> model_file.Source:
+def insert_fp16_casts(source: model_file.Source) -> model_file.Source:
     """A copy of the model, without fused ops, in which every rounding is explicit."""
     out = model_file.Source(ModelProto(), source.folder, source.path)
     out.model.CopyFrom(source.model)

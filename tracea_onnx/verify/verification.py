@@ -25,7 +25,7 @@ from tracea_onnx.canonicalize.constant_folding import RANDOM
 from tracea_onnx.errors import UsageError, VerificationError
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, subgraphs
-from tracea_onnx.ir.narrow_floats import Kind
+from tracea_onnx.ir.narrow_floats import FloatFormat
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
 from tracea_onnx.provider import PROVIDER_NAME, create_session
@@ -162,7 +162,7 @@ class Reference:
     expected: Sequence[Any]
     bounds: Bounds
     note: str = ""
-    kind: Kind | None = None
+    kind: FloatFormat | None = None
     time_limit: float = TIME_LIMIT
 
     @cached_property
@@ -179,7 +179,7 @@ def measure(
     seed: int = 0,
     values: Mapping[str, Any] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-    kind: Kind | None = None,
+    kind: FloatFormat | None = None,
     time_limit: float = TIME_LIMIT,
 ) -> Reference:
     """Run the original on `values`, or on generated inputs; a result may compute in the narrower
@@ -224,7 +224,7 @@ def judge(
     Raises VerificationError when it does not run or has another interface.
     """
     if reference.kind is not None and list(providers) == ["CPUExecutionProvider"]:
-        candidate = fp16_rounding.rounded(candidate)
+        candidate = fp16_rounding.insert_fp16_casts(candidate)
     try:
         other = session(candidate, providers=providers)
     except Exception as e:

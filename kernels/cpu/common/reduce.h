@@ -206,7 +206,7 @@ static inline int64_t arg_scan(const T* p, int64_t n, int64_t step, bool min, bo
 
 // Contiguous floats: the extremum by vectors, then the first (last) place that holds it.
 static inline int64_t arg_row(const float* p, int64_t n, bool min, bool last) {
-  if (n < 4 * W || p[0] != p[0]) return arg_scan(p, n, 1, min, last);
+  if (n < 4 * W || std::isnan(p[0])) return arg_scan(p, n, 1, min, last);
   const float best = min ? fold_row(p, n, p[0], [](vf a, vf b) { return vmin(b, a); })
                          : fold_row(p, n, p[0], [](vf a, vf b) { return vmax(b, a); });
   for (int64_t j = 0; j < n; j++) {

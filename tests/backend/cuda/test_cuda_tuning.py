@@ -70,7 +70,7 @@ def test_a_record_decides(name: str) -> None:
     r, offers = REQUESTS[name], kernel_choice.Offers()
     plain = _emit(r, offers=offers)
     assert plain == cuda.emit(r)  # listening changes nothing
-    key = kernel_choice.identity(r)
+    key = kernel_choice.cache_key(r)
     assert list(offers) == [key] and len(offers[key]) > 1
     priced = min(offers[key], key=offers[key].__getitem__)
     assert _emit(r, {key: priced}) == plain
@@ -84,21 +84,21 @@ def test_records_of_others_and_unknown_kernels_change_nothing() -> None:
     r, offers = _gemm(512), kernel_choice.Offers()
     plain = _emit(r, offers=offers)
     for changed in (_gemm(513), _gemm(512, n=776), _gemm(512, dtype=DType.BF16)):
-        other = kernel_choice.identity(changed)
-        assert other != kernel_choice.identity(r)
+        other = kernel_choice.cache_key(changed)
+        assert other != kernel_choice.cache_key(r)
         assert (
             _emit(
                 r,
                 {
                     other: max(
-                        offers[kernel_choice.identity(r)],
-                        key=offers[kernel_choice.identity(r)].__getitem__,
+                        offers[kernel_choice.cache_key(r)],
+                        key=offers[kernel_choice.cache_key(r)].__getitem__,
                     )
                 },
             )
             == plain
         )
-    assert _emit(r, {kernel_choice.identity(r): "Tile(of='an older version')"}) == plain
+    assert _emit(r, {kernel_choice.cache_key(r): "Tile(of='an older version')"}) == plain
 
 
 _SYMBOLIC: dict[str, tuple[Callable[..., Request], dict[str, int]]] = {
@@ -123,8 +123,8 @@ def test_symbols_are_tuned_for_the_sizes_that_were_measured(name: str) -> None:
         make(**sizes),
         kernel_choice.Offers(),
     )
-    key = kernel_choice.identity(known)
-    assert kernel_choice.identity(kernel_choice.numbered(symbolic, sizes)) == key
+    key = kernel_choice.cache_key(known)
+    assert kernel_choice.cache_key(kernel_choice.specialize(symbolic, sizes)) == key
     plain = cuda.emit(symbolic)
     # these are of known sizes
     assert _emit(symbolic, offers=offers, sizes=sizes) == plain and key not in offers
@@ -149,7 +149,7 @@ def test_several_sizes_are_tuned_side_by_side() -> None:
     records = {}
     for batch in (4, 9):
         _emit(_gemm(batch * 128), offers=offers)
-        key = kernel_choice.identity(_gemm(batch * 128))
+        key = kernel_choice.cache_key(_gemm(batch * 128))
         records[key] = sorted(offers[key], key=offers[key].__getitem__)[1]
     with kernel_choice.choosing(
         kernel_choice.Choices(

@@ -37,7 +37,7 @@ def test_a_large_file_is_read_without_its_weights(tmp_path: Path, lazily: None) 
     assert read is not None
     assert np.array_equal(read, numpy_helper.to_array(m.graph.initializer[2]))
     assert verification.verify(model_file.Source(m), source).ok
-    external.bring_in(source, lambda _: True)
+    external.load_into_memory(source, lambda _: True)
     assert [numpy_helper.to_array(t).tobytes() for t in source.model.graph.initializer] == [
         numpy_helper.to_array(t).tobytes() for t in m.graph.initializer
     ]
@@ -124,7 +124,7 @@ def test_one_file_from_many(tmp_path: Path, lazily: None) -> None:
     m.graph.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(normal(64, seed=3)))
     for t, name in ((m.graph.initializer[0], "w.bin"), (m.graph.node[0].attribute[0].t, "c.bin")):
         (tmp_path / name).write_bytes(b"head" + t.raw_data)
-        external.point(t, name, 4, 256)
+        external.set_external(t, name, 4, 256)
     onnx.save(m, str(tmp_path / "m.onnx"))
     source = model_file.load(tmp_path / "m.onnx")
     assert model_file.save(source, tmp_path / "n.onnx", external_data="never") == [

@@ -401,7 +401,7 @@ def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
         f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}",
         c=np.array(True),
     )
-    assert constant_ifs.settle(Graph(m), edit.Names(m)) == 0
+    assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m)) == 0
 
 
 def test_sizes_are_found_where_one_name_is_every_size() -> None:
@@ -484,7 +484,7 @@ def test_a_view_of_another_rank_than_a_request_claims_is_none() -> None:
         assert (
             strided_view._move(
                 shapes(graph),
-                [[strided_view.Atom(d)] for d in (2, 3, 4)],
+                [[strided_view.Factor(d)] for d in (2, 3, 4)],
                 strided_view.Step(graph.nodes[0], "x", "y"),
             )
             is None
@@ -513,7 +513,7 @@ def test_a_split_into_another_rank_than_a_request_claims_is_no_view() -> None:
     graph = Graph(helper.make_model(helper.make_graph([node], "g", [given], [whole, less])))
     for target in ("y", "z"):
         step = strided_view.Step(graph.nodes[0], "x", target)
-        view = [[strided_view.Atom(d)] for d in (2, 4)]
+        view = [[strided_view.Factor(d)] for d in (2, 4)]
         assert strided_view._move(shapes(graph), view, step) is None
 
 

@@ -77,7 +77,7 @@ def test_a_model_replaced_with_its_weights_is_the_new_one_in_memory_too(tmp_path
     path = saved(tmp_path)
     result = optimizer.optimize(path, output=path, backend="cpu")
     expected = onnx.load(str(path))
-    external.bring_in(model_file.Source(result.model, result.folder, path), lambda t: True)
+    external.load_into_memory(model_file.Source(result.model, result.folder, path), lambda t: True)
     assert [numpy_helper.to_array(t).tobytes() for t in result.model.graph.initializer] == [
         numpy_helper.to_array(t).tobytes() for t in expected.graph.initializer
     ]

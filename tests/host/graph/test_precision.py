@@ -20,11 +20,11 @@ from tracea_onnx.pipeline import optimizer
 from tracea_onnx.support import discovery
 from tracea_onnx.verify import delta_debugging
 
-KINDS = [narrow_floats.FP16, narrow_floats.BF16]
+FORMATS = [narrow_floats.FP16, narrow_floats.BF16]
 
 
 def narrowed(
-    model: ModelProto, kind: narrow_floats.Kind, **options: object
+    model: ModelProto, kind: narrow_floats.FloatFormat, **options: object
 ) -> optimizer.OptimizeResult:
     return optimizer.optimize(model, precision=kind.name, backend="cpu", **options)  # type: ignore[arg-type]
 
@@ -41,8 +41,8 @@ def types(model: ModelProto, names: Sequence[str]) -> list[int]:
     return [known[n] for n in names]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_products_are_narrow_and_the_interface_is_not(kind: narrow_floats.Kind) -> None:
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda k: k.name)
+def test_products_are_narrow_and_the_interface_is_not(kind: narrow_floats.FloatFormat) -> None:
     result = narrowed(small_cnn(), kind)
     model, feeds = result.model, {"image": normal(2, 3, 8, 8)}
     assert [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)] == [
@@ -61,8 +61,8 @@ def test_products_are_narrow_and_the_interface_is_not(kind: narrow_floats.Kind) 
     assert {"Conv_a/Conv", "Conv_c/Conv"} <= set(result.report.precision.nodes)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_a_second_time_changes_nothing(kind: narrow_floats.Kind) -> None:
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda k: k.name)
+def test_a_second_time_changes_nothing(kind: narrow_floats.FloatFormat) -> None:
     once = model_file.serialize(narrowed(small_cnn(), kind).model)
     again = onnx.load_from_string(once)
     assert model_file.serialize(narrowed(again, kind).model) == once
@@ -72,8 +72,8 @@ def test_a_second_time_changes_nothing(kind: narrow_floats.Kind) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_a_transformer_with_additive_mask(kind: narrow_floats.Kind) -> None:
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda k: k.name)
+def test_a_transformer_with_additive_mask(kind: narrow_floats.FloatFormat) -> None:
     """Rows with hardly anything left to attend to must not turn to NaN where -3.4e38 is beyond the
     range.
     """
@@ -228,9 +228,9 @@ def test_longest_is_a_beginning_or_an_end_that_passes() -> None:
     assert delta_debugging.longest(list(range(10)), lambda kept: len(kept) > 0) == []
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda k: k.name)
 @pytest.mark.parametrize("tail", ["Relu", ""])
-def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_floats.Kind, tail: str) -> None:
+def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_floats.FloatFormat, tail: str) -> None:
     """Before a convolution: variances beyond the narrow range must not be clamped, and the image is
     read and written narrow.
     """

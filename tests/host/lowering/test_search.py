@@ -28,9 +28,9 @@ def _drawn(seed: int, count: int = 24) -> tuple[dict[str, float], dict[str, floa
 
 def _run(search: Search, times: dict[str, float], noise: float, r: random.Random) -> int:
     count = 0
-    while (name := search.next()) is not None:
+    while (name := search.suggest()) is not None:
         assert name not in search.seen
-        search.saw(
+        search.observe(
             name,
             times[name] / times[search.first] * math.exp(r.gauss(0, noise))
             if name != search.first
@@ -60,19 +60,19 @@ def test_the_first_is_the_one_with_the_lowest_price() -> None:
 def test_a_kind_that_was_slower_than_its_price_is_not_tried_for_long() -> None:
     search = Search({f"{kind}(n={k})": 100.0 + k for kind in "AB" for k in range(8)})
     tried = []
-    while (name := search.next()) is not None:
+    while (name := search.suggest()) is not None:
         tried.append(name)
-        search.saw(name, 1.3 if name.startswith("B") else 1.0)
+        search.observe(name, 1.3 if name.startswith("B") else 1.0)
     assert 1 <= sum(name.startswith("B") for name in tried) <= 2
 
 
 def test_what_cannot_be_measured_is_not_proposed_again() -> None:
     search = Search({"A(n=1)": 10.0, "A(n=2)": 10.1})
-    assert search.next() == "A(n=1)"
+    assert search.suggest() == "A(n=1)"
     search.drop("A(n=1)")
-    assert search.next() == "A(n=2)"
+    assert search.suggest() == "A(n=2)"
     search.drop("A(n=2)")
-    assert search.next() is None and search.best == ("A(n=1)", 1.0)
+    assert search.suggest() is None and search.best == ("A(n=1)", 1.0)
 
 
 def test_what_runs_now_may_be_slower_than_all_of_them() -> None:
@@ -80,15 +80,15 @@ def test_what_runs_now_may_be_slower_than_all_of_them() -> None:
     expected to gain as much.
     """
     search = Search({f"A(n={k})": 100.0 + 4 * k for k in range(6)})
-    assert search.next() == search.first == "A(n=0)"
-    search.saw("A(n=0)", 0.8)
+    assert search.suggest() == search.first == "A(n=0)"
+    search.observe("A(n=0)", 0.8)
     name, ratio = search.best
-    assert name == "A(n=0)" and ratio == pytest.approx(0.8) and search.next() == "A(n=1)"
+    assert name == "A(n=0)" and ratio == pytest.approx(0.8) and search.suggest() == "A(n=1)"
 
 
 @pytest.mark.parametrize("ratio", [0.9, 1.2])
 def test_the_best_is_what_was_measured(ratio: float) -> None:
     search = Search({"A(n=1)": 10.0, "A(n=2)": 10.1})
-    search.saw("A(n=1)", 1.0)
-    search.saw("A(n=2)", ratio)
+    search.observe("A(n=1)", 1.0)
+    search.observe("A(n=2)", ratio)
     assert search.best == (("A(n=2)", pytest.approx(ratio)) if ratio < 1 else ("A(n=1)", 1.0))

@@ -13,7 +13,7 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from tracea_onnx.compiler import partition_compiler, plan_writer
-from tracea_onnx.compiler.lower.value import Folded, Value
+from tracea_onnx.compiler.lower.value import DeferredNorm, Value
 from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
@@ -207,7 +207,7 @@ def test_small_weights_keep_their_bits() -> None:
     def folded(gamma: float, add: int = 0) -> float:
         data = np.full(64, gamma, np.float16)
         data[3] = -data[3]
-        return Folded(
+        return DeferredNorm(
             x, here, Value("g", DType.F16, (64,), data=data), None, 1e-5, False, add
         ).unscale
 
@@ -219,4 +219,4 @@ def test_small_weights_keep_their_bits() -> None:
         and folded(0.0) == 1.0
         and folded(0.5, 1) == 2.0
     )
-    assert Folded(x, here, None, None, 1e-5, True, 0).unscale == 1.0
+    assert DeferredNorm(x, here, None, None, 1e-5, True, 0).unscale == 1.0

@@ -87,5 +87,13 @@ def case_sessions_that_are_gone_leave_nothing() -> None:
     assert found[-1] == found[1]
     assert all(
         found[-1][f"live_{what}"] == 0
-        for what in ("sessions", "partitions", "bounds", "lanes", "prepared", "addresses", "graphs")
+        for what in (
+            "sessions",
+            "partitions",
+            "bounds",
+            "stream_contexts",
+            "prepared",
+            "addresses",
+            "graphs",
+        )
     )

@@ -536,7 +536,7 @@ def case_memory_of_past_shapes_is_given_back() -> None:
     large = log.used()
     for _ in range(1600):
         check_cube(session, 10)
-    assert large - log.used() > 620_000_000  # the lane's arena, too
+    assert large - log.used() > 620_000_000  # the stream context's arena, too
 
 
 def case_growing_shapes_leave_no_block_of_each() -> None:

@@ -302,13 +302,13 @@ def test_copies_between_devices_come_in_order(folder: Path) -> None:
     assert _said(driver.run(folder, ["-c", TWO_DEVICES], devices="2")) == ["end"]
 
 
-def test_lanes_of_nested_runs_and_of_threads(folder: Path) -> None:
+def test_stream_contexts_of_nested_runs_and_of_threads(folder: Path) -> None:
     """Compiled from the launcher's own sources: ONNX Runtime alone nests no runs."""
     sources = Path(native_library.__file__).parents[1] / "ep"
     parts = [
         str(sources / f"{name}.cc")
         for name in (
-            "cuda/lane",
+            "cuda/stream_context",
             "cuda/device",
             "cuda/driver",
             "cuda/listing",
@@ -316,14 +316,14 @@ def test_lanes_of_nested_runs_and_of_threads(folder: Path) -> None:
             "plan/stats",
         )
     ]
-    program = folder / "lanes"
+    program = folder / "stream_contexts"
     flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(sources)]
     command = [
         *compiler(),
         *flags,
         "-o",
         str(program),
-        str(Path(driver.__file__).with_name("lanes.cc")),
+        str(Path(driver.__file__).with_name("stream_contexts.cc")),
         *parts,
         "-ldl",
     ]

@@ -14,8 +14,8 @@ from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import (
     Blocks,
     Deferred,
+    DeferredNorm,
     Dims,
-    Folded,
     Nhwc,
     Unsupported,
     Value,
@@ -65,7 +65,7 @@ class Lowering:
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
-        self.folded: dict[str, Folded] = {}  # norms left to the products that read them
+        self.folded: dict[str, DeferredNorm] = {}  # norms left to the products that read them
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 
@@ -95,7 +95,7 @@ class Lowering:
             if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size <= 64:
                 v.ints = tuple(int(x) for x in v.data.reshape(-1))
             if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size > 1:
-                v.counting = _counting(v.data)
+                v.affine = _affine(v.data)
         return v
 
     def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
@@ -109,10 +109,10 @@ class Lowering:
 
     def forward(self, x: Value, name: str) -> None:
         """Define `name` as the same value: its storage, constant and integers."""
-        self.settle(x)
+        self.materialize(x)
         out = self.define(name, x.dtype, x.shape)
         out.view, out.nhwc, out.ints, out.data = x.view, x.nhwc, x.ints, x.data
-        out.initializer, out.counting = x.initializer, x.counting
+        out.initializer, out.affine = x.initializer, x.affine
 
     def defer(
         self,
@@ -301,7 +301,7 @@ class Lowering:
 
     def strided(self, v: Value, exact: Dims | None = None) -> View:
         """`v` as a strided view; `exact` demands these strides."""
-        self.settle(v)
+        self.materialize(v)
         if v.view is not None and (exact is None or same_strides(v.view.strides, exact, v.shape)):
             return v.view
         if v.view is not None:
@@ -325,7 +325,7 @@ class Lowering:
         """`v` as a strided view for a reader to whom the order of its axes in memory does not
         matter.
         """
-        if v.view is None and v.nhwc is not None and self.target.few_launches:
+        if v.view is None and v.nhwc is not None and self.target.launch_bound:
             return View(
                 v.nhwc.ref, (v.nhwc.ns, 1, *((v.nhwc.rs,) if v.rank == 4 else ()), v.nhwc.cs)
             )
@@ -441,7 +441,7 @@ class Lowering:
             ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
             v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
             return v.nhwc
-        lying = image_in(v) if v.nhwc is None and self.target.few_launches else None
+        lying = image_in(v) if v.nhwc is None and self.target.launch_bound else None
         if (
             lying is not None
             and not any(border)
@@ -512,7 +512,7 @@ class Lowering:
         )
         if key not in self._packed:
             size = DType.F32.size if family == "pack_bias" else dtype.size
-            widened = family == "pack_conv2d" and self.target.bundles and dtype.size == 2
+            widened = family == "pack_conv2d" and self.target.group_packing and dtype.size == 2
             ref = self.plan.arena(
                 size
                 * (
@@ -534,7 +534,7 @@ def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
     return rows[-1][1][0] not in (0, 1) and any(x == 1 for _, (x, _) in rows[:-1])
 
 
-def _counting(data: Array) -> View | None:
+def _affine(data: Array) -> View | None:
     """Integers that are a start and a step along each axis."""
     origin = data.reshape(-1)[0]
     steps = [

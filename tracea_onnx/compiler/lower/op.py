@@ -14,7 +14,7 @@ from tracea_onnx.match import spec_table
 from tracea_onnx.match.operator_specs import OPERATORS, read
 from tracea_onnx.match.spec_table import Attributes
 
-CONVOLUTIONS, PRODUCTS = kinds(Trait.CONV), kinds(Trait.PRODUCT)
+CONVOLUTIONS, MATMUL_OPS = kinds(Trait.CONV), kinds(Trait.PRODUCT)
 ROW_NORMS = kinds(Trait.ROW_NORM)
 
 

@@ -76,7 +76,7 @@ class Value:
     prepared: bool = False  # made once per session, of constants
     # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means
     # nothing)
-    counting: View | None = None
+    affine: View | None = None
 
     @property
     def rank(self) -> int:
@@ -142,7 +142,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Folded:
+class DeferredNorm:
     """norm(x) * (gamma + gamma_add) + beta of rows with these statistics."""
 
     x: Value

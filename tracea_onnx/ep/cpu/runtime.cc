@@ -49,7 +49,7 @@ struct Threaded : Executable {
 
 // Instruction set of a session: the machine's best unless the option `isa` names another.
 std::string read_isa(const OrtSessionOptions* session) {
-  const std::string isa = option(session, "isa");
+  std::string isa = option(session, "isa");
   if (isa.empty()) return best_isa();
   if (isa_available(isa.c_str())) return isa;
   std::string known;

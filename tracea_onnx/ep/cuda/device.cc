@@ -89,10 +89,10 @@ Function Module::function(const std::string& symbol, unsigned shared_bytes, unsi
 
 // --- memory
 
-Address Pool::take(size_t bytes, const void* lane) {
+Address Pool::take(size_t bytes, const void* ctx) {
   for (auto it = free_.lower_bound({bytes, 0});
        it != free_.end() && it->first.first <= bytes + bytes / 2; ++it) {
-    if (it->second.lane && it->second.lane != lane) continue;
+    if (it->second.ctx && it->second.ctx != ctx) continue;
     const auto [size, address] = it->first;
     live_[address] = {size, false, false};
     used_ += size;
@@ -112,7 +112,8 @@ Result Pool::obtain(Address* address, size_t bytes) {
   return r;
 }
 
-// Freeing waits for the device, so whatever a lane still does with the block is done first.
+// Freeing waits for the device, so whatever a stream context still does with the block is done
+// first.
 void Pool::give_back(const Block& block) {
   if (const Driver* d = usable())
     pinned_ ? d->host_free(reinterpret_cast<void*>(block.second)) : d->memory_free(block.second);
@@ -127,11 +128,11 @@ bool Pool::give_all_back() {
   return any;
 }
 
-Address Pool::allocate(size_t wanted, const void* lane) {
+Address Pool::allocate(size_t wanted, const void* ctx) {
   const size_t bytes = rounded(wanted);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (const Address reused = take(bytes, lane)) return reused;
+    if (const Address reused = take(bytes, ctx)) return reused;
     const size_t limit = limits_.empty() ? SIZE_MAX : *limits_.begin();
     if (bytes > limit || total_ > limit - bytes) {
       give_all_back();
@@ -169,44 +170,44 @@ Address Pool::allocate(size_t wanted, const void* lane) {
 
 // Of a block that is not used any more. Where the host has no memory to remember it, it goes back
 // to the driver.
-void Pool::keep(const Block& block, const void* lane) noexcept {
-  if (!contained([&] { free_[block] = {lane, runs_}; }, [](const char*) {})) give_back(block);
+void Pool::keep(const Block& block, const void* ctx) noexcept {
+  if (!contained([&] { free_[block] = {ctx, runs_}; }, [](const char*) {})) give_back(block);
   used_ -= block.first;
 }
 
-void Pool::release(Address address, const void* lane) {
-  if (!lane && (unfinished_.exchange(false) || threads_ > 0))
+void Pool::release(Address address, const void* ctx) {
+  if (!ctx && (unfinished_.exchange(false) || threads_ > 0))
     if (const Driver* d = usable()) d->context_synchronize();
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto it = live_.find(address);
   if (it == live_.end()) return;
-  if (it->second.held) {
+  if (it->second.retained) {
     it->second.released = true;
     return;
   }
-  keep({it->second.bytes, address}, lane);
+  keep({it->second.bytes, address}, ctx);
   live_.erase(it);
 }
 
-void Pool::hold(Address address) {
+void Pool::retain(Address address) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto it = live_.find(address); it != live_.end()) it->second.held = true;
+  if (const auto it = live_.find(address); it != live_.end()) it->second.retained = true;
 }
 
-void Pool::let_go(Address address, const void* lane) {
+void Pool::unretain(Address address, const void* ctx) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto it = live_.find(address);
-  if (it == live_.end() || !it->second.held) return;
-  it->second.held = false;
+  if (it == live_.end() || !it->second.retained) return;
+  it->second.retained = false;
   if (!it->second.released) return;
-  keep({it->second.bytes, address}, lane);
+  keep({it->second.bytes, address}, ctx);
   live_.erase(it);
 }
 
-void Pool::settle(const void* lane) {
+void Pool::on_synchronized(const void* ctx) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [block, state] : free_)
-    if (state.lane == lane) state.lane = nullptr;
+    if (state.ctx == ctx) state.ctx = nullptr;
   trim();
 }
 
@@ -222,7 +223,7 @@ void Pool::trim() {
   std::vector<std::map<Block, Free>::iterator> idle;
   const auto list = [&] {
     for (auto it = free_.begin(); it != free_.end(); ++it)
-      if (!it->second.lane) idle.push_back(it);
+      if (!it->second.ctx) idle.push_back(it);
   };
   if (!contained(list, [](const char*) {})) return;  // another time
   std::sort(idle.begin(), idle.end(),

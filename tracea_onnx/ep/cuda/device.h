@@ -51,20 +51,20 @@ class Module {
   std::unordered_map<std::string, Kernel> kernels_;
 };
 
-// Memory that is kept when it is released. A block released by a run is free to the same lane at
-// once (its stream orders the uses) and to everybody else when that lane was synchronised
-// (`settle`). What recent runs did not use goes back to the driver. The device's context must be
-// current.
+// A caching allocator. A block that a run releases is free at once to the same stream context,
+// whose stream orders the uses, and to everybody else when that stream context was synchronised
+// (`on_synchronized`). Blocks that recent runs did not use go back to the driver. The device's
+// context must be current.
 class Pool {
  public:
   // `pinned`: of host memory that the device reads and writes by itself; else of device memory.
   Pool(Device& device, bool pinned) : device_(device), pinned_(pinned) {}
-  Address allocate(size_t bytes, const void* lane);  // throws Failure when there is no such memory
-  void release(Address address, const void* lane);
-  void settle(const void* lane);
-  // A block that a recorded graph uses: it is free only when it was both released and let go.
-  void hold(Address address);
-  void let_go(Address address, const void* lane);
+  Address allocate(size_t bytes, const void* ctx);  // throws Failure when there is no such memory
+  void release(Address address, const void* ctx);
+  void on_synchronized(const void* ctx);
+  // A block that a recorded graph uses: it is free only when it was both released and unretained.
+  void retain(Address address);
+  void unretain(Address address, const void* ctx);
   // Gives all free blocks back to the driver; whether there were any. Waits for the device.
   bool flush();
   // The sum of all blocks, free ones included, stays within the least limit of those that live.
@@ -72,26 +72,26 @@ class Pool {
   void remove_limit(size_t bytes);
   // A run has ended without synchronisation: the next block that is released outside of a run waits
   // for the device first.
-  void expect_unfinished() { unfinished_ = true; }
+  void mark_async() { unfinished_ = true; }
   // Runs of a session are spread over threads (ORT's parallel executor), and any of them may
-  // release what another's lane still uses: while there is such a session, every block that is
-  // released outside of a run waits for the device.
-  void expect_threads(bool begin) { threads_ += begin ? 1 : -1; }
+  // release what another's stream context still uses: while there is such a session, every block
+  // that is released outside of a run waits for the device.
+  void require_sync_on_free(bool begin) { threads_ += begin ? 1 : -1; }
 
  private:
   // By size, then by address: the same requests in the same order get the same blocks, run after
   // run, so that graphs are replayed.
   using Block = std::pair<size_t, Address>;
   struct Free {
-    const void* lane;
+    const void* ctx;
     long released;
   };
   struct Live {
     size_t bytes;
-    bool held, released;
+    bool retained, released;
   };
-  Address take(size_t bytes, const void* lane);
-  void keep(const Block& block, const void* lane) noexcept;
+  Address take(size_t bytes, const void* ctx);
+  void keep(const Block& block, const void* ctx) noexcept;
   Result obtain(Address* address, size_t bytes);
   void give_back(const Block& block);
   bool give_all_back();
@@ -228,7 +228,7 @@ class Buffer {
   size_t bytes() const { return bytes_; }
 
  private:
-  void swap(Buffer& o) {
+  void swap(Buffer& o) noexcept {
     std::swap(device_, o.device_);
     std::swap(address_, o.address_);
     std::swap(bytes_, o.bytes_);

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "cuda/lane.h"
+#include "cuda/stream_context.h"
 #include "cuda/stream.h"
 #include "ort/compatibility.h"
 #include "ort/graph.h"
@@ -70,9 +70,9 @@ void* allocate(OrtAllocator* self, size_t bytes) {
       p = reinterpret_cast<void*>(device.pinned.allocate(bytes, nullptr));
       return;
     }
-    Lane* lane = lane_of_thread(device);
-    const Address block = device.pool.allocate(bytes, lane);
-    if (lane && lane->recording) lane->hold(block);
+    StreamContext* ctx = context_of_thread(device);
+    const Address block = device.pool.allocate(bytes, ctx);
+    if (ctx && ctx->recording) ctx->retain(block);
     p = reinterpret_cast<void*>(block);
   });
   return p;
@@ -88,9 +88,9 @@ void release(OrtAllocator* self, void* p) {
     const auto block = reinterpret_cast<Address>(p);
     if (a.pinned)
       return device.pinned.release(block, nullptr);  // copies from and to it were waited for
-    Lane* lane = lane_of_thread(device);
-    if (lane && lane->recording) lane->hold(block);
-    device.pool.release(block, lane);
+    StreamContext* ctx = context_of_thread(device);
+    if (ctx && ctx->recording) ctx->retain(block);
+    device.pool.release(block, ctx);
   });
 }
 
@@ -110,9 +110,9 @@ Device* device_of(const OrtValue* value) {
   return &Device::get(ours(m) ? int(ort.MemoryDevice_GetDeviceId(m)) : 0);
 }
 
-void join_all(const OrtValue* from, const OrtValue* to) {
+void wait_on_all(const OrtValue* from, const OrtValue* to) {
   for (Device* device : {device_of(from), device_of(to)})
-    if (Lane* lane = device ? lane_of_thread(*device) : nullptr) lane->join_all();
+    if (StreamContext* ctx = device ? context_of_thread(*device) : nullptr) ctx->wait_on_all();
 }
 
 // Before the host reads or writes pinned memory that copies on this stream may still be about to
@@ -131,9 +131,10 @@ void finish_pinned(const OrtValue* from, const OrtValue* to, Stream given) {
 // From one device to another: after what either was given so far, before what they are given next.
 // A graph would not repeat that.
 void copy_across(Device& source, Device& target, Address from, Address to, size_t bytes) {
-  Lane *const reader = lane_of_thread(source), *const writer = lane_of_thread(target);
-  for (Lane* lane : {reader, writer})
-    if (lane) lane->host_copies = true;
+  StreamContext *const reader = context_of_thread(source), *const writer =
+                                                               context_of_thread(target);
+  for (StreamContext* ctx : {reader, writer})
+    if (ctx) ctx->host_copies = true;
   if (!reader || !writer)  // on a side without a run nothing tells whose work is meant: all of it
     for (Device* device : {&source, &target}) {
       const Current current(*device);
@@ -248,7 +249,7 @@ OrtDataTransferImpl* Factory::make_data_transfer() {
     for (size_t k = 0; k < n; k++) {
       // Inside of a run there is none where the host is to have the tensor, or has made it,
       // whichever stream the run was given.
-      if (!streams || !streams[k]) join_all(from[k], to[k]);
+      if (!streams || !streams[k]) wait_on_all(from[k], to[k]);
       copy_tensor(from[k], to[k], streams ? stream_of(streams[k]) : nullptr);
     }
     for (size_t k = 0; k < n; k++) finish_copies(from[k], to[k]);
@@ -266,6 +267,12 @@ void need_memory(const void* data) {
   if (data) return;
   const std::string why = std::exchange(refused, {});
   throw Failure(why.empty() ? "a tensor has no memory" : why);
+}
+
+// The device that a copy between host and device is on.
+Device& one_of(Device* first, Device* second) {
+  if (!first && !second) throw Failure("neither side of a copy is on a CUDA device");
+  return first ? *first : *second;
 }
 
 bool on_host(const OrtValue* value) { return host(ort.Value_GetMemoryDevice(value)); }
@@ -288,26 +295,26 @@ void copy_tensor(const OrtValue* from, OrtValue* to, Stream given) {
   }
   Device *const source_device = device_of(from), *const target_device = device_of(to);
   for (Device* d : {source_device, target_device})
-    if (Lane* lane = given && d ? lane_of_thread(*d) : nullptr) lane->join(given);
+    if (StreamContext* ctx = given && d ? context_of_thread(*d) : nullptr) ctx->wait_on(given);
   const auto at = reinterpret_cast<Address>(source), goal = reinterpret_cast<Address>(target);
   if (source_device && target_device && source_device != target_device)
     return copy_across(*source_device, *target_device, at, goal, bytes);
-  Device& device = source_device ? *source_device : *target_device;
+  Device& device = one_of(source_device, target_device);
   const Current current(device);
-  if (Lane* lane = lane_of_thread(device)) {
-    lane->host_copies |= from_host || to_host;
-    cuda::check(driver().copy_async(goal, at, bytes, lane->stream), "copying a tensor");
-    if (lane->recording && !lane->host_copies)
-      cuda::check(driver().copy_async(goal, at, bytes, lane->side), "copying a tensor");
+  if (StreamContext* ctx = context_of_thread(device)) {
+    ctx->host_copies |= from_host || to_host;
+    cuda::check(driver().copy_async(goal, at, bytes, ctx->stream), "copying a tensor");
+    if (ctx->recording && !ctx->host_copies)
+      cuda::check(driver().copy_async(goal, at, bytes, ctx->capture_stream), "copying a tensor");
     return;
   }
   if (given && device.sync_streams.has(given)) {
     cuda::check(driver().copy_async(goal, at, bytes, given), "copying a tensor");
-    device.pool.expect_unfinished();  // what it reads or writes may be released meanwhile
-    return device.pinned.expect_unfinished();
+    device.pool.mark_async();  // what it reads or writes may be released meanwhile
+    return device.pinned.mark_async();
   }
-  // Outside of a run: on the legacy default stream, after whatever the lanes were given; and done
-  // when the call returns, since not every stream waits for that one.
+  // Outside of a run: on the legacy default stream, after whatever the stream contexts were given;
+  // and done when the call returns, since not every stream waits for that one.
   cuda::check(driver().copy(goal, at, bytes), "copying a tensor");
   if (!to_host) cuda::check(driver().stream_synchronize(nullptr), "copying a tensor");
 }
@@ -319,10 +326,10 @@ void finish_copies(const OrtValue* from, const OrtValue* to) {
   const bool read_later = on_host(from) && ort.MemoryDevice_GetDeviceType(
                                                ort.Value_GetMemoryDevice(from)) == kMemoryGpu;
   if (!on_host(to) && !read_later) return;
-  Device& device = on_host(from) ? *device_of(to) : *device_of(from);
-  if (Lane* lane = lane_of_thread(device)) {
+  Device& device = one_of(device_of(from), device_of(to));
+  if (StreamContext* ctx = context_of_thread(device)) {
     const Current current(device);
-    cuda::check(driver().stream_synchronize(lane->stream), "copying a tensor");
+    cuda::check(driver().stream_synchronize(ctx->stream), "copying a tensor");
   }
 }
 

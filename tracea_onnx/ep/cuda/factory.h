@@ -51,10 +51,10 @@ void forget_refusal();  // of a run that ended before it could say so
 // Whether a tensor lies in memory that kernels of any of our devices should read through a copy:
 // host memory, pinned or not.
 bool on_host(const OrtValue* value);
-// Copies a tensor on this thread's lane; outside of a run on the stream that is given, else at
-// once. Throws Failure.
+// Copies a tensor on this thread's stream context; outside of a run on the stream that is given,
+// else at once. Throws Failure.
 void copy_tensor(const OrtValue* from, OrtValue* to, Stream given = nullptr);
-// Waits for copies of this thread's lane that the host is about to look at.
+// Waits for copies of this thread's stream context that the host is about to look at.
 void finish_copies(const OrtValue* from, const OrtValue* to);
 
 }  // namespace tracea::cuda

@@ -19,9 +19,9 @@ Address address_of(const void* p) { return reinterpret_cast<Address>(p); }
 
 }  // namespace
 
-Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes,
+Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<StreamPool> streams,
                      const Initializers& initializer)
-    : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device) {
+    : plan_(std::move(plan)), streams_(std::move(streams)), device_(streams_->device) {
   const Current current(device_);
   for (const LaunchSpec& l : plan_->run) faults_ |= cuda_launch(l).faults;
   kernels_ = load_kernels(device_, *plan_);
@@ -31,7 +31,7 @@ Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> la
 
 Partition::~Partition() {
   device_.remove_cache(this);
-  lanes_->drain();
+  streams_->drain();
   const Current current(device_, std::nothrow);
   states_.clear();
   kernels_ = {};
@@ -109,24 +109,24 @@ void Partition::make_constants(const Initializers& initializer) {
   constants_ = Buffer(device_, total);
   Buffer temporary(device_, passing_total);
 
-  Lane& lane = lanes_->acquire();
+  StreamContext& ctx = streams_->acquire();
   const struct Release {
-    Lanes& lanes;
-    Lane& lane;
+    StreamPool& streams;
+    StreamContext& ctx;
     ~Release() {
       driver().stream_synchronize(
-          lane.stream);  // `temporary` must be idle when it goes back, also after a failure
-      lanes.release(lane);
+          ctx.stream);  // `temporary` must be idle when it goes back, also after a failure
+      streams.release(ctx);
     }
-  } release{*lanes_, lane};
-  check(driver().fill_async(constants_.address(), 0, std::max(total, size_t(1)), lane.stream),
+  } release{*streams_, ctx};
+  check(driver().fill_async(constants_.address(), 0, std::max(total, size_t(1)), ctx.stream),
         "clearing the constants");
   std::vector<Address> base(n, 0);
   for (size_t k = 0; k < n; k++) {
     base[k] = layout_.offset[k] >= 0 ? constants_.address() + Address(layout_.offset[k])
                                      : temporary.address() + passing[k];
     if (source[k].bytes)
-      copy(base[k], address_of(source[k].data), source[k].bytes, lane.stream,
+      copy(base[k], address_of(source[k].data), source[k].bytes, ctx.stream,
            "copying the constants");
   }
   if (!plan_->init.empty()) {
@@ -146,40 +146,40 @@ void Partition::make_constants(const Initializers& initializer) {
     absolute.empty = device_.empty();
     if (std::any_of(plan_->init.begin(), plan_->init.end(),
                     [](const LaunchSpec& l) { return cuda_launch(l).faults; }))
-      absolute.fault = lane.fault_word();
+      absolute.fault = ctx.fault_word();
     launches.address(absolute);
-    lanes_->settings.sync_launches ? launches.launch_synchronised(lane.stream, plan_->name)
-                                   : launches.launch(lane.stream);
+    streams_->settings.sync_launches ? launches.launch_synchronised(ctx.stream, plan_->name)
+                                     : launches.launch(ctx.stream);
   }
-  check(driver().stream_synchronize(lane.stream), "preparing the constants");
+  check(driver().stream_synchronize(ctx.stream), "preparing the constants");
   try {
-    lane.report_fault();
+    ctx.report_fault();
   } catch (const Failure& e) {
     bad_constants_ = e.what();
   }
 }
 
-// A lane's state belongs to its run, but for the graphs in it: these may be dropped for the sake of
-// others.
+// A stream context's state belongs to its run, but for the graphs in it: these may be dropped for
+// the sake of others.
 struct Partition::Busy {
-  explicit Busy(LaneState& s) : state(s) {
+  explicit Busy(ContextState& s) : state(s) {
     while (state.busy.exchange(true)) std::this_thread::yield();  // dropping is short
   }
   ~Busy() { state.busy = false; }
   Busy(const Busy&) = delete;
-  LaneState& state;
+  ContextState& state;
 };
 
-Partition::LaneState& Partition::state_of(const Lane& lane) {
+Partition::ContextState& Partition::state_of(const StreamContext& ctx) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& s : states_)
-    if (s->lane == &lane) return *s;
-  states_.push_back(std::make_unique<LaneState>());
-  states_.back()->lane = &lane;
+    if (s->ctx == &ctx) return *s;
+  states_.push_back(std::make_unique<ContextState>());
+  states_.back()->ctx = &ctx;
   return *states_.back();
 }
 
-Partition::Prepared& Partition::prepared(LaneState& state,
+Partition::Prepared& Partition::prepared(ContextState& state,
                                          const std::shared_ptr<const Bound>& bound) {
   auto& list = state.prepared;
   const auto it =
@@ -193,13 +193,14 @@ Partition::Prepared& Partition::prepared(LaneState& state,
   return *list.front();
 }
 
-const LaunchList& Partition::launches(Lane& lane, const std::shared_ptr<const Bound>& bound) {
-  LaneState& state = state_of(lane);
+const LaunchList& Partition::launches(StreamContext& ctx,
+                                      const std::shared_ptr<const Bound>& bound) {
+  ContextState& state = state_of(ctx);
   const Busy busy(state);
   return prepared(state, bound).launches;
 }
 
-bool Partition::drop_graphs(LaneState& state) {
+bool Partition::drop_graphs(ContextState& state) {
   bool any = false;
   for (const auto& p : state.prepared)
     for (Recorded& r : p->recorded) {
@@ -220,13 +221,13 @@ bool Partition::drop() {
   return any;
 }
 
-size_t Partition::graphs_of_a_lane() {
+size_t Partition::graphs_per_context() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return std::max(kGraphs / states_.size(), kLaneGraphs);
 }
 
 // The least recently used graph goes when there is no room for another.
-void Partition::make_room(LaneState& state, size_t most) {
+void Partition::make_room(ContextState& state, size_t most) {
   size_t graphs = 0;
   Prepared* owner = nullptr;
   std::list<Recorded>::iterator oldest;
@@ -252,9 +253,10 @@ bool Partition::comes_again(Prepared& p, const Addresses& addresses) {
   return false;
 }
 
-bool Partition::replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
-  if (p.generation != lane.generation)
-    p.recorded.clear(), p.generation = lane.generation;  // the arena has moved
+bool Partition::replay(StreamContext& ctx, ContextState& state, Prepared& p,
+                       const Addresses& addresses) {
+  if (p.generation != ctx.generation)
+    p.recorded.clear(), p.generation = ctx.generation;  // the arena has moved
   const auto older = [](const Recorded& a, const Recorded& b) { return a.used < b.used; };
   const auto too_fast = [&] {
     return p.made >= kTrials && p.replayed < p.made * kReplays;
@@ -273,11 +275,11 @@ bool Partition::replay(Lane& lane, LaneState& state, Prepared& p, const Addresse
     try {
       if (!it->graph) {
         if (too_fast()) return false;
-        make_room(state, graphs_of_a_lane());
-        it->graph = Graph(device_, p.launches, lane.side);
+        make_room(state, graphs_per_context());
+        it->graph = Graph(device_, p.launches, ctx.capture_stream);
         p.made++;
       }
-      it->graph.launch(lane.stream);
+      it->graph.launch(ctx.stream);
       p.replayed++;
       return true;
     } catch (const OutOfMemory& e) {
@@ -295,19 +297,20 @@ void Partition::give_up_graph(Recorded& recorded, const Failure& why) {
   recorded.plain = true;
   recorded.graph = Graph();
   if (!warned_.exchange(true))
-    lanes_->settings.warn("partition '" + plan_->name +
-                          "' runs without a CUDA graph: " + why.what());
+    streams_->settings.warn("partition '" + plan_->name +
+                            "' runs without a CUDA graph: " + why.what());
 }
 
-void Partition::enqueue(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
+void Partition::enqueue(StreamContext& ctx, ContextState& state, Prepared& p,
+                        const Addresses& addresses) {
   p.launches.address(addresses);
-  if (lanes_->settings.sync_launches)
-    return p.launches.launch_synchronised(lane.stream, plan_->name);
-  if (lanes_->settings.graphs && p.launches.size() && replay(lane, state, p, addresses)) return;
-  p.launches.launch(lane.stream);
+  if (streams_->settings.sync_launches)
+    return p.launches.launch_synchronised(ctx.stream, plan_->name);
+  if (streams_->settings.graphs && p.launches.size() && replay(ctx, state, p, addresses)) return;
+  p.launches.launch(ctx.stream);
 }
 
-void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound,
+void Partition::run(StreamContext& ctx, const std::shared_ptr<const Bound>& bound,
                     const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
   if (!bad_constants_.empty()) throw Failure(bad_constants_);
   const auto passes = [](const Tensor& t, size_t bytes) {
@@ -323,13 +326,13 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound,
   };
   const std::vector<size_t> input_at = places(inputs, bound->input_bytes),
                             output_at = places(outputs, bound->output_bytes);
-  lane.reserve(arena);
+  ctx.reserve(arena);
 
   Addresses addresses;
   addresses.constants = constants_.address();
-  addresses.arena = lane.arena.address();
+  addresses.arena = ctx.arena.address();
   addresses.empty = device_.empty();
-  if (faults_) addresses.fault = lane.fault_word();
+  if (faults_) addresses.fault = ctx.fault_word();
   bool host = false;
   const auto locate = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes,
                           const std::vector<size_t>& at, std::vector<Address>& to) {
@@ -343,38 +346,38 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound,
   locate(inputs, bound->input_bytes, input_at, addresses.inputs);
   locate(outputs, bound->output_bytes, output_at, addresses.outputs);
 
-  LaneState& state = state_of(lane);
+  ContextState& state = state_of(ctx);
   const Busy busy(state);
   Prepared& p = prepared(state, bound);
-  lane.partitions++;
+  ctx.partitions++;
   for (size_t k = 0; k < inputs.size(); k++)
     if (passes(inputs[k], bound->input_bytes[k]))
-      copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.stream,
+      copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], ctx.stream,
            "copying an input");
-  enqueue(lane, state, p, addresses);
+  enqueue(ctx, state, p, addresses);
   for (size_t k = 0; k < outputs.size(); k++)
     if (passes(outputs[k], bound->output_bytes[k]))
-      copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.stream,
+      copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], ctx.stream,
            "copying an output");
-  lane.host_copies |= host;
-  if (lane.recording && !lane.host_copies) {
+  ctx.host_copies |= host;
+  if (ctx.recording && !ctx.host_copies) {
     for (const auto* tensors :
          {&inputs,
           &outputs})  // also those that were there before the run, and that their owner may drop
-      for (const Tensor& t : *tensors) lane.hold(address_of(t.data));
+      for (const Tensor& t : *tensors) ctx.retain(address_of(t.data));
     for (size_t k = 0; k < inputs.size(); k++)
       if (passes(inputs[k], bound->input_bytes[k]))
-        copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.side,
-             "copying an input");
-    p.launches.launch(lane.side);
+        copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k],
+             ctx.capture_stream, "copying an input");
+    p.launches.launch(ctx.capture_stream);
     for (size_t k = 0; k < outputs.size(); k++)
       if (passes(outputs[k], bound->output_bytes[k]))
-        copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.side,
-             "copying an output");
+        copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k],
+             ctx.capture_stream, "copying an output");
   }
   if (host) {
-    check(driver().stream_synchronize(lane.stream), "running partition '" + plan_->name + "'");
-    lane.report_fault();
+    check(driver().stream_synchronize(ctx.stream), "running partition '" + plan_->name + "'");
+    ctx.report_fault();
   }
 }
 

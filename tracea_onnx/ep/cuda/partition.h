@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "cuda/lane.h"
+#include "cuda/stream_context.h"
 #include "cuda/launch.h"
 #include "plan/bound.h"
 #include "plan/runtime.h"
@@ -40,29 +40,29 @@ class Partition : public Cache, public Executable, Counted<&Stats::live_partitio
   // Loads the kernels, copies the constants and runs the init launches. Where the session's
   // settings say so, recorded graphs are replayed from the second run with the same shapes and
   // addresses on. Throws Failure.
-  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes,
+  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<StreamPool> streams,
             const Initializers& initializer);
   ~Partition() override;
   void compute(OrtKernelContext* context, const std::vector<size_t>& inputs,
                const std::vector<size_t>& outputs) override;
 
   const Plan& plan() const { return *plan_; }
-  Lanes& lanes() const { return *lanes_; }
+  StreamPool& streams() const { return *streams_; }
   std::shared_ptr<const Bound> bound(const std::vector<InputTensor>& inputs) {
     return bounds_.get(*plan_, layout_, inputs);
   }
-  // Enqueues a run on the lane; waits for its end only when a tensor lies in host memory.
-  // Re-entrant for different lanes. Throws Failure.
-  void run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs,
-           const std::vector<Tensor>& outputs);
-  // The launches of this lane's last run of `bound`, laid out for its addresses.
-  const LaunchList& launches(Lane& lane, const std::shared_ptr<const Bound>& bound);
-  // Drops the recorded graphs of all lanes that are not about to replay one.
+  // Enqueues a run on the stream context; waits for its end only when a tensor lies in host memory.
+  // Re-entrant for different stream contexts. Throws Failure.
+  void run(StreamContext& ctx, const std::shared_ptr<const Bound>& bound,
+           const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
+  // The launches of this stream context's last run of `bound`, laid out for its addresses.
+  const LaunchList& launches(StreamContext& ctx, const std::shared_ptr<const Bound>& bound);
+  // Drops the recorded graphs of all stream contexts that are not about to replay one.
   bool drop() override;
 
  private:
-  // Sets of shapes per lane; sets of addresses per set of shapes; graphs of all lanes, and of one
-  // at least.
+  // Sets of shapes per stream context; sets of addresses per set of shapes; graphs of all stream
+  // contexts, and of one at least.
   static constexpr size_t kPrepared = 16, kSeen = 64, kGraphs = 64, kLaneGraphs = 4;
   static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and
                                                       // replays that make one worth its cost
@@ -75,7 +75,7 @@ class Partition : public Cache, public Executable, Counted<&Stats::live_partitio
     long used;
     bool plain = false;
   };
-  // The launches for one set of shapes on one lane.
+  // The launches for one set of shapes on one stream context.
   struct Prepared : Counted<&Stats::live_prepared> {
     Prepared(const Partition& p, std::shared_ptr<const Bound> b)
         : bound(std::move(b)),
@@ -86,11 +86,11 @@ class Partition : public Cache, public Executable, Counted<&Stats::live_partitio
     std::array<uint64_t, kSeen>
         seen{};  // digests of the addresses that came last: most come once, and leave nothing else
     size_t next_seen = 0;
-    long generation = -1;         // of the lane's arena when `recorded` began
+    long generation = -1;         // of the stream context's arena when `recorded` began
     long made = 0, replayed = 0;  // graphs
   };
-  struct LaneState {
-    const Lane* lane;
+  struct ContextState {
+    const StreamContext* ctx;
     std::vector<std::unique_ptr<Prepared>> prepared;  // most recent first
     long clock = 0;
     std::atomic<bool> busy{false};  // graphs are replayed or dropped
@@ -98,19 +98,19 @@ class Partition : public Cache, public Executable, Counted<&Stats::live_partitio
   struct Busy;
 
   void make_constants(const Initializers& initializer);
-  LaneState& state_of(const Lane& lane);
-  Prepared& prepared(LaneState& state, const std::shared_ptr<const Bound>& bound);
-  void enqueue(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);
+  ContextState& state_of(const StreamContext& ctx);
+  Prepared& prepared(ContextState& state, const std::shared_ptr<const Bound>& bound);
+  void enqueue(StreamContext& ctx, ContextState& state, Prepared& p, const Addresses& addresses);
   // Whether a graph was replayed; else the launches are still to be made.
-  bool replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);
-  static void make_room(LaneState& state, size_t most);
-  static bool drop_graphs(LaneState& state);                         // whether there were any
+  bool replay(StreamContext& ctx, ContextState& state, Prepared& p, const Addresses& addresses);
+  static void make_room(ContextState& state, size_t most);
+  static bool drop_graphs(ContextState& state);                      // whether there were any
   static bool comes_again(Prepared& p, const Addresses& addresses);  // remembers them
-  size_t graphs_of_a_lane();
+  size_t graphs_per_context();
   void give_up_graph(Recorded& recorded, const Failure& why);
 
   std::shared_ptr<const Plan> plan_;
-  std::shared_ptr<Lanes> lanes_;
+  std::shared_ptr<StreamPool> streams_;
   Device& device_;
   std::atomic<bool> warned_{false};
   bool faults_ = false;  // whether a launch may meet bad data
@@ -121,7 +121,7 @@ class Partition : public Cache, public Executable, Counted<&Stats::live_partitio
                                // met bad data
   BoundPlans bounds_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<LaneState>> states_;
+  std::vector<std::unique_ptr<ContextState>> states_;
 };
 
 }  // namespace tracea::cuda

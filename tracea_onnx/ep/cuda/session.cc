@@ -125,13 +125,13 @@ Session::Session(const Runtime::Setup& setup, const SessionOptions& options)
                     std::to_string(setup.ordinal));
     settings.user_stream = stream;
   }
-  lanes_ = std::make_shared<Lanes>(device_, std::move(settings));
+  streams_ = std::make_shared<StreamPool>(device_, std::move(settings));
   if (device_memory) copy_kernels_ = make_copy_kernels();
   if (memory_limit_) device_.pool.add_limit(memory_limit_);
 }
 
 Session::~Session() {
-  lanes_->drain();
+  streams_->drain();
   {
     const Current current(device_, std::nothrow);
     captures_.clear();
@@ -148,7 +148,7 @@ void Session::synchronize() {
     const Current current(device_);
     cuda::check(driver().context_synchronize(), "running");
   }
-  lanes_->synchronize();
+  streams_->synchronize();
 }
 
 void Session::attach(OrtEp& ep, DeviceSession* (*find)(OrtEp*)) {
@@ -181,7 +181,7 @@ void Session::attach(OrtEp& ep, DeviceSession* (*find)(OrtEp*)) {
 
 std::shared_ptr<Executable> Session::compile(const Entry&, std::shared_ptr<const Plan> plan,
                                              const Initializers& initializers) {
-  return std::make_shared<Partition>(std::move(plan), lanes_, initializers);
+  return std::make_shared<Partition>(std::move(plan), streams_, initializers);
 }
 
 std::vector<std::pair<std::string, std::string>> Session::metadata() const {
@@ -213,10 +213,10 @@ std::string Session::description() const {
 }
 
 void Session::run_start(const OrtRunOptions* options) {
-  Lane& lane = lanes_->enter();
+  StreamContext& ctx = streams_->enter();
   forget_refusal();
   if (graphs_ != GraphMode::kSession) return;
-  lane.record = {};
+  ctx.record = {};
   try {
     const int id = graph_id(options);
     if (id < 0) return;
@@ -224,58 +224,58 @@ void Session::run_start(const OrtRunOptions* options) {
       const std::lock_guard<std::mutex> lock(mutex_);
       Capture& c = captures_[id];
       if (c.done) return;
-      lane.record.id = id;
+      ctx.record.id = id;
       if (!c.runs++) return;  // the first run allocates and loads
     }
     const Current current(device_);
-    cuda::check(driver().capture_begin(lane.side, kCaptureRelaxed), "recording a graph");
+    cuda::check(driver().capture_begin(ctx.capture_stream, kCaptureRelaxed), "recording a graph");
   } catch (...) {  // ORT does not end a run that did not begin
-    lanes_->leave(true);
+    streams_->leave(true);
     throw;
   }
-  lane.recording = true;
-  lane.record.generation = lane.generation;
-  lane.record.elsewhere = lanes_->elsewhere();
+  ctx.recording = true;
+  ctx.record.generation = ctx.generation;
+  ctx.record.elsewhere = streams_->elsewhere();
 }
 
 // Only what was recorded whole may be replayed: no copy from or to the host, no partition that
 // failed, ran elsewhere or was not reached.
-bool Session::finish_recording(Lane& lane) {
-  lane.recording = false;
+bool Session::finish_recording(StreamContext& ctx) {
+  ctx.recording = false;
   const Current current(device_);
-  Graph graph(device_, lane.side);
+  Graph graph(device_, ctx.capture_stream);
   const std::lock_guard<std::mutex> lock(mutex_);
-  Capture& c = captures_[lane.record.id];
-  const bool whole = !lane.host_copies && !lane.failed &&
-                     lane.partitions == std::exchange(c.partitions, lane.partitions) &&
-                     lanes_->elsewhere() == lane.record.elsewhere;
-  if (!whole || lane.generation != lane.record.generation || c.done) return false;
-  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and
-                              // the outputs are what they were
-  c.done = std::make_unique<Captured>(Captured{std::move(graph), &lane});
+  Capture& c = captures_[ctx.record.id];
+  const bool whole = !ctx.host_copies && !ctx.failed &&
+                     ctx.partitions == std::exchange(c.partitions, ctx.partitions) &&
+                     streams_->elsewhere() == ctx.record.elsewhere;
+  if (!whole || ctx.generation != ctx.record.generation || c.done) return false;
+  graph.launch(ctx.stream);  // once now: what instantiating left to the first launch is done, and
+                             // the outputs are what they were
+  c.done = std::make_unique<Captured>(Captured{std::move(graph), &ctx});
   return true;
 }
 
 void Session::run_end(bool synchronize) {
-  Lane* lane = lanes_->here();
-  if (!lane) return;
-  if (!lane->recording) {
-    if (lane->record.id >= 0) {
+  StreamContext* ctx = streams_->current();
+  if (!ctx) return;
+  if (!ctx->recording) {
+    if (ctx->record.id >= 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      captures_[std::exchange(lane->record.id, -1)].partitions = lane->partitions;
+      captures_[std::exchange(ctx->record.id, -1)].partitions = ctx->partitions;
     }
-    return lanes_->leave(synchronize);
+    return streams_->leave(synchronize);
   }
   bool keep = false;
   try {
-    keep = finish_recording(*lane);
+    keep = finish_recording(*ctx);
   } catch (...) {
-    lane->release_held();
-    lanes_->leave(true);
+    ctx->release_retained();
+    streams_->leave(true);
     throw;
   }
-  if (!keep) lane->release_held();
-  lanes_->leave(true, keep);
+  if (!keep) ctx->release_retained();
+  streams_->leave(true, keep);
 }
 
 bool Session::captured(int id) {
@@ -290,11 +290,11 @@ void Session::replay(int id) {
   if (it == captures_.end() || !it->second.done)
     throw Failure("no graph " + std::to_string(id) + " was captured");
   const Current current(device_);
-  Lane& lane = *it->second.done->lane;
-  lane.join_all();  // ORT does not tell the stream of a run that it replays
-  lane.guests.clear();
-  it->second.done->graph.launch(lane.stream);
-  lane.synchronize();
+  StreamContext& ctx = *it->second.done->ctx;
+  ctx.wait_on_all();  // ORT does not tell the stream of a run that it replays
+  ctx.guests.clear();
+  it->second.done->graph.launch(ctx.stream);
+  ctx.synchronize();
 }
 
 void Session::forget(int id) {
@@ -303,11 +303,11 @@ void Session::forget(int id) {
   if (it == captures_.end()) return;
   if (it->second.done) {
     const Current current(device_);
-    Lane& lane = *it->second.done->lane;
-    cuda::check(driver().stream_synchronize(lane.stream), "running");
+    StreamContext& ctx = *it->second.done->ctx;
+    cuda::check(driver().stream_synchronize(ctx.stream), "running");
     it->second.done.reset();
-    lane.release_held();
-    lanes_->release(lane);
+    ctx.release_retained();
+    streams_->release(ctx);
   }
   captures_.erase(it);
 }
@@ -327,10 +327,10 @@ void Partition::compute(OrtKernelContext* context, const std::vector<size_t>& in
     in[k] = {const_cast<void*>(t.data), on_host(value)};
   }
   const auto bound = this->bound(tensors);
-  Borrowed borrowed(*lanes_);
+  ScopedContext scoped(*streams_);
   void* given = nullptr;  // the stream of the run, if it was given one
   tracea::check(ort.KernelContext_GetGPUComputeStream(context, &given));
-  if (given) borrowed.lane().join(static_cast<Stream>(given));
+  if (given) scoped.ctx().wait_on(static_cast<Stream>(given));
   for (size_t k = 0; k < outputs.size(); k++) {
     const auto& dims = bound->output_dims[k];
     OrtValue* value = nullptr;
@@ -341,12 +341,12 @@ void Partition::compute(OrtKernelContext* context, const std::vector<size_t>& in
     out[k].host = on_host(value);
   }
   try {
-    run(borrowed.lane(), bound, in, out);
+    run(scoped.ctx(), bound, in, out);
   } catch (...) {
-    borrowed.lane().failed = true;
+    scoped.ctx().failed = true;
     throw;
   }
-  borrowed.done();
+  scoped.done();
   stats.runs++;
 }
 

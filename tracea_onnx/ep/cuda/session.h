@@ -1,5 +1,5 @@
-// The GPU side of a session: its lanes, the copy kernels ORT puts between providers, and graph
-// capture as ORT asks for it.
+// The GPU side of a session: its stream contexts, the copy kernels ORT puts between providers, and
+// graph capture as ORT asks for it.
 #pragma once
 #include <map>
 #include <memory>
@@ -46,7 +46,7 @@ class Session : public DeviceSession {
   Fit fit(const Entry& entry, std::string& why) const override;
   Prepared prepare(const Entry& entry, const std::shared_ptr<const Pack>& pack) override;
   bool device_memory() const override { return copy_kernels_; }
-  void expect_bodies() override { lanes_->expect_bodies(); }
+  void expect_bodies() override { streams_->expect_bodies(); }
 
   void run_start(const OrtRunOptions* options);
   void run_end(bool synchronize);
@@ -59,7 +59,7 @@ class Session : public DeviceSession {
  private:
   struct Captured {
     Graph graph;
-    Lane* lane;
+    StreamContext* ctx;
   };
   // The runs of one graph id (run option gpu_graph_id) so far. partitions: of the last one.
   struct Capture {
@@ -67,14 +67,14 @@ class Session : public DeviceSession {
     long partitions = 0;
     std::unique_ptr<Captured> done;
   };
-  // Whether the graph and its lane are kept for replays.
-  bool finish_recording(Lane& lane);
+  // Whether the graph and its stream context are kept for replays.
+  bool finish_recording(StreamContext& ctx);
 
   Device& device_;
   const GraphMode graphs_;
   const size_t memory_limit_;
   const bool traps_;
-  std::shared_ptr<Lanes> lanes_;
+  std::shared_ptr<StreamPool> streams_;
   OrtKernelRegistry* copy_kernels_ = nullptr;
   std::mutex mutex_;
   std::map<int, Capture> captures_;

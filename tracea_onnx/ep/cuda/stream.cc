@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "cuda/lane.h"
+#include "cuda/stream_context.h"
 #include "ort/graph.h"
 
 namespace tracea::cuda {
@@ -26,7 +26,7 @@ void activate(Notification& n) {
   if (!n.device) return;
   const Current current(*n.device);
   if (!n.event) check(driver().event_create(&n.event, kEventNoTiming), "making an event");
-  if (Lane* lane = lane_of_thread(*n.device)) lane->show(n.stream);
+  if (StreamContext* ctx = context_of_thread(*n.device)) ctx->signal(n.stream);
   check(driver().event_record(n.event, n.stream), "recording an event");
 }
 

@@ -10,8 +10,8 @@ namespace tracea::cuda {
 OrtSyncStreamImpl* make_user_stream(const OrtMemoryDevice* where);
 
 // What a session tells ONNX Runtime its runs use, so that a run may be given another one. It stands
-// for the lane of the run, which is chosen before, and is no stream: nothing is made for it, and
-// ONNX Runtime has nothing to wait for that the lane does not wait for.
+// for the stream context of the run, which is chosen before, and is no stream: nothing is made for
+// it, and ONNX Runtime has nothing to wait for that the stream context does not wait for.
 OrtSyncStreamImpl* make_session_stream();
 
 // Of a stream that ONNX Runtime passes on; null for that of a session, or for none.

@@ -27,7 +27,7 @@ struct JsonParser {
 
   bool word(const char* w) {
     const size_t n = strlen(w);
-    if (size_t(end - p) < n || memcmp(p, w, n)) return false;
+    if (size_t(end - p) < n || memcmp(p, w, n) != 0) return false;
     p += n;
     return true;
   }

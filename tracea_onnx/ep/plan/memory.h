@@ -27,7 +27,7 @@ class Memory {
   size_t size() const { return bytes_; }
 
  private:
-  void swap(Memory& o) {
+  void swap(Memory& o) noexcept {
     std::swap(data_, o.data_);
     std::swap(bytes_, o.bytes_);
     std::swap(mapped_, o.mapped_);

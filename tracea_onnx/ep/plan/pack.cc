@@ -40,7 +40,7 @@ std::vector<Border> border(const Json& list, bool outputs) {
 
 std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n, bool keep) {
   Head head;
-  if (n < sizeof head || memcmp(data, kMagic, sizeof kMagic))
+  if (n < sizeof head || memcmp(data, kMagic, sizeof kMagic) != 0)
     throw Failure(
         "this is not a tracea-onnx pack; make one with `tracea-onnx optimize MODEL --pack FILE`");
   memcpy(&head, data, sizeof head);
@@ -53,7 +53,7 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n, bool keep) {
   if (head.header_bytes > body || head.blob_bytes != body - head.header_bytes)
     throw Failure("the pack is truncated or damaged; make it again");
   const auto digest = Sha256().add(p, body).digest();
-  if (memcmp(digest.data(), head.sha256, 32))
+  if (memcmp(digest.data(), head.sha256, 32) != 0)
     throw Failure("the pack is damaged (its checksum does not match); make it again");
 
   auto pack = std::make_shared<Pack>();
@@ -92,8 +92,11 @@ std::shared_ptr<const Pack> Pack::read(const std::string& path, const std::strin
   if (!file.f) throw Failure("cannot open the pack file '" + path + "'");
   std::vector<char> bytes;
   char buffer[1 << 16];
-  for (size_t n; (n = fread(buffer, 1, sizeof buffer, file.f));)
+  size_t n;
+  do {
+    n = fread(buffer, 1, sizeof buffer, file.f);
     bytes.insert(bytes.end(), buffer, buffer + n);
+  } while (n == sizeof buffer);
   if (ferror(file.f)) throw Failure("cannot read the pack file '" + path + "'");
   if (!sha256.empty()) {
     const std::string found = Sha256().add(bytes.data(), bytes.size()).hex();

@@ -29,7 +29,7 @@ TRACEA_EXPORT int tracea_stats(char* out, size_t n) noexcept {
              {"live_states", s.live_states},
              {"live_memory", s.live_memory},
              {"live_mapped", s.live_mapped},
-             {"live_lanes", s.live_lanes},
+             {"live_stream_contexts", s.live_stream_contexts},
              {"live_prepared", s.live_prepared},
              {"live_addresses", s.live_addresses},
              {"live_graphs", s.live_graphs},

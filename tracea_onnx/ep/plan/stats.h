@@ -12,7 +12,7 @@ struct Stats {
   // device remembers, loaded or not; addresses: sets that partitions remember; graphs: recorded
   // ones.
   std::atomic<long> live_sessions{0}, live_partitions{0}, live_bounds{0}, live_states{0},
-      live_memory{0}, live_mapped{0}, live_lanes{0}, live_prepared{0}, live_addresses{0},
+      live_memory{0}, live_mapped{0}, live_stream_contexts{0}, live_prepared{0}, live_addresses{0},
       live_graphs{0}, live_modules{0}, live_pool_blocks{0};
 };
 extern Stats stats;

@@ -16,21 +16,21 @@ using namespace tracea;
 namespace {
 
 struct Opened {
-  std::shared_ptr<cuda::Lanes> lanes;
+  std::shared_ptr<cuda::StreamPool> streams;
   std::unique_ptr<cuda::Partition> partition;
 };
 
 struct Run {
-  explicit Run(cuda::Lanes& all) : lanes(all), lane(all.enter()) {}
+  explicit Run(cuda::StreamPool& all) : streams(all), ctx(all.enter()) {}
   ~Run() {
     try {
-      lanes.leave(true);
+      streams.leave(true);
     } catch (...) {  // a fault of the run was reported already
     }
   }
   Run(const Run&) = delete;
-  cuda::Lanes& lanes;
-  cuda::Lane& lane;
+  cuda::StreamPool& streams;
+  cuda::StreamContext& ctx;
 };
 
 struct Mark {
@@ -84,20 +84,21 @@ cuda::Graph repeated(cuda::Device& device, const cuda::LaunchList& launches, siz
 
 // Microseconds of each launch within a run of all of them, on what the others leave in cache, none
 // overlapping the next: medians of `replays` replays.
-std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane& lane,
+std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::StreamContext& ctx,
                              int replays) {
   const std::vector<Mark> marks(launches.size() + 1);
-  cuda::check(cuda::driver().capture_begin(lane.side, cuda::kCaptureRelaxed), "recording a graph");
-  marks[0].record_into(lane.side);
+  cuda::check(cuda::driver().capture_begin(ctx.capture_stream, cuda::kCaptureRelaxed),
+              "recording a graph");
+  marks[0].record_into(ctx.capture_stream);
   for (size_t k = 0; k < launches.size(); k++) {
-    launches.launch_one(k, lane.side, false);
-    marks[k + 1].record_into(lane.side);
+    launches.launch_one(k, ctx.capture_stream, false);
+    marks[k + 1].record_into(ctx.capture_stream);
   }
-  const cuda::Graph graph(lane.device, lane.side);
+  const cuda::Graph graph(ctx.device, ctx.capture_stream);
   std::vector<std::vector<double>> found(launches.size());
   for (int r = 0; r < replays; r++) {
-    graph.launch(lane.stream);
-    cuda::check(cuda::driver().stream_synchronize(lane.stream), "running");
+    graph.launch(ctx.stream);
+    cuda::check(cuda::driver().stream_synchronize(ctx.stream), "running");
     for (size_t k = 0; k < found.size(); k++) found[k].push_back(marks[k + 1].since(marks[k]));
   }
   std::vector<double> medians;
@@ -148,9 +149,9 @@ TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_b
       initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
     cuda::Settings settings;
     settings.graphs = graphs != 0;
-    opened->lanes = std::make_shared<cuda::Lanes>(cuda::Device::get(ordinal), settings);
+    opened->streams = std::make_shared<cuda::StreamPool>(cuda::Device::get(ordinal), settings);
     opened->partition =
-        std::make_unique<cuda::Partition>(plan, opened->lanes, [&](const std::string& name) {
+        std::make_unique<cuda::Partition>(plan, opened->streams, [&](const std::string& name) {
           const auto it = initializers.find(name);
           if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
           return it->second;
@@ -177,13 +178,13 @@ TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t
       tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
       in.push_back({const_cast<void*>(inputs[k].data), true});
     }
-    const cuda::Current current(o.lanes->device);
+    const cuda::Current current(o.streams->device);
     const auto bound = o.partition->bound(tensors);
     for (size_t k = 0; k < bound->output_dims.size(); k++)
       out.push_back(
           {output(context, k, bound->output_dims[k].data(), bound->output_dims[k].size()), true});
-    const Run run(*o.lanes);
-    o.partition->run(run.lane, bound, in, out);
+    const Run run(*o.streams);
+    o.partition->run(run.ctx, bound, in, out);
   });
 }
 
@@ -201,23 +202,23 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
     std::vector<InputTensor> tensors;
     for (size_t k = 0; k < n_inputs; k++)
       tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
-    const cuda::Current current(o.lanes->device);
+    const cuda::Current current(o.streams->device);
     const auto bound = o.partition->bound(tensors);
-    const Run run(*o.lanes);
-    cuda::Lane& lane = run.lane;
-    const cuda::LaunchList& launches = o.partition->launches(lane, bound);
+    const Run run(*o.streams);
+    cuda::StreamContext& ctx = run.ctx;
+    const cuda::LaunchList& launches = o.partition->launches(ctx, bound);
     us[0] = 0;
     if (launches.size()) {
-      const cuda::Graph graph(lane.device, launches, lane.side);
-      graph.launch(lane.stream);  // the first replay also uploads the graph
-      us[0] = timed(lane.stream,
+      const cuda::Graph graph(ctx.device, launches, ctx.capture_stream);
+      graph.launch(ctx.stream);  // the first replay also uploads the graph
+      us[0] = timed(ctx.stream,
                     [&] {
-                      for (int r = 0; r < replays; r++) graph.launch(lane.stream);
+                      for (int r = 0; r < replays; r++) graph.launch(ctx.stream);
                     }) /
               replays;
     }
     const std::vector<double> among =
-        within ? in_place(launches, lane, replays) : std::vector<double>();
+        within ? in_place(launches, ctx, replays) : std::vector<double>();
     std::string text;
     for (size_t k = 0; k < launches.size(); k++) {
       text += std::string(launches.symbol(k)) + "\n";
@@ -226,12 +227,12 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
         us[k + 1] = among[k];
         continue;
       }
-      const cuda::Graph alone = repeated(lane.device, launches, k, lane.side);
-      alone.launch(lane.stream);
-      us[k + 1] = timed(lane.stream, [&] { alone.launch(lane.stream); }) / kRepeats;
+      const cuda::Graph alone = repeated(ctx.device, launches, k, ctx.capture_stream);
+      alone.launch(ctx.stream);
+      us[k + 1] = timed(ctx.stream, [&] { alone.launch(ctx.stream); }) / kRepeats;
     }
     snprintf(names, names_size, "%s", text.c_str());
-    lane.synchronize();
+    ctx.synchronize();
     return int64_t(launches.size());
   });
 }

@@ -126,7 +126,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     )
     patches = (
         blocks is None
-        and ctx.target.few_launches
+        and ctx.target.launch_bound
         and x.view is not None
         and g == 1
         and _patches(x, axes)

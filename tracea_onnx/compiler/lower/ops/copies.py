@@ -57,7 +57,7 @@ def concat(ctx: Lowering, op: Op) -> None:
     ):
         _concat_channels(ctx, op, out, parts)
         return
-    if k == first.rank - 1 and all(p.counting is not None and p.shape[k] == 1 for p in parts):
+    if k == first.rank - 1 and all(p.affine is not None and p.shape[k] == 1 for p in parts):
         ctx.defer(out, "tuples", parts, lambda: _join(ctx, out, parts, k))
     elif out.name in ctx.deferrable and k == first.rank - 2 and summed_rows.fits(ctx, out, parts):
         ctx.defer(out, "concat", parts, lambda: _join(ctx, out, parts, k))
@@ -169,7 +169,7 @@ def range_(ctx: Lowering, op: Op) -> None:
         out.ints = tuple(first + step * k for k in range(n))
         return
     ints: dict[str, DimLike] = {"count": n, "start": first, "delta": step, "dtype": int(out.dtype)}
-    out.counting = View(Ref(-1, first), (step,))
+    out.affine = View(Ref(-1, first), (step,))
     ctx.defer(out, "", (), lambda: ctx.run("range", {}, out, ints))
 
 
@@ -193,13 +193,13 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
     ):
         indexed.gather_along(ctx, op, x, idx, k)
         return
-    if idx.counting is not None and inside(ctx, idx.counting, idx.shape, x.shape[k]):
-        counting, view = idx.counting, ctx.strided(x)
+    if idx.affine is not None and inside(ctx, idx.affine, idx.shape, x.shape[k]):
+        affine, view = idx.affine, ctx.strided(x)
         steps = tuple(
-            (0 if j == k else s) + D.mul(counting.strides[j], view.strides[k])
+            (0 if j == k else s) + D.mul(affine.strides[j], view.strides[k])
             for j, s in enumerate(view.strides)
         )
-        start = D.mul(D.mul(counting.ref.offset, view.strides[k]), x.dtype.size)
+        start = D.mul(D.mul(affine.ref.offset, view.strides[k]), x.dtype.size)
         ctx.define(op.outputs[0], x.dtype, idx.shape).view = View(view.ref.at(start), steps)
         return
     out = ctx.define(op.outputs[0], x.dtype, idx.shape)
@@ -207,7 +207,7 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
     ctx.run("gather_elements", {"x": x, "idx": idx}, out, ints | around(x.shape, k))
 
 
-def _counting(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:
+def _affine(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:
     """The members of index tuples where all of them count, within what they point into; nothing
     otherwise.
     """
@@ -215,9 +215,9 @@ def _counting(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:
     if known is None or known.kind != "tuples" or op.attr("batch_dims", 0):
         return []
     found = [
-        p.counting
+        p.affine
         for p, d in zip(known.parts, x.shape, strict=False)
-        if p.counting is not None and inside(ctx, p.counting, p.shape, d)
+        if p.affine is not None and inside(ctx, p.affine, p.shape, d)
     ]
     return found if len(found) == len(known.parts) else []
 
@@ -230,19 +230,19 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
         relabel(ctx, flat, idx, idx.shape[:-1])
         gather(ctx, replace(op, kind="Gather", inputs=(op.input(0), *flat.outputs), attrs={}))
         return
-    counting = _counting(ctx, op, x, idx)
-    if not counting:
+    affine = _affine(ctx, op, x, idx)
+    if not affine:
         indexed.gather_tuples(ctx, op, x, idx)
         return
     view, lead = ctx.strided(x), idx.shape[:-1]
     start: DimLike = 0
     steps: list[DimLike] = [0] * len(lead)
-    for axis, part in enumerate(counting):
+    for axis, part in enumerate(affine):
         start = start + D.mul(part.ref.offset, view.strides[axis])
         steps = [
             s + D.mul(c, view.strides[axis]) for s, c in zip(steps, part.strides, strict=False)
         ]
-    rest = len(counting)
+    rest = len(affine)
     out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[rest:]))
     out.view = View(view.ref.at(D.mul(start, x.dtype.size)), (*steps, *view.strides[rest:]))
 
@@ -265,7 +265,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     # of whole vectors of channels, an image stays one
     if (
         image
-        and ctx.target.few_launches
+        and ctx.target.launch_bound
         and q % ctx.target.vector == 0
         and x.dtype in ctx.target.types
     ):

@@ -202,7 +202,7 @@ def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:
         v.is_constant and v.dtype == x.dtype for v in (*weights, *biases) if v is not None
     )
     if (
-        not ctx.target.few_launches
+        not ctx.target.launch_bound
         or x.nhwc is None
         or x.view is not None
         or not isinstance(c, int)

@@ -43,10 +43,10 @@ def _moved(
     def make() -> None:
         out.view = move(ctx.as_view(x) if image else ctx.strided(x), x.dtype.size)
 
-    if x.counting is None:
+    if x.affine is None:
         make()
     else:
-        out.counting = move(x.counting, 1)
+        out.affine = move(x.affine, 1)
         ctx.defer(out, "", [x], make)
 
 
@@ -72,8 +72,8 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
         f"the elements of {op.kind} '{op.label}', of its result and its input,",
     )
     out = ctx.define(op.outputs[0], x.dtype, new)
-    out.counting = reshape_view(x.counting, x.shape, new) if x.counting is not None else None
-    if out.counting is not None and x.deferred is not None and x.view is None:
+    out.affine = reshape_view(x.affine, x.shape, new) if x.affine is not None else None
+    if out.affine is not None and x.deferred is not None and x.view is None:
 
         def make() -> None:
             out.view = View(ctx.plain(x), contiguous(new))
@@ -91,7 +91,7 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
         return
     view = (
         ctx.as_view(x)
-        if x.view is not None or (x.nhwc is not None and ctx.target.few_launches)
+        if x.view is not None or (x.nhwc is not None and ctx.target.launch_bound)
         else None
     )
     out.view = reshape_view(view, x.shape, new) if view is not None else None
@@ -106,7 +106,7 @@ def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
     a channels-last image again.
     """
     if (
-        not ctx.target.few_launches
+        not ctx.target.launch_bound
         or out.rank != 4
         or not isinstance(out.shape[1], int)
         or out.dtype not in ctx.target.types
@@ -244,7 +244,7 @@ def _cut_image(
     assert x.nhwc is not None
     first, old = begin[1], x.nhwc
     if (
-        not ctx.target.few_launches
+        not ctx.target.launch_bound
         or not isinstance(first, int)
         or first % _VECTOR
         or steps[1] != 1
@@ -406,8 +406,8 @@ def gather(ctx: Lowering, op: Op) -> None:
                 lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size),
             )
             return
-    if idx.counting is not None and inside(ctx, idx.counting, idx.shape, n):
-        first, steps = idx.counting.ref.offset, idx.counting.strides
+    if idx.affine is not None and inside(ctx, idx.affine, idx.shape, n):
+        first, steps = idx.affine.ref.offset, idx.affine.strides
         _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, first, steps, size))
         return
     if idx.dtype not in (DType.I64, DType.I32):

@@ -49,7 +49,7 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     if (
         axis == x.rank - 1
         and not channels
-        and gemm_norm.leave(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
+        and gemm_norm.defer_norm(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
     ):
         return
     operands: dict[str, Ref | None] = {

@@ -248,7 +248,7 @@ def _within_limits(
             (k for k, x in enumerate(read) if isinstance(x, pointwise_stages.Stage)),
             key=lambda k: len(pointwise_stages.leaves([read[k]])),
         )
-        ctx.settle(inputs[widest])
+        ctx.materialize(inputs[widest])
         read = [pointwise_stages.of(v) for v in inputs]
     if not _fits(ctx, read, shape):
         raise Unsupported("the broadcast needs more than 6 separate dims")

@@ -33,7 +33,7 @@ def place(
         if op.kind == "Concat" and op.outputs[0] not in outputs and _joins_channels(ctx, op, known)
     }
     maker = makers(ops)
-    if not ctx.target.few_launches:
+    if not ctx.target.launch_bound:
         for whole, op in concats.items():
             _place(ctx, whole, list(op.inputs), maker, known)
         return
@@ -117,7 +117,7 @@ def _place(
     channels = [_channels(known, n) for n in names]
     if any(c % 16 for c in channels[:-1]):
         return False  # a kernel writes whole vectors and would spill into the next slice
-    writers = _WRITES_IMAGES | _KEEPS_IMAGES if ctx.target.few_launches else _WRITES_IMAGES
+    writers = _WRITES_IMAGES | _KEEPS_IMAGES if ctx.target.launch_bound else _WRITES_IMAGES
     direct = [
         n in maker and maker[n].kind in writers and n not in ctx.slots and names.count(n) == 1
         for n in names

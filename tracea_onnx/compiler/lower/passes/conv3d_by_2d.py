@@ -21,7 +21,7 @@ def slices(ctx: Lowering, x: Value, depth: Window) -> tuple[Nhwc, DimLike, int]:
     """The image of each step along the depth, whose channels are those of `x` for every tap there:
     its storage, how many there are, their channels.
     """
-    if not ctx.target.few_launches:
+    if not ctx.target.launch_bound:
         raise Unsupported(f"no {ctx.plan.backend} kernel runs over 3 spatial dims")
     c = x.channels
     before, after = depth.padding()

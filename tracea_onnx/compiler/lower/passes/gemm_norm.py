@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import PRODUCTS, ROW_NORMS, Op, makers, readers
-from tracea_onnx.compiler.lower.value import Folded, Value
+from tracea_onnx.compiler.lower.op import MATMUL_OPS, ROW_NORMS, Op, makers, readers
+from tracea_onnx.compiler.lower.value import DeferredNorm, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
@@ -37,7 +37,7 @@ def _growth(ctx: Lowering, op: Op) -> float:
         ctx.graph.shape(n)
         for n in (
             [op.role("w")]
-            if op.kind in PRODUCTS
+            if op.kind in MATMUL_OPS
             else [n for r, n in op.by_role.items() if r[0] == "w"]
         )
     ]
@@ -56,7 +56,7 @@ def _growth(ctx: Lowering, op: Op) -> float:
     )
 
 
-def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
+def find_candidates(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Results of products whose rows are normalised for products alone: their statistics are
     wanted.
     """
@@ -64,7 +64,7 @@ def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     maker, read_by = makers(ops), readers(ops)
 
     def product(op: Op) -> bool:
-        return op.kind in PRODUCTS and graph.is_const(op.role("w"))
+        return op.kind in MATMUL_OPS and graph.is_const(op.role("w"))
 
     def multiplies(op: Op, value: str) -> bool:
         gates = op.kind == ":swiglu" and all(
@@ -125,7 +125,7 @@ def statistics(
     return ctx.statistics[name]
 
 
-def leave(
+def defer_norm(
     ctx: Lowering,
     op: Op,
     x: Value,
@@ -146,14 +146,14 @@ def leave(
     ):
         return False
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    ctx.folded[out.name] = Folded(
+    ctx.folded[out.name] = DeferredNorm(
         x, ctx.statistics[x.name], gamma, beta, eps, bool(rule["rms"]), rule["gamma_add"]
     )
     ctx.defer(out, "norm", (x,), make)
     return True
 
 
-def of(ctx: Lowering, v: Value) -> Folded | None:
+def of(ctx: Lowering, v: Value) -> DeferredNorm | None:
     """The norm that `v` is, if it was left to its readers and none has had it made."""
     return ctx.folded.get(v.name) if v.deferred is not None and v.view is None else None
 
@@ -164,7 +164,7 @@ class Weights:
     k, bias.
     """
 
-    norm: Folded
+    norm: DeferredNorm
     packed: Ref
     sums: Ref
     bias: Ref
@@ -218,14 +218,14 @@ class Weights:
         return {"x_eps": self.norm.eps, "unscale": self.norm.unscale}
 
 
-def weights(ctx: Lowering, norm: Folded, packed: Ref, columns: int) -> Weights:
+def weights(ctx: Lowering, norm: DeferredNorm, packed: Ref, columns: int) -> Weights:
     """Room for them; packed: for so many columns of the product, as pack_gemm fills it."""
     sums, bias = (ctx.plan.arena(4 * (columns + _SLACK)) for _ in range(2))
     return Weights(norm, packed, sums, bias)
 
 
 def residual(
-    ctx: Lowering, norm: Folded
+    ctx: Lowering, norm: DeferredNorm
 ) -> tuple[dict[str, Ref | None], dict[str, DimLike], dict[str, float]]:
     """Operands and parameters of a residual that is normalised when it is added."""
     n = int(norm.x.shape[-1])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
-from tracea_onnx.compiler.lower.op import PRODUCTS, Op, readers
+from tracea_onnx.compiler.lower.op import MATMUL_OPS, Op, readers
 from tracea_onnx.compiler.lower.passes import gemm_norm
 from tracea_onnx.compiler.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -55,7 +55,7 @@ def fits(ctx: Lowering, x: Value, parts: Sequence[Part]) -> bool:
         if not constant or not row or p.width % _ALIGNED or x.shape[-1] != p.depth:
             return False
     return (
-        ctx.target.few_launches and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
+        ctx.target.launch_bound and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
     )
 
 
@@ -136,7 +136,7 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
 def part_of(ctx: Lowering, op: Op) -> Part | None:
     """A product as a part, when nothing but a bias follows it."""
     roles = op.by_role
-    if op.kind not in PRODUCTS:
+    if op.kind not in MATMUL_OPS:
         return None
     spec = GemmSpec.of(op.attrs)
     if spec.trans_a or spec.expr is not None or spec.beta != 1.0:
@@ -201,7 +201,7 @@ def find(
     groups: dict[str, list[Op]] = {}
     for op in ops:
         value = op.outputs[0] if op.outputs else ""
-        if op.kind not in PRODUCTS or value in outputs or graph.is_output(value):
+        if op.kind not in MATMUL_OPS or value in outputs or graph.is_output(value):
             continue
         if _in_place(value, read_by, known, outputs) and part_of(ctx, op) is not None:
             groups.setdefault(op.by_role["x"], []).append(op)

@@ -1,4 +1,4 @@
-#include "cuda/lane.h"
+#include "cuda/stream_context.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,38 +9,38 @@ namespace tracea::cuda {
 namespace {
 
 struct Running {
-  const Lanes* session;
-  Lane* lane;
+  const StreamPool* session;
+  StreamContext* ctx;
 };
 thread_local std::vector<Running> runs;
 
 }  // namespace
 
-Lane::Lane(Device& d, const std::optional<Stream>& user)
+StreamContext::StreamContext(Device& d, const std::optional<Stream>& user)
     : device(d), stream(user.value_or(nullptr)), foreign(user.has_value()) {
   if (!foreign)
     check(device.attempt([&] { return driver().stream_create(&stream, kStreamDefault); }),
           "making a stream");
   const Result r =
-      device.attempt([&] { return driver().stream_create(&side, kStreamNonBlocking); });
+      device.attempt([&] { return driver().stream_create(&capture_stream, kStreamNonBlocking); });
   if (r != kSuccess && !foreign) driver().stream_destroy(stream);
   check(r, "making a stream");
 }
 
-Lane::~Lane() {
+StreamContext::~StreamContext() {
   const Driver* d = usable();
   if (!d) return;
   if (foreign)
     d->context_synchronize();  // its owner may have destroyed it
   else
     d->stream_synchronize(stream), d->stream_destroy(stream);
-  release_held();
-  device.pool.settle(this);
-  if (side) d->stream_destroy(side);
+  release_retained();
+  device.pool.on_synchronized(this);
+  if (capture_stream) d->stream_destroy(capture_stream);
   if (fault) device.pinned.release(reinterpret_cast<Address>(fault), nullptr);
 }
 
-void Lane::reserve(size_t bytes) {
+void StreamContext::reserve(size_t bytes) {
   constexpr long kWindow = 256;
   constexpr size_t kUnnoticed = size_t(64) << 20;
   if (++reserves % kWindow == 0) asked_before = std::exchange(asked, 0);
@@ -54,10 +54,10 @@ void Lane::reserve(size_t bytes) {
   generation++;
 }
 
-void Lane::synchronize() {
+void StreamContext::synchronize() {
   check(driver().stream_synchronize(stream), "running");
-  device.pool.settle(this);
-  device.pinned.settle(nullptr);
+  device.pool.on_synchronized(this);
+  device.pinned.on_synchronized(nullptr);
   report_fault();
 }
 
@@ -76,34 +76,34 @@ void order(Device& earlier_device, Stream earlier, Device& later_device, Stream 
   check(r, "ordering two streams");
 }
 
-bool Lane::joined(Stream guest) const {
+bool StreamContext::has_guest(Stream guest) const {
   return std::find(guests.begin(), guests.end(), guest) != guests.end();
 }
 
-void Lane::follow(Stream guest) {
-  if (guest == stream || joined(guest)) return;
+void StreamContext::add_guest(Stream guest) {
+  if (guest == stream || has_guest(guest)) return;
   order(device, guest, device, stream);
   guests.push_back(guest);
 }
 
-void Lane::join(Stream guest) {
-  if (device.sync_streams.has(guest)) follow(guest);
+void StreamContext::wait_on(Stream guest) {
+  if (device.sync_streams.has(guest)) add_guest(guest);
 }
 
-void Lane::join_all() {
-  device.sync_streams.each([&](Stream guest) { follow(guest); });
+void StreamContext::wait_on_all() {
+  device.sync_streams.each([&](Stream guest) { add_guest(guest); });
 }
 
-void Lane::show(Stream guest) {
-  if (joined(guest)) order(device, stream, device, guest);
+void StreamContext::signal(Stream guest) {
+  if (has_guest(guest)) order(device, stream, device, guest);
 }
 
-void Lane::leave_guests() {
-  if (!guests.empty()) device.sync_streams.each([&](Stream guest) { show(guest); });
+void StreamContext::signal_guests() {
+  if (!guests.empty()) device.sync_streams.each([&](Stream guest) { signal(guest); });
   guests.clear();
 }
 
-Address Lane::fault_word() {
+Address StreamContext::fault_word() {
   if (!fault) {
     fault = reinterpret_cast<uint32_t*>(device.pinned.allocate(sizeof *fault, nullptr));
     *fault = 0;
@@ -111,7 +111,7 @@ Address Lane::fault_word() {
   return reinterpret_cast<Address>(fault);
 }
 
-void Lane::report_fault() {
+void StreamContext::report_fault() {
   const bool earlier = std::exchange(unfinished, false);
   if (!fault || !*fault) return;
   *fault = 0;
@@ -120,111 +120,113 @@ void Lane::report_fault() {
                 (earlier ? ", in this run or an earlier one that was not synchronised" : ""));
 }
 
-void Lane::hold(Address block) {
-  held.push_back(block);
-  device.pool.hold(block);
+void StreamContext::retain(Address block) {
+  retained.push_back(block);
+  device.pool.retain(block);
 }
 
-void Lane::release_held() {
-  for (Address a : held) device.pool.let_go(a, this);
-  held.clear();
+void StreamContext::release_retained() {
+  for (Address a : retained) device.pool.unretain(a, this);
+  retained.clear();
 }
 
-Lanes::~Lanes() {
+StreamPool::~StreamPool() {
   const Current current(device, std::nothrow);
   all_.clear();
-  if (threads_) device.pool.expect_threads(false);
+  if (threads_) device.pool.require_sync_on_free(false);
 }
 
-void Lanes::expect_threads() {
+void StreamPool::mark_threaded() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!threads_) device.pool.expect_threads(true);
+  if (!threads_) device.pool.require_sync_on_free(true);
   threads_ = true;
 }
 
-Lane& Lanes::acquire() {
+StreamContext& StreamPool::acquire() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!idle_.empty()) {
-      Lane* lane = idle_.back();  // the one used last: its arena and argument lists are warm
+      StreamContext* ctx =
+          idle_.back();  // the one used last: its arena and argument lists are warm
       idle_.pop_back();
-      return *lane;
+      return *ctx;
     }
   }
-  auto made = std::make_unique<Lane>(device, settings.user_stream);
+  auto made = std::make_unique<StreamContext>(device, settings.user_stream);
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.reserve(all_.size() + 1);  // so that giving one back needs no memory
   all_.push_back(std::move(made));
   return *all_.back();
 }
 
-void Lanes::release(Lane& lane) {
+void StreamPool::release(StreamContext& ctx) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(&lane);
+  idle_.push_back(&ctx);
 }
 
-Lane& Lanes::enter() {
+StreamContext& StreamPool::enter() {
   const Current current(device);
   runs.reserve(runs.size() + 1);
-  Lane& lane = acquire();
-  lane.host_copies = lane.failed = false;
-  lane.partitions = 0;
-  lane.guests.clear();
+  StreamContext& ctx = acquire();
+  ctx.host_copies = ctx.failed = false;
+  ctx.partitions = 0;
+  ctx.guests.clear();
   try {
-    if (bodies_) lane.join_all();
+    if (bodies_) ctx.wait_on_all();
   } catch (...) {
-    release(lane);
+    release(ctx);
     throw;
   }
-  runs.push_back({this, &lane});
-  return lane;
+  runs.push_back({this, &ctx});
+  return ctx;
 }
 
-void Lanes::leave(bool synchronize, bool keep) {
+void StreamPool::leave(bool synchronize, bool keep) {
   const auto it = std::find_if(runs.rbegin(), runs.rend(),
                                [this](const Running& r) { return r.session == this; });
   if (it == runs.rend()) return;
-  Lane& lane = *it->lane;
+  StreamContext& ctx = *it->ctx;
   runs.erase(std::next(it).base());
   const struct Release {  // also when the run has failed on the device
-    Lanes& lanes;
-    Lane& lane;
+    StreamPool& streams;
+    StreamContext& ctx;
     bool keep;
+    // `acquire` has made room for it: NOLINTNEXTLINE(bugprone-exception-escape)
     ~Release() {
-      if (!keep) lanes.release(lane);
+      if (!keep) streams.release(ctx);
     }
-  } release{*this, lane, keep};
+  } release{*this, ctx, keep};
   const Current current(device);
   if (synchronize) {
-    lane.guests.clear();  // what they are given next comes later anyway
-    return lane.synchronize();
+    ctx.guests.clear();  // what they are given next comes later anyway
+    return ctx.synchronize();
   }
-  lane.unfinished = true;
-  device.pool.expect_unfinished();
-  lane.leave_guests();
+  ctx.unfinished = true;
+  device.pool.mark_async();
+  ctx.signal_guests();
 }
 
-Lane* Lanes::here() const {
+StreamContext* StreamPool::current() const {
   for (auto it = runs.rbegin(); it != runs.rend(); ++it)
-    if (it->session == this) return it->lane;
+    if (it->session == this) return it->ctx;
   return nullptr;
 }
 
-void Lanes::synchronize() {
+void StreamPool::synchronize() {
   const Current current(device);
-  std::vector<Lane*> lanes;  // none goes before all of them do
+  std::vector<StreamContext*> streams;  // none goes before all of them do
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& lane : all_) lanes.push_back(lane.get());
+    for (const auto& ctx : all_) streams.push_back(ctx.get());
   }
-  for (const Lane* lane : lanes)
-    check(driver().stream_synchronize(lane->stream),
+  for (const StreamContext* ctx : streams)
+    check(driver().stream_synchronize(ctx->stream),
           "running");  // which may take long, and nobody waits for the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Lane* lane : idle_) lane->report_fault();  // a run in flight reports its own
+  for (StreamContext* ctx : idle_) ctx->report_fault();  // a run in flight reports its own
 }
 
-void Lanes::drain() noexcept {
+void StreamPool::drain() noexcept {
   try {
     const Current current(device);
     if (settings.user_stream)
@@ -238,30 +240,31 @@ void Lanes::drain() noexcept {
 
 bool running() { return !runs.empty(); }
 
-Lane* lane_of_thread(const Device& device) {
+StreamContext* context_of_thread(const Device& device) {
   const auto it = std::find_if(runs.rbegin(), runs.rend(),
-                               [&](const Running& r) { return &r.lane->device == &device; });
-  return it == runs.rend() ? nullptr : it->lane;
+                               [&](const Running& r) { return &r.ctx->device == &device; });
+  return it == runs.rend() ? nullptr : it->ctx;
 }
 
-Borrowed::Borrowed(Lanes& lanes) : lanes_(lanes), lane_(lanes.here()), own_(lane_) {
+ScopedContext::ScopedContext(StreamPool& streams)
+    : streams_(streams), ctx_(streams.current()), own_(ctx_) {
   if (own_) return;
-  lanes.expect_threads();
-  lanes.elsewhere_++;
-  lanes.synchronize();  // other threads of the same run may have made the inputs
-  lane_ = &lanes.enter();
+  streams.mark_threaded();
+  streams.elsewhere_++;
+  streams.synchronize();  // other threads of the same run may have made the inputs
+  ctx_ = &streams.enter();
 }
 
-Borrowed::~Borrowed() {
+ScopedContext::~ScopedContext() {
   if (own_) return;
   try {
-    lanes_.leave(true);
+    streams_.leave(true);
   } catch (...) {  // reported by done(), or the run has failed already
   }
 }
 
-void Borrowed::done() {
-  if (!own_) lane_->synchronize();
+void ScopedContext::done() {
+  if (!own_) ctx_->synchronize();
 }
 
 }  // namespace tracea::cuda
