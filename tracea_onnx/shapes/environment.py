@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Protocol
 
 from tracea_onnx.ir.dim_proofs import Dims
@@ -31,18 +32,22 @@ class Operator(Protocol):
 class ShapeEnv(Protocol):
     """Dims and short contents of the values of one graph (`symbolic.Shapes`)."""
 
+    @abstractmethod
     def dims(self, name: str) -> Dims | None:
         """One `DimLike` per axis; None when even the rank is unknown."""
 
+    @abstractmethod
     def content(self, name: str) -> Array | None:
         """The elements of a scalar or short vector as an object array of int, Dim and float; None
         when not known.
         """
 
+    @abstractmethod
     def meet(self, d: DimLike, e: DimLike) -> DimLike:
         """What two symbols become that broadcast and are not known to be equal. Raises Unsupported
         where that does not follow.
         """
 
+    @abstractmethod
     def count(self, name: str) -> DimLike | None:
         """How many elements the value has."""

@@ -499,7 +499,7 @@ def test_a_permutation_of_other_axes_than_there_are_is_no_view(perm: list[int]) 
     node = helper.make_node("Transpose", ["x"], ["y"], perm=perm)
     graph = Graph(helper.make_model(helper.make_graph([node], "g", [given], [made])))
     step = strided_view.Step(graph.nodes[0], "x", "y")
-    view = [[strided_view.Atom(d)] for d in (2, 3)]
+    view = [[strided_view.Factor(d)] for d in (2, 3)]
     moved = strided_view._move(shapes(graph), view, step)
     assert (moved is None) == (sorted(perm) != [0, 1])
 
