@@ -7,6 +7,7 @@ after   attention(q, k, v, mask*) that reads the projections where they lie
 from __future__ import annotations
 
 from tracea_onnx.ir.contracts import Match, Rule
+from tracea_onnx.ir.dim_proofs import Dims
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import Operand, Traced, finish, heads, trace
@@ -65,7 +66,7 @@ def _flat(node: Node) -> Traced:
 
 def _contrib(g: Graph, node: Node) -> Match:
     s = shapes(g)
-    found = [s.dims(i) or () for i in node.inputs[:3]]
+    found: list[Dims] = [s.dims(i) or () for i in node.inputs[:3]]
     if [len(d) for d in found] != [3, 3, 3]:
         raise Refuse(Why.PACKED, node)
     for k, why in ((3, Why.PROJECTION_BIAS), (4, Why.PADDING_MASK)):

@@ -165,9 +165,9 @@ def _attention(g: Graph, node: Node) -> AttentionSpec:
         raise Refuse(Why.ATTRIBUTE, node, attribute="softcap", value=cap, wanted="0 or more")
     if any(node.inputs[4:]) or any(node.outputs[1:]):
         raise Refuse(Why.KV_CACHE, node)
-    q = shapes(g).dims(node.input(0)) or ()
-    if len(q) not in (3, 4):
-        raise Refuse(Why.QUERY_RANK, node, rank=len(q) or "unknown")
+    q = shapes(g).dims(node.input(0))
+    if q is None or len(q) not in (3, 4):
+        raise Refuse(Why.QUERY_RANK, node, rank=len(q or ()) or "unknown")
     heads, flat = (node.attr("q_num_heads", 0), node.attr("kv_num_heads", 0)), len(q) == 3
     if flat and min(heads) < 1:
         raise Refuse(Why.NO_HEADS, node)
