@@ -289,7 +289,7 @@ class Lowering:
         operands = {"x": src.ref, **operands}
         self.plan.launch(family, operands, {"y": dst.ref}, ints, floats, whole=False, dtype=dtype)
 
-    def settle(self, v: Value) -> None:
+    def materialize(self, v: Value) -> None:
         """Make a deferred tensor now."""
         if v.deferred is None or v.view is not None:
             return
