@@ -129,6 +129,7 @@ def instance(
     body: str,
     *,
     dtype: DType | None = None,
+    fast: bool | None = None,
     resident: int = 0,
     before: str = "",
     text: str = "",
@@ -141,7 +142,7 @@ def instance(
     request unless given; before: definitions that the header needs; text, after: what comes before
     and behind the entry point; the rest as in `instantiate`."""
     source = (
-        prelude(request.dtype if dtype is None else dtype)
+        prelude(request.dtype if dtype is None else dtype, fast=fast)
         + before
         + template(header)
         + text

@@ -5,7 +5,7 @@
 #ifndef GENERATED
 // activation(x, p0, p1)
 #include "common/instance.cuh"
-#endif                          // GENERATED
+#endif  // GENERATED
 #include "common/base.cuh"
 #include "common/cluster.cuh"
 #include "common/ragged_rows.cuh"
