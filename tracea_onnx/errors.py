@@ -38,6 +38,6 @@ class VerificationError(TraceaError):
 
 
 class MissingFusionError(TraceaError):
-    """A rule that `--only` asks for fused nothing."""
+    """A rule that `--only` asks for fused nothing, or less fuses than a baseline of `check` says."""
 
     exit_code = 5
