@@ -1,5 +1,6 @@
-"""Scaled dot-product attention, softmax(scale * q k^T + masks) v, with the head splits and transposes
-around it: eager and SDPA exports, causal and other masks, packed projections, grouped queries.
+"""Scaled dot-product attention, softmax(scale * q k^T + masks) v, with the head splits and
+transposes around it: eager and SDPA exports, causal and other masks, packed projections, grouped
+queries.
 
 before  MatMul, Mul/Div, Tanh (a cap), Add/Where (masks), Softmax, Cast, Where(IsNaN), MatMul and
         the head splits and transposes around them;

@@ -32,12 +32,12 @@ class ModelError(TraceaError):
 
 
 class VerificationError(TraceaError):
-    """Results differ from those of the original by more than their bounds, or cannot be compared."""
+    """Results differ from the original's by more than their bounds, or cannot be compared."""
 
     exit_code = 4
 
 
 class MissingFusionError(TraceaError):
-    """A rule that `--only` asks for fused nothing, or less fuses than a baseline of `check` says."""
+    """A rule of `--only` fused nothing, or less fuses than the baseline of `check` says."""
 
     exit_code = 5
