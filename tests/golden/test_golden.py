@@ -5,6 +5,7 @@ so with `--update-golden`.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,5 +59,5 @@ def test_a_record_follows_source_and_launch() -> None:
     ]
     hashes = {record.digest(record.described(k)) for k in (kernel, *others)}
     assert len(hashes) == 4
-    remark = replace(kernel, source=kernel.source.replace("\n", "  // a remark\n"))
+    remark = replace(kernel, source=re.sub(r"(?<!\\)\n", "  // a remark\n", kernel.source))
     assert record.described(remark) == record.described(kernel)
