@@ -289,7 +289,9 @@ def probabilities(
 # --- regions --------------------------------------------------------------------------------------
 #: Operators of shape computations and of masks made from shapes. Such nodes move into a match
 #: when only the match reads them.
-_SHAPE_OPS = operators(Trait.BOOLEAN) | {*OPERATORS, "Constant", "Max", "Min", "Range", "Trilu"}
+_SHAPE_OPS = operators(Trait.BOOLEAN) | (
+    {*OPERATORS, "Constant", "Range", "Trilu"} - {"Transpose", "ReduceSum", "ReduceProd"}
+)
 
 
 def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node]:

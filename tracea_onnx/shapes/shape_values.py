@@ -4,7 +4,9 @@ array of int, Dim and float.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,18 +16,18 @@ from onnx import TensorProto, numpy_helper
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.dim_proofs import same
 from tracea_onnx.ir.dims import Dim
-from tracea_onnx.ir.graph import Array, Node
-from tracea_onnx.shapes.environment import ShapeEnv
+from tracea_onnx.ir.graph import Array
+from tracea_onnx.shapes.environment import Operator, ShapeEnv
+from tracea_onnx.shapes.operands import axis_of, bounds, permutation, reduced
+from tracea_onnx.shapes.operators import result
 
 #: Elements of a shape tensor: they are short, and anything longer is data.
 LONGEST = 32
 _INT64 = 1 << 63
 
 
-def content(s: ShapeEnv, n: Node) -> Array | None:
-    """What node `n` computes when that is a short vector or scalar known up to dims; None
-    otherwise.
-    """
+def content(s: ShapeEnv, n: Operator) -> Array | None:
+    """The first result of `n` when that is a few elements known up to dims; None otherwise."""
     if n.op == "Shape":
         d = s.dims(n.input(0))
         sizes = () if d is None else d[slice(n.attr("start", 0), n.attr("end"))]
@@ -33,15 +35,20 @@ def content(s: ShapeEnv, n: Node) -> Array | None:
     if n.op == "Size":
         d = s.dims(n.input(0))
         return None if d is None else np.array(dims.product(d), dtype=object)
-    args = [s.content(i) for i in n.inputs if i]
-    if any(a is None for a in args):
+    if n.op not in OPERATORS:
         return None
+    args: list[Array] = []
+    for i in n.inputs:
+        known = s.content(i) if i else None
+        if i and known is None:
+            return None
+        args += [] if known is None else [known]
     try:
-        found = OPERATORS[n.op](s, n, [a for a in args if a is not None])
+        found = OPERATORS[n.op](s, n, args)
     except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
     # an Expand may give any number of elements
-    if found is None or found.ndim > 1 or found.size > LONGEST:
+    if found is None or found.size > LONGEST:
         return None
     # ONNX computes these in int64, where they would overflow. Squared over and over, they would
     # fill the memory here.
@@ -62,8 +69,8 @@ def objects(values: Sequence[Any]) -> Array:
     return out
 
 
-def _pointwise(f: Callable[..., Any]) -> Callable[[ShapeEnv, Node, list[Array]], Array]:
-    def apply(_: ShapeEnv, __: Node, args: list[Array]) -> Array:
+def _pointwise(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Array]], Array]:
+    def apply(_: ShapeEnv, __: Operator, args: list[Array]) -> Array:
         grid = np.broadcast_arrays(*args)
         out = np.empty(grid[0].shape, dtype=object)
         for index in np.ndindex(out.shape):
@@ -87,7 +94,7 @@ def _divide(a: Any, b: Any) -> Any:
     return found
 
 
-def _mod(s: ShapeEnv, n: Node, args: list[Array]) -> Array:
+def _mod(s: ShapeEnv, n: Operator, args: list[Array]) -> Array:
     """The remainder: with the sign of the divisor, or of the dividend where `fmod` says so."""
     if n.attr("fmod", 0):
         return _pointwise(_remainder)(s, n, args)
@@ -112,19 +119,36 @@ def _power(a: Any, b: Any) -> Any:
     return a**b
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if not isinstance(a, Dim) and not isinstance(b, Dim):
-        return bool(a == b)
-    if same(a, b):
-        return True
-    if (isinstance(a, int) and a < 0 and dims.never_negative(b)) or (
-        isinstance(b, int) and b < 0 and dims.never_negative(a)
-    ):
-        return False
-    raise ValueError("not known")
+def _equal(a: Any, b: Any) -> Any:
+    return same(a, b) or dims.equal(a, b)
 
 
-def _cast(_: ShapeEnv, n: Node, args: list[Array]) -> Array:
+def _compare(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Any:
+    """Numbers are compared at once; of dims a run says what does not follow."""
+
+    def compare(a: Any, b: Any) -> Any:
+        if not isinstance(a, Dim) and not isinstance(b, Dim):
+            return bool(plain(a, b))
+        found = symbolic(a, b)
+        return found if isinstance(found, Dim) else bool(found)
+
+    return _pointwise(compare)
+
+
+def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Any:
+    def extreme(*values: Any) -> Any:
+        return functools.reduce(
+            symbolic if any(isinstance(v, Dim) for v in values) else plain, values
+        )
+
+    return _pointwise(extreme)
+
+
+def _where(c: Any, a: Any, b: Any) -> Any:
+    return dims.select(c, a, b) if isinstance(c, Dim) else a if c else b
+
+
+def _cast(_: ShapeEnv, n: Operator, args: list[Array]) -> Array:
     if n.attr("to") == TensorProto.BOOL:
         if any(isinstance(v, Dim) for v in args[0].reshape(-1)):
             raise ValueError("not known")
@@ -135,7 +159,7 @@ def _cast(_: ShapeEnv, n: Node, args: list[Array]) -> Array:
     )
 
 
-def _fill(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
+def _fill(_: ShapeEnv, n: Operator, args: list[Array]) -> Array | None:
     """A scalar or a short vector: only those are shapes."""
     if args[0].ndim != 1 or args[0].size > 1 or any(int(length) > LONGEST for length in args[0]):
         return None
@@ -146,68 +170,66 @@ def _fill(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
     return objects([number] * int(args[0][0])) if args[0].size else np.array(number, dtype=object)
 
 
-def _axes(n: Node, args: list[Array]) -> list[int] | None:
-    """`axes` of Squeeze and Unsqueeze, as attribute or input; None when there are none."""
-    if n.attr("axes") is not None:
-        return list(n.attr("axes"))
-    return [int(a) for a in args[1].reshape(-1)] if len(args) > 1 else None
+def _relabelled(s: ShapeEnv, n: Operator, args: list[Array]) -> Array:
+    return args[0].reshape([int(d) for d in result(s, n)])
 
 
-def _unsqueeze(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
-    axes = _axes(n, args)
-    return args[0].reshape(1) if args[0].ndim == 0 and axes is not None and len(axes) == 1 else None
+def _gather(_: ShapeEnv, n: Operator, args: list[Array]) -> Array:
+    axis = axis_of(n.attr("axis", 0), args[0].ndim)
+    return np.asarray(np.take(args[0], args[1].astype(np.int64), axis), dtype=object)
 
 
-def _squeeze(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
-    axes = _axes(n, args)
-    if args[0].ndim == 1 and args[0].size == 1 and (axes is None or len(axes) == 1):
-        return args[0].reshape(())
-    return args[0] if axes is None else None
-
-
-def _slice(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
-    if n.attr("starts") is not None:
-        bounds = [n.attr("starts"), n.attr("ends"), [1]]
-    else:
-        if n.input(4) and not n.input(3):
+def _slice(s: ShapeEnv, n: Operator, args: list[Array]) -> Array | None:
+    found = args[0]
+    for axis, start, end, step in bounds(s, n, found.ndim):
+        if isinstance(start, Dim) or isinstance(end, Dim):
             return None
-        bounds = [list(a.reshape(-1)) for a in args[1:3]] + [
-            list(args[4].reshape(-1)) if len(args) > 4 else [1]
-        ]
-    if (
-        args[0].ndim != 1
-        or any(len(b) != 1 or not isinstance(b[0], int) for b in bounds)
-        or bounds[2][0] <= 0
-    ):
-        return None
-    return args[0][slice(*(b[0] for b in bounds))]
+        found = found[(*[slice(None)] * axis, slice(start, end, step))]
+    return found
 
 
-OPERATORS: dict[str, Callable[[ShapeEnv, Node, list[Array]], Array | None]] = {
-    "Gather": lambda s, n, a: (
-        np.asarray(a[0][a[1].astype(np.int64)], dtype=object) if n.attr("axis", 0) == 0 else None
-    ),
-    "Concat": lambda s, n, a: np.concatenate(a),
+def _reduce(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Array]], Array]:
+    def apply(s: ShapeEnv, n: Operator, args: list[Array]) -> Array:
+        if args[0].ndim != 1 or not reduced(s, n, 1):
+            raise ValueError("no list of sizes")
+        total = np.array(functools.reduce(f, args[0]), dtype=object)
+        return total.reshape(1) if n.attr("keepdims", 1) else total
+
+    return apply
+
+
+OPERATORS: dict[str, Callable[[ShapeEnv, Operator, list[Array]], Array | None]] = {
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _relabelled),
+    "Gather": _gather,
+    "Concat": lambda s, n, a: np.concatenate(a, axis_of(n.attr("axis", 0), a[0].ndim)),
     "Slice": _slice,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Reshape": lambda s, n, a: a[0].reshape(tuple(int(v) for v in a[1].reshape(-1))),
+    "Transpose": lambda s, n, a: a[0].transpose(permutation(n, a[0].ndim)),
     "Identity": lambda s, n, a: a[0],
     "Cast": _cast,
     "ConstantOfShape": _fill,
-    "Expand": lambda s, n, a: np.broadcast_to(a[0], tuple(int(v) for v in a[1].reshape(-1))),
+    "Expand": lambda s, n, a: np.broadcast_to(a[0], tuple(int(d) for d in result(s, n))),
+    "ReduceSum": _reduce(lambda a, b: a + b),
+    "ReduceProd": _reduce(lambda a, b: a * b),
     "Add": _pointwise(lambda a, b: a + b),
     "Sub": _pointwise(lambda a, b: a - b),
     "Mul": _pointwise(lambda a, b: a * b),
     "Div": _pointwise(_divide),
     "Mod": _mod,
+    "Min": _extreme(min, dims.minimum),
+    "Max": _extreme(max, dims.maximum),
     "Neg": _pointwise(lambda a: -a if not isinstance(a, Dim) else dims.mul(a, -1)),
     "Sqrt": _pointwise(lambda a: math.sqrt(a)),
     "Reciprocal": _pointwise(lambda a: 1.0 / a),
     "Pow": _pointwise(_power),
     "Floor": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.floor(a))),
-    "Equal": _pointwise(_equal),
-    "Where": _pointwise(lambda c, a, b: a if c else b),
+    "Equal": _compare(operator.eq, _equal),
+    "Less": _compare(operator.lt, dims.less),
+    "Greater": _compare(operator.gt, lambda a, b: dims.less(b, a)),
+    "LessOrEqual": _compare(operator.le, lambda a, b: 1 - dims.less(b, a)),
+    "GreaterOrEqual": _compare(operator.ge, lambda a, b: 1 - dims.less(a, b)),
+    "And": _compare(lambda a, b: a and b, dims.mul),
+    "Not": _pointwise(lambda a: dims.equal(a, 0) if isinstance(a, Dim) else not a),
+    "Where": _pointwise(_where),
     "Shape": lambda s, n, a: None,
     "Size": lambda s, n, a: None,
 }

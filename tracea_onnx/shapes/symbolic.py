@@ -105,11 +105,7 @@ class Shapes:
         for k, out in enumerate(node.outputs):
             if not out:
                 continue
-            content = (
-                shape_values.content(self, node)
-                if k == 0 and node.op in shape_values.OPERATORS
-                else None
-            )
+            content = shape_values.content(self, node) if k == 0 else None
             if content is not None:
                 self._contents[out] = content
             declared, derived = self._declared(out), self._derive(node, k)
