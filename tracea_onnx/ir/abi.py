@@ -510,6 +510,9 @@ class DType(IntEnum):
 #: Floating-point types of expressions, and those of them that backends may have kernels for.
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16, DType.F64})
 KERNEL_FLOATS = FLOATS - {DType.F64}
+INTEGERS = frozenset(
+    (DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32)
+)
 #: The largest finite number of each.
 LARGEST = {
     DType.F32: 3.4028234663852886e38, DType.F16: 65504.0, DType.BF16: 3.3895313892515355e38,

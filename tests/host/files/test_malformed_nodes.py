@@ -268,7 +268,7 @@ def test_a_dim_that_is_gathered_where_there_is_none() -> None:
         refused = partition_compiler.compile_graph(
             Graph(m), plan_writer.writer_of({}), everything=True
         ).refused
-    assert any("Gather reads 5 of 2 elements" in why for _, why in refused)
+    assert any("reads at 5 is 2, less than 6" in why for _, why in refused)
 
 
 @pytest.mark.parametrize(

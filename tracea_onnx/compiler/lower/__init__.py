@@ -12,7 +12,10 @@ from tracea_onnx.compiler.lower import ops
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported
-from tracea_onnx.ir.op_traits import Trait, kinds
+from tracea_onnx.ir.abi import INTEGERS, DType
+from tracea_onnx.ir.dims import Dim
+from tracea_onnx.ir.op_traits import Trait, kinds, operators
+from tracea_onnx.shapes.shape_values import OPERATORS, content
 
 _MODULES = {
     m.name: import_module(f"{ops.__name__}.{m.name}") for m in pkgutil.iter_modules(ops.__path__)
@@ -57,8 +60,30 @@ def _rank(ctx: Lowering, name: str) -> int:
     return known.rank if known is not None else len(ctx.graph.shape(name) or ())
 
 
+#: Operators on integers that stand for sizes: their results are known, and lie nowhere until
+#: something reads them. What is left out says more, such as that integers count.
+_FOLLOWED = OPERATORS.keys() - operators(Trait.RESHAPE) - {"Expand"}
+
+
+def _follow(ctx: Lowering, op: Op) -> bool:
+    found = content(ctx, op) if op.kind in _FOLLOWED else None
+    if found is None or any(isinstance(v, float) for v in found.flat):
+        return False
+    dtype = ctx.graph.dtype(op.outputs[0])
+    if dtype is None:
+        like = op.input(1 if op.kind == "Where" else 0)
+        dtype = DType.I64 if op.kind in ("Shape", "Size") else ctx.value(like).dtype
+    if dtype not in INTEGERS:
+        return False
+    out = ctx.define(op.outputs[0], DType(dtype), found.shape)
+    out.ints = tuple(v if isinstance(v, Dim) else int(v) for v in found.flat)
+    return True
+
+
 def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported."""
+    if _follow(ctx, op):
+        return
     fn = LOWER.get(op.kind)
     if fn is None:
         unread = op.nodes[0].unread if op.nodes else ""

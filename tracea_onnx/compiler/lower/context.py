@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
@@ -141,8 +142,10 @@ class Lowering:
     def content(self, name: str) -> Array | None:
         v = self.value(name)
         if v.ints is not None:
-            return objects(v.ints)
-        return None if v.data is None else objects(v.data.reshape(-1).tolist())
+            return objects(v.ints).reshape([int(d) for d in v.shape if isinstance(d, int)])
+        return (
+            None if v.data is None else objects(v.data.reshape(-1).tolist()).reshape(v.data.shape)
+        )
 
     def count(self, name: str) -> DimLike:
         return self.value(name).elements
@@ -338,6 +341,10 @@ class Lowering:
 
     def _store_ints(self, v: Value) -> None:
         assert v.ints is not None
+        if len(v.ints) > 8 and D.is_static(v.ints):
+            data = np.array(v.ints, helper.tensor_dtype_to_np_dtype(int(v.dtype)))
+            v.view = View(self.plan.blob(data), contiguous(v.shape))
+            return
         if v.dtype not in (DType.I64, DType.I32, DType.BOOL) or len(v.ints) > 8:
             raise Unsupported(
                 f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name};"

@@ -29,10 +29,6 @@ def concat(ctx: Lowering, op: Op) -> None:
     parts = [ctx.value(n) for n in op.inputs]
     first = parts[0]
     k, shape_ = axis_of(op.attr("axis"), first.rank), result(ctx, op)
-    if first.rank == 1 and all(p.ints is not None for p in parts):
-        joined = tuple(d for p in parts for d in (p.ints or ()))
-        ctx.define(op.outputs[0], first.dtype, (len(joined),)).ints = joined
-        return
     for p in parts:
         for a in range(first.rank):
             if a != k:
@@ -127,14 +123,6 @@ def constant_of_shape(ctx: Lowering, op: Op) -> None:
     value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
     dtype = DType(int(t.data_type) if t is not None else 1)
     out = ctx.define(op.outputs[0], dtype, dims)
-    if (
-        dtype == DType.I64
-        and len(dims) <= 1
-        and isinstance(out.elements, int)
-        and out.elements <= 64
-    ):
-        out.ints = (int(value.reshape(-1)[0]),) * out.elements
-        return
     ctx.plan.launch(
         "fill",
         {},

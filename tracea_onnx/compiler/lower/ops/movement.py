@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from tracea_onnx.compiler.lower.axes import around, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
@@ -18,7 +16,6 @@ from tracea_onnx.compiler.lower.views import regrouped, reshape_view
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.ir.graph import Array
 from tracea_onnx.shapes.operands import axis_of, bounds, integers, parts, permutation, placed
 from tracea_onnx.shapes.operators import result
 
@@ -48,16 +45,6 @@ def _moved(
     else:
         out.affine = move(x.affine, 1)
         ctx.defer(out, "", [x], make)
-
-
-def shape(ctx: Lowering, op: Op) -> None:
-    out = ctx.define(op.outputs[0], DType.I64, result(ctx, op))
-    out.ints = ctx.value(op.input(0)).shape[slice(op.attr("start", 0), op.attr("end"))]
-
-
-def size(ctx: Lowering, op: Op) -> None:
-    out = ctx.define(op.outputs[0], DType.I64, ())
-    out.ints = (ctx.value(op.input(0)).elements,)
 
 
 def identity(ctx: Lowering, op: Op) -> None:
@@ -158,10 +145,6 @@ def transpose(ctx: Lowering, op: Op) -> None:
     perm = permutation(op, x.rank)
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported(f"the copy kernel does not move elements of {x.dtype.size} bytes")
-    if x.ints is not None and x.data is None and x.rank > 1:
-        out = ctx.define(op.outputs[0], x.dtype, shape_)
-        out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
-        return
     _moved(
         ctx,
         op,
@@ -170,11 +153,6 @@ def transpose(ctx: Lowering, op: Op) -> None:
         lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)),
         image=True,
     )
-
-
-def _numbered(x: Value) -> Array:
-    """The place among `x.ints` of each of its elements."""
-    return np.arange(len(x.ints or ())).reshape([int(d) for d in x.shape if isinstance(d, int)])
 
 
 def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
@@ -202,20 +180,6 @@ def slice_(ctx: Lowering, op: Op) -> None:
             last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
             length = max(-(-(last - first) // st), 0)
         begin[k], step_of[k], shape_[k] = first, st, _known_length(x, k, s, e, st, length)
-    if (
-        x.ints is not None
-        and (x.rank == 1 or x.data is None)
-        and all(isinstance(d, int) for d in (*begin, *shape_))
-    ):
-        places = [
-            [b + st * i for i in range(n)]
-            for b, st, n in zip(begin, step_of, shape_, strict=True)
-            if isinstance(b, int) and isinstance(n, int)
-        ]
-        out = ctx.define(op.outputs[0], x.dtype, tuple(shape_))
-        out.ints = tuple(x.ints[int(k)] for k in _numbered(x)[np.ix_(*places)].reshape(-1))
-        return
-
     if (
         x.view is None
         and x.nhwc is not None
@@ -383,14 +347,6 @@ def gather(ctx: Lowering, op: Op) -> None:
     n = x.shape[k]
     if idx.ints is not None and all(isinstance(i, int) for i in idx.ints):
         picks = [int(i) for i in idx.ints if isinstance(i, int)]
-        if x.ints is not None and x.rank == 1:
-            if any(not -len(x.ints) <= i < len(x.ints) for i in picks):
-                raise Unsupported(
-                    f"Gather reads {', '.join(map(str, picks))} of {len(x.ints)} elements"
-                )
-            out = ctx.define(op.outputs[0], x.dtype, shape_)
-            out.ints = tuple(x.ints[i] for i in picks)
-            return
         if len(picks) == 1:
             at = n + picks[0] if picks[0] < 0 else picks[0]
             ctx.at_least(
@@ -428,7 +384,7 @@ def gather(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape,
+    "Identity": identity, "Dropout": identity, "Reshape": reshape,
     "Flatten": flatten, "Squeeze": squeeze,
     "Unsqueeze": squeeze, "Transpose": transpose, "Slice": slice_, "Split": split,
     "Expand": expand, "Gather": gather,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tracea_onnx.compiler.lower.axes import around, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
@@ -200,13 +199,6 @@ _KINDS = {
 }  # fmt: skip
 
 
-#: Reductions of a symbolic shape vector.
-_SYMBOLIC: dict[int, Callable[[Sequence[DimLike]], DimLike]] = {
-    0: functools.partial(functools.reduce, D.add),
-    4: D.product,
-}
-
-
 def reduce(ctx: Lowering, op: Op) -> None:
     """Reduction over adjacent axes (others are transposed next to each other first)."""
     x = ctx.value(op.input(0))
@@ -216,9 +208,6 @@ def reduce(ctx: Lowering, op: Op) -> None:
     ):
         raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
     gone, shape = reduced(ctx, op, x.rank), result(ctx, op)
-    if x.ints is not None and x.rank == 1 and kind in _SYMBOLIC:
-        ctx.define(op.outputs[0], x.dtype, shape).ints = (_SYMBOLIC[kind](x.ints),)
-        return
     if (
         gone
         and gone == [2, 3]

@@ -5,7 +5,7 @@ with broadcasting otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.epilogue_kinds import (
@@ -18,10 +18,8 @@ from tracea_onnx.compiler.lower.epilogue_kinds import (
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
-from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import I64_OPCODES, KERNEL_FLOATS, DType
+from tracea_onnx.ir.abi import I64_OPCODES, INTEGERS, KERNEL_FLOATS, DType
 from tracea_onnx.ir.activations import unrounded
-from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.expr_program import compile_program
 from tracea_onnx.ir.graph import Graph, Node
@@ -31,9 +29,6 @@ from tracea_onnx.match.spec_table import PointwiseSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.shapes.operands import broadcast
 
-_INTEGER = frozenset(
-    {DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32}
-)
 _IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
 
 
@@ -105,13 +100,8 @@ def lower_expression(
 ) -> None:
     """name = expr(inputs) with ONNX broadcasting."""
     shape = broadcast(ctx, *(v.shape for v in inputs))
-    if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
-        ints = _symbolic(expr, [v.ints or () for v in inputs], shape)
-        if ints is not None:
-            ctx.define(name, dtype, shape).ints = ints
-            return
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
-    if not (kinds_in | {kind_out}) <= _INTEGER | KERNEL_FLOATS:
+    if not (kinds_in | {kind_out}) <= INTEGERS | KERNEL_FLOATS:
         raise Unsupported(
             f"no kernel computes on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}"
         )
@@ -121,14 +111,14 @@ def lower_expression(
             f"the {ctx.plan.backend} kernels convert {', '.join(sorted(k.name for k in narrow))},"
             " and do not compute on it"
         )
-    if kinds_in <= _INTEGER and kind_out in _INTEGER:
+    if kinds_in <= INTEGERS and kind_out in INTEGERS:
         expr = _unclipped(expr)
     integer = (
-        kinds_in <= _INTEGER
-        and kind_out in _INTEGER
+        kinds_in <= INTEGERS
+        and kind_out in INTEGERS
         and all(i.op in I64_OPCODES for i in expr.code)
     )
-    if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
+    if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in INTEGERS - {DType.BOOL}:
         raise Unsupported(
             "floating-point arithmetic does not hold 32-bit and 64-bit integers exactly"
         )
@@ -258,41 +248,6 @@ def _within_limits(
 def _fits(ctx: Lowering, inputs: Sequence[Value | pointwise_stages.Stage], shape: Dims) -> bool:
     leaves = pointwise_stages.leaves(inputs)
     return len(leaves) <= _PLAIN_INPUTS and len(pointwise_stages.rows_of(ctx, leaves, shape)) <= 6
-
-
-_SYMBOLIC: dict[str, Callable[..., DimLike]] = {
-    "copy": lambda a: a, "add": D.add, "sub": D.sub, "mul": D.mul, "min": D.minimum,
-    "max": D.maximum, "eq": D.equal, "lt": D.less,
-    "where": D.select, "neg": lambda a: D.mul(a, -1), "not": lambda a: D.equal(a, 0), "and": D.mul,
-}  # fmt: skip
-
-
-def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
-    """The expression on symbolic integers, element by element; None when an operation has no
-    symbolic form.
-    """
-    count = shape[0] if shape else 1
-    if not isinstance(count, int):
-        return None
-    out: list[DimLike] = []
-    for j in range(count):
-        v: list[DimLike] = [x[j if len(x) > 1 else 0] for x in inputs]
-        for ins in expr.code:
-            a = [v[k] for k in ins.args]
-            if ins.op == "const" and ins.imm == int(ins.imm):
-                v.append(int(ins.imm))
-            elif ins.op == "div" and (quotient := D.truncdiv(a[0], a[1])) is not None:
-                v.append(quotient)
-            elif ins.op == "mod" and isinstance(a[1], int) and a[1] > 0:
-                v.append(D.sub(a[0], D.mul(D.floordiv(*a), a[1])))
-            elif ins.op == "le":
-                v.append(D.sub(1, D.less(a[1], a[0])))
-            elif ins.op in _SYMBOLIC:
-                v.append(_SYMBOLIC[ins.op](*a))
-            else:
-                return None
-        out.append(v[expr.out])
-    return tuple(out)
 
 
 OPS = {
