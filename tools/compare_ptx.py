@@ -50,14 +50,19 @@ def kernels(only: re.Pattern[str]) -> Found:
 
 
 def ptx(symbol: str, source: str, arch: int) -> str:
-    """Hash of the PTX without comments and without the name of its entry point."""
+    """Hash of the PTX without comments, the name of its entry point and compile-time constants,
+    which the code has as immediates.
+    """
     compiler = discovery.module("kernels", "cuda.compiler")
     target = compiler.target(arch).replace("sm_", "compute_")
     try:
         text = compiler._compile(source, target).decode()
     except Exception as error:
         return f"error: {error}"
-    text = re.sub(rf"\b{symbol}(?=\b|_param)", "ENTRY", re.sub(r"//.*", "", text))
+    text = re.sub(
+        r"^\.global \.align \d+ \.\w+ \w+(\[\d+\])?( = .*)?;$", "", text, flags=re.MULTILINE
+    )
+    text = re.sub(rf"\b(_ZZ\d+)?{symbol}(?=\b|_param|E\d)", "ENTRY", re.sub(r"//.*", "", text))
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
 
 

@@ -4,12 +4,12 @@
 #ifndef GENERATED
 #include "common/instance.cuh"
 #endif  // GENERATED
+#include "common/async_copy.cuh"
 
 struct alignas(64) TensorMap {
   char bytes[128];
 };
 
-DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 DEV void barrier_init(u32 b, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory");
 }

@@ -1,21 +1,10 @@
-// Tensor-core and asynchronous-copy instructions of sm_80 and later.
+// Tensor-core instructions of sm_80 and later.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
 #endif  // GENERATED
+#include "common/async_copy.cuh"
 
-DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-DEV void copy_async(
-    u32 to, const void* from,
-    int bytes) {  // 16 bytes, of which `bytes` (0 or 16) are read and the rest become zero
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-DEV void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 DEV void load_matrices(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import multiple_of
 from tracea_onnx.plan.kernel_families import bundled_groups
 
 from ..common import templates
+from ..common.epilogue import Parameter
+from ..common.instantiate import constexprs, defines, ints, longs, pointer, sizes
 
 #: Measured on an H200: how much slower one product for each group is than its price beside these;
 #: clocks that im2col copies take for 64 channels of a pixel, whose pixels begin at multiples of 32
 #: bytes or of 16, and without groups at multiples of 32, or of 16 with more than 64 channels; how
 #: much longer a filter takes; how much slower windows of channels are to multiply that lie across
 #: lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
-ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING, START = (
-    1.5,
-    4.0,
-    7.6,
-    3.5,
-    5.0,
-    1.5,
-    1.25,
-    1700.0,
-)
+ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL = 1.5, 4.0, 7.6, 3.5, 5.0
+_FILTER, _STRADDLING, START = 1.5, 1.25, 1700.0
 
 
 @dataclass(frozen=True)
@@ -139,36 +133,38 @@ def made(r: Request) -> float:
 
 def constants(r: Request | None = None) -> str:
     """What kernels must know of the groups of their columns; None: there are none."""
-    lines = f"constexpr int PRODUCTS = {4 if r is None else products(r)};\n"
     if r is None or r.ints["G"] == 1:
-        return lines + "constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;\n#define MIXED 0"
-    b, i = of(r), r.ints
-    lines += f"constexpr int BUNDLE_COLUMNS = {b.columns if b.count > 1 else 0}, BUNDLE_CHANNELS = {b.channels};\n#define MIXED {int(_mixed(r))}"
+        one = {"PRODUCTS": 4 if r is None else products(r)}
+        return constexprs({**one, "BUNDLE_COLUMNS": 0, "BUNDLE_CHANNELS": 0}) + "#define MIXED 0\n"
+    b, i, g = of(r), r.ints, int(r.ints["G"])
     own = {
         "TAPS": int(i["KH"]) * int(i["KW"]),
-        "IN": int(i["IC"]) // int(i["G"]),
-        "OUT": int(i["OC"]) // int(i["G"]),
+        "IN": int(i["IC"]) // g,
+        "OUT": int(i["OC"]) // g,
+        **{n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")},
     }
-    own |= {n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")}
-    lines += f"\nconstexpr int {', '.join(f'OWN_{n} = {v}' for n, v in own.items())};"
-    return lines + "\n#define OWN_GROUP Own{own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW}"
+    numbers = {
+        "PRODUCTS": products(r),
+        "BUNDLE_COLUMNS": b.columns if b.count > 1 else 0,
+        "BUNDLE_CHANNELS": b.channels,
+        **{f"OWN_{n}": v for n, v in own.items()},
+    }
+    group = "Own{own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW}"
+    return constexprs(numbers) + defines({"MIXED": _mixed(r), "OWN_GROUP": group})
 
 
 def template(r: Request | None = None) -> str:
     """What mends sums behind tiles that other groups have a part in."""
-    return str(templates.template("conv/grouped")) if r is not None and _mixed(r) else ""
+    return templates.template("conv/grouped") if r is not None and _mixed(r) else ""
 
 
-def parameters(r: Request) -> list[tuple[str, str, Argument]]:
+def parameters(r: Request) -> list[Parameter]:
     """Parameters of a kernel that has that template."""
     if not _mixed(r):
         return []
-    i = r.ints
-    out: list[tuple[str, str, Argument]] = [
-        ("const T*", f"own_{n}", Pointer(n)) for n in ("x", "w")
-    ]
     return [
-        *out,
-        *(("i64", n, Int64(i[n])) for n in ("x_cs", "x_rs", "x_ns")),
-        *(("int", n, Int32(i[n])) for n in ("IH", "IW")),
+        pointer("const T", "x", "own_x"),
+        pointer("const T", "w", "own_w"),
+        *longs(sizes(r, "x_cs", "x_rs", "x_ns")),
+        *ints(sizes(r, "IH", "IW")),
     ]

@@ -19,7 +19,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from ..common import epilogue
 from ..common.instantiate import instantiate, ints, pointer, sizes
 from ..gemm import block_costs, cluster_splitk_sm90, persistent_sm90, select
-from . import grouped
+from . import grouped, problem
 
 #: Pixels of a tile and taps at most where weights stay. Else: sums of a thread at most, stages of
 #: weights at least and at most, CTAs that divide the steps, output channels at least.
@@ -96,6 +96,14 @@ class HaloTile:
     def smem(self) -> int:
         sums = 0 if self.split == 1 else -(-self.blocks // 2) * self.columns * 512
         return 2048 + max(sums, self.slabs * self.slab + self.weights + self.spare)
+
+
+tiles = (HaloTile,)
+
+
+def supports(r: Request) -> bool:
+    tensor_maps = problem.by_tensor_maps(r) and problem.stored_by_tensor_maps(r)
+    return tensor_maps and not problem.transposed(r)
 
 
 def _taps(r: Request) -> int:
@@ -257,7 +265,7 @@ def _copied(pitch: DimLike) -> tuple[float, float]:
     return _COPIES[64 if multiple_of(pitch) >= 64 else 16 if multiple_of(pitch) >= 16 else 8]
 
 
-def emit(r: Request, tile: HaloTile, active: DimLike) -> Kernel:
+def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
     """active: 0 empties the grid."""
     i, oc, taps, bundle = r.ints, int(r.ints["OC"]), _taps(r), grouped.of(r)
     strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
@@ -307,7 +315,7 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> Kernel:
         grid = D.mul(D.ceildiv(tiles, tile.share), tiles_n)
         grid = grid if tile.split > 1 else D.minimum(grid, r.sms // tile.share)
         grid = D.mul(grid, tile.clustered)
-    return instantiate(
+    kernel = instantiate(
         r,
         "conv_halo",
         "conv/halo",
@@ -326,8 +334,8 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> Kernel:
         macros={"SOURCE": 2, "Y_VECTOR": 1, "SPLIT": tile.split},
         constants=constants,
         text=grouped.constants(r)
-        + "\n"
         + persistent_sm90.multiply(columns or tile.columns, select.MMA_TYPE[r.dtype]),
         smem=tile.smem,
         cluster=tile.clustered,
     )
+    return [kernel]

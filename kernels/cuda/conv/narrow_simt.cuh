@@ -7,13 +7,29 @@
 // divide the input channels of a group, CSTEP of them at a time. A block has CB of the CHUNKS
 // groups of OCT channels for each pixel; where there are no groups of the convolution, neighbouring
 // threads have U neighbouring channels each, several times.
-//
-// The generator defines: KH, KW, SH, SW, DH, DW, TRANSPOSED, IN and OUT (channels of a group), G,
-// OCT, CB, KS, P, CSTEP, V (channels of one load), FILTER_PITCH (elements of a packed tap),
-// THREADS, ROWS_AHEAD and STEPS_AHEAD (whose loads may be under way together), EARLY (weights are
-// constant), ONE_ROW (the output is one row), WRITTEN (channels that are written, pad channels too,
-// where a thread has all that there are: whole sectors of memory; else 0) and the epilogue, on
-// WIDTH channels, as many as are stored together.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int KH = 3, KW = 3;          // filter window
+constexpr int SH = 1, SW = 1;          // stride
+constexpr int DH = 1, DW = 1;          // dilation; 1 where TRANSPOSED
+constexpr bool TRANSPOSED = false;     // a transposed convolution
+constexpr int G = 1, IN = 8, OUT = 8;  // groups, channels of one
+constexpr int OCT = 8, P = 2;          // channels and pixels of a thread
+constexpr int CB = 1, KS = 1;          // groups of OCT channels; threads that divide channels
+constexpr int CSTEP = 8, V = 8;        // input channels at a time, of one load
+constexpr int FILTER_PITCH = 8;        // elements of a packed tap
+constexpr int THREADS = 128;           // of a CTA
+constexpr int ROWS_AHEAD = 1, STEPS_AHEAD = 1;  // of a window, whose loads are under way together
+constexpr int Y_BYTES = 16;                     // of a store at most
+constexpr int WRITTEN = 0;       // channels that are written, pad channels too, where a
+                                 // thread has all that there are: whole sectors; else 0
+constexpr bool ONE_ROW = false;  // the output is one row
+constexpr bool EARLY = true;     // the weights are constant
+#define PARAMETERS                                                                               \
+  const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, int PT, int PL, i64 x_cs, \
+      i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
+#endif  // GENERATED
 
 constexpr int HITS_H = TRANSPOSED ? (KH + SH - 1) / SH : KH,
               HITS_W = TRANSPOSED ? (KW + SW - 1) / SW : KW;  // taps of a pixel
@@ -74,7 +90,7 @@ DEV void store_pieces(T* y, const float (&v)[WIDTH]) {
 // Channel o of a thread's, from its first.
 constexpr int channel(int o) { return WOVEN ? o / U * (CB * U) + o % U : o; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv_narrow(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) conv_narrow_simt(PARAMETERS) {
   extern __shared__ __align__(16) float filters[];
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

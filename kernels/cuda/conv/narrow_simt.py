@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
-from ..common import epilogue
-from ..common.launch import declared, spread
-from ..common.prelude import prelude
-from ..common.templates import template
+from ..common.instantiate import instantiate, ints, sizes
+from ..common.launch import spread
 from ..gemm import select
+from . import problem
+from .problem import transposed, window
 
-_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 #: Groups of output channels of a block at most.
 _BESIDE = 32
 #: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most;
@@ -48,17 +47,8 @@ _SHORT, _FORCED = 1.25, 1.4
 #: beyond 100 that a multiprocessor's threads read at a time in several steps; of an instruction, of
 #: an access to shared memory or L1, of an instruction of a thread; elements of two bytes beside all
 #: this, and the bytes of theirs.
-_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED, _ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = (
-    2400.0,
-    600.0,
-    2.5e3,
-    0.2,
-    0.82,
-    0.43,
-    1.34,
-    0.65,
-    0.81,
-)
+_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED = 2400.0, 600.0, 2.5e3, 0.2
+_ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = 0.82, 0.43, 1.34, 0.65, 0.81
 #: The part of these clocks that several channels of a pixel take beside products, four a thread, in
 #: two bytes.
 _WOVEN = 0.75
@@ -89,8 +79,7 @@ class NarrowTile:
         return self.parts * self.beside
 
 
-def _window(r: Request) -> tuple[int, ...]:
-    return tuple(select.static(r, n) for n in _WINDOW)
+tiles = (NarrowTile,)
 
 
 def _of_group(r: Request) -> tuple[int, int]:
@@ -99,24 +88,24 @@ def _of_group(r: Request) -> tuple[int, int]:
     return select.static(r, "IC") // g, select.static(r, "OC") // g
 
 
-def _hits(r: Request, transposed: bool) -> tuple[int, int]:
+def _hits(r: Request) -> tuple[int, int]:
     """Taps of a pixel along both axes."""
-    kh, kw, sh, sw = _window(r)[:4]
-    return (-(-kh // sh), -(-kw // sw)) if transposed else (kh, kw)
+    kh, kw, sh, sw = window(r)[:4]
+    return (-(-kh // sh), -(-kw // sw)) if transposed(r) else (kh, kw)
 
 
-def _spread(r: Request, transposed: bool) -> bool:
+def _spread(r: Request) -> bool:
     """Whether pixels of a thread lie apart: windows do not overlap."""
-    return not transposed and _window(r)[:2] == (1, 1)
+    return not transposed(r) and window(r)[:2] == (1, 1)
 
 
-def _span(r: Request, tile: NarrowTile, transposed: bool) -> int:
-    if _spread(r, transposed):
+def _span(r: Request, tile: NarrowTile) -> int:
+    if _spread(r):
         return tile.pixels
-    kw, sw, dw = (_window(r)[k] for k in (1, 3, 5))
+    kw, sw, dw = (window(r)[k] for k in (1, 3, 5))
     return (
-        tile.pixels + _hits(r, transposed)[1] - 1
-        if transposed
+        tile.pixels + _hits(r)[1] - 1
+        if transposed(r)
         else (tile.pixels - 1) * sw + (kw - 1) * dw + 1
     )
 
@@ -148,30 +137,30 @@ def _pads(r: Request) -> bool:
 
 
 def smem(r: Request, tile: NarrowTile) -> int:
-    (kh, kw), unit = _window(r)[:2], tile.unit
+    (kh, kw), unit = window(r)[:2], tile.unit
     step = tile.step * -(-tile.channels // unit) * unit * tile.beside + (
         tile.beside * unit if tile.parts > 1 else 0
     )
     return 4 * kh * kw * -(-_of_group(r)[0] // tile.step) * step
 
 
-def _tiles(r: Request, transposed: bool) -> dict[NarrowTile, float]:
+def _tiles(r: Request) -> dict[NarrowTile, float]:
     """With how much longer they take than their price."""
     inner, size = _of_group(r)[0], r.dtype.size
     step = inner if inner <= 8 else 8 if size == 2 else 4
-    tiles = dict.fromkeys(_tiles_of(r, transposed, step, most=1), 1.0)
+    tiles = dict.fromkeys(_tiles_of(r, step, most=1), 1.0)
     if min(_of_group(r)) > _FEW:
         return {t: worse for t, worse in tiles.items() if t.threads == _WIDEST}
     for less in (step, 2) if size == 4 else (step,):
-        tiles = tiles or dict.fromkeys(_tiles_of(r, transposed, less, most=_BESIDE), _FORCED)
+        tiles = tiles or dict.fromkeys(_tiles_of(r, less, most=_BESIDE), _FORCED)
     return tiles
 
 
-def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[NarrowTile]:
+def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
     """most: times as many blocks beside each other as channels ask for, where filters need the
     room.
     """
-    (inner, outer), one = _of_group(r), _spread(r, transposed)
+    (inner, outer), one = _of_group(r), _spread(r)
     # elements are stored one by one: neighbouring threads' near each other
     ragged = one and r.ints["G"] != 1 and outer * r.dtype.size % 16 != 0
     wide = (
@@ -221,22 +210,19 @@ def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[Na
                     fits = (
                         tile.together <= threads
                         and pixels * channels <= sums
-                        and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
+                        and _span(r, tile) * step * r.dtype.size <= 4 * _HELD
                     )
                     if beside and fits:
                         yield tile
 
 
-def applies(r: Request, transposed: bool) -> bool:
+def supports(r: Request) -> bool:
     i = r.ints
-    if (
-        any(not isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G"))
-        or "w" in r.unaligned
-        or (transposed and (i["DH"], i["DW"]) != (1, 1))
-    ):
+    if not problem.fixed(r, *problem.WINDOW, "IC", "OC", "G") or "w" in r.unaligned:
         return False
     inner, outer = _of_group(r)
-    return (min(inner, outer) <= _FEW or (outer <= _MORE and _many(r))) and inner <= _MOST
+    few = min(inner, outer) <= _FEW or (outer <= _MORE and _many(r))
+    return few and inner <= _MOST and not (transposed(r) and (i["DH"], i["DW"]) != (1, 1))
 
 
 def _warps(r: Request) -> bool:
@@ -256,16 +242,16 @@ def _pixels_of(r: Request) -> int:
     )
 
 
-def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]:
+def _grid(r: Request, tile: NarrowTile) -> tuple[DimLike, int]:
     """Tiles of pixels, and blocks beside each other."""
     i, sw = r.ints, int(r.ints["SW"])
-    if _spread(r, transposed):
+    if _spread(r):
         return D.ceildiv(select.pixels(r), tile.threads // tile.together * tile.pixels), -(
             -_chunks(r, tile) // tile.beside
         )
     across = (
         D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw)
-        if transposed
+        if transposed(r)
         else D.ceildiv(i["OW"], tile.pixels)
     )
     return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(
@@ -273,25 +259,22 @@ def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]
     )
 
 
-def _registers(r: Request, tile: NarrowTile, transposed: bool) -> int:
-    held = _span(r, tile, transposed) * tile.step * r.dtype.size // 4
+def _registers(r: Request, tile: NarrowTile) -> int:
+    held = _span(r, tile) * tile.step * r.dtype.size // 4
     return int(
         min(
             255,
-            48
-            + tile.pixels * tile.channels
-            + held * min(2, _rows_ahead(r, tile, transposed))
-            + tile.channels,
+            48 + tile.pixels * tile.channels + held * min(2, _rows_ahead(r, tile)) + tile.channels,
         )
     )
 
 
-def _resident(r: Request, tile: NarrowTile, transposed: bool) -> int:
+def _resident(r: Request, tile: NarrowTile) -> int:
     return int(
         max(
             1,
             min(
-                65536 // (_registers(r, tile, transposed) * tile.threads),
+                65536 // (_registers(r, tile) * tile.threads),
                 1024 // tile.threads,
                 200 * 1024 // (smem(r, tile) + 1024),
             ),
@@ -299,29 +282,29 @@ def _resident(r: Request, tile: NarrowTile, transposed: bool) -> int:
     )
 
 
-def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
+def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     """Clocks for so many output pixels."""
-    inner, (down, across) = _of_group(r)[0], _hits(r, transposed)
-    kh, _, sh, sw = _window(r)[:4]
+    inner, (down, across) = _of_group(r)[0], _hits(r)
+    kh, _, sh, sw = window(r)[:4]
     size, f32 = r.dtype.size, r.dtype.size == 4
-    if _spread(r, transposed):
+    if _spread(r):
         return _one_price(r, tile, rows)
     width = int(select.known(r.ints["OW"], _USUAL))
-    per = tile.pixels * (sw if transposed else 1)
+    per = tile.pixels * (sw if transposed(r) else 1)
     tiles = -(
         -max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1)
         // (tile.threads // tile.together)
     )
     beside = -(-_chunks(r, tile) // tile.beside)
-    resident, warps = _resident(r, tile, transposed), tile.threads / 32
+    resident, warps = _resident(r, tile), tile.threads / 32
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
     # of a block; blocks of a multiprocessor
     turns, here = -(-tiles * beside // blocks), -(-blocks // r.sms)
     # neighbouring threads have different columns' taps
-    taps = (min(down, kh / sh + 0.5) if transposed else down) * across
+    taps = (min(down, kh / sh + 0.5) if transposed(r) else down) * across
     steps = -(-inner // (tile.step * tile.parts))
     each = taps * steps * tile.step  # channels of taps of a thread
-    loads = down * steps * _span(r, tile, transposed) * -(-tile.step // vector(r, tile.step))
+    loads = down * steps * _span(r, tile) * -(-tile.step // vector(r, tile.step))
     filters = -(-tile.channels // 4)
     issued = (
         each * (tile.pixels * tile.channels + filters)
@@ -336,7 +319,7 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
     )
     reads = each * filters * 4.0 + loads * _LINES
     copies = -(-smem(r, tile) // (16 * tile.threads)) * _COPY
-    rounds = max(1, -(-down // _rows_ahead(r, tile, transposed)) * steps)
+    rounds = max(1, -(-down // _rows_ahead(r, tile)) * steps)
     busy = turns * here * warps * max(issued / 4, reads)
     alone = turns * (rounds * _LOAD + issued * 1.5)
     images = rows / max(1, width * int(select.known(r.ints["OH"], _USUAL)))
@@ -348,7 +331,7 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
         * beside
     )
     pixel = int(r.ints["OC"]) * size
-    parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed) if pixel % 32 else 0.0
+    parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed(r)) if pixel % 32 else 0.0
     memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTS)
     clocks = (
         copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
@@ -357,9 +340,9 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
 
 
 def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
-    """As `price`, for windows of one pixel."""
+    """As `cost`, for windows of one pixel."""
     i, (inner, size) = r.ints, (_of_group(r)[0], r.dtype.size)
-    pitch, resident = -(-int(i["IC"]) // 8) * 8 * size, _resident(r, tile, False)
+    pitch, resident = -(-int(i["IC"]) // 8) * 8 * size, _resident(r, tile)
     beside = -(-_chunks(r, tile) // tile.beside)
     tiles = -(-rows // (tile.threads // tile.together * tile.pixels))
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
@@ -402,31 +385,27 @@ def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
     return _ONE_START + (clocks if size == 4 else _ONE_SHORT * clocks)
 
 
-def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
+def _rows_ahead(r: Request, tile: NarrowTile) -> int:
     """Rows of a window whose loads may be under way together."""
-    down, across = _hits(r, transposed)
+    down, across = _hits(r)
     if -(-_of_group(r)[0] // tile.step) > 1:
         return 1
     most = min(
         _TEXT // (across * tile.step * tile.pixels * tile.channels),
-        2 * _HELD * 4 // (_span(r, tile, transposed) * tile.step * r.dtype.size),
+        2 * _HELD * 4 // (_span(r, tile) * tile.step * r.dtype.size),
     )
     return int(max(1, min(down, most)))
 
 
-def prices(r: Request, transposed: bool, rows: int) -> dict[NarrowTile, float]:
-    return (
-        {t: worse * price(r, t, transposed, rows) for t, worse in _tiles(r, transposed).items()}
-        if applies(r, transposed)
-        else {}
-    )
+def prices(r: Request, rows: int) -> dict[NarrowTile, float]:
+    return {t: worse * cost(r, t, rows) for t, worse in _tiles(r).items()} if supports(r) else {}
 
 
 def beside_products(r: Request, rows: int) -> dict[NarrowTile, float]:
     """Clocks of the tiles for windows of one pixel that compete with products, at most
     `most_beside` channels: of more than a pixel's vector those whose threads store four channels
     each, and neighbours what follows."""
-    costs = prices(r, False, rows)
+    costs = prices(r, rows)
     return (
         costs
         if int(r.ints["OC"]) <= WRITTEN
@@ -462,68 +441,53 @@ def pixels(r: Request) -> Request:
     return replace(r, ints=ints)
 
 
-def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike = 1) -> Kernel:
+def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
     i, (inner, outer) = r.ints, _of_group(r)
-    params: list[tuple[str, str, Argument]] = [
-        ("const T*", "x", Pointer("x")),
-        ("const T*", "w", Pointer("w")),
-        ("T*", "y", Pointer("y")),
-    ]
-    params += select.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
-    params += select.long_params(
-        r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
-    )
     woven = i["G"] == 1 and tile.beside > 1 and tile.channels % tile.unit == 0
     together = tile.unit if woven else tile.channels  # channels that are stored at a time
     columns = 0 if _chunks(r, tile) == 1 else together if i["G"] == 1 else gcd(together, outer)
-    width = 2 if together <= 2 else 4 if together <= 4 else 8
-    epi = epilogue.epilogue(
-        r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), columns, width=width
-    )
-    params += epi.parameters
-    steps = (i["y_cs"], i["y_rs"], i["y_ns"], *((columns,) if columns else ()))
+    steps = (*problem.pitches(r, "y"), *((columns,) if columns else ()))
     store = (
         r.dtype.size
         if "y" in r.unaligned
         else min(16, *(multiple_of(s) * r.dtype.size for s in steps))
     )
-    constants = dict(zip(_WINDOW, _window(r), strict=True)) | {
-        "IN": inner,
-        "OUT": outer,
-        "G": i["G"],
-        "OCT": tile.channels,
-        "CB": tile.beside,
-        "KS": tile.parts,
-    }
-    constants |= {
-        "P": tile.pixels,
-        "CSTEP": tile.step,
-        "V": vector(r, tile.step),
-        "FILTER_PITCH": select.channels(r, inner),
-        "THREADS": tile.threads,
-    }
-    constants |= {
-        "Y_BYTES": store,
-        "ROWS_AHEAD": _rows_ahead(r, tile, transposed),
-        "STEPS_AHEAD": tile.ahead,
-    }
-    constants |= {"WRITTEN": _written(r, tile), "ONE_ROW": int(i["N"] == i["OH"] == 1)}
-    text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
-        f"constexpr bool TRANSPOSED = {int(transposed)}, EARLY = {int('w' in r.constant)};",
-        f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, template("conv/narrow_simt"),
-    ])  # fmt: skip
-    tiles, beside = _grid(r, tile, transposed)
-    blocks = D.minimum(tiles, max(1, _resident(r, tile, transposed) * r.sms // beside))
-    room = spread(r, D.mul(blocks, beside), smem(r, tile))
-    return Kernel(
-        text,
-        "conv_narrow",
+    tiles, beside = _grid(r, tile)
+    blocks = D.minimum(tiles, max(1, _resident(r, tile) * r.sms // beside))
+    kernel = instantiate(
+        r,
+        "conv_narrow_simt",
+        "conv/narrow_simt",
+        [
+            *problem.operands(),
+            *ints(sizes(r, "N", "IH", "IW", "OH", "OW", "PT", "PL")),
+            *problem.pitch_parameters(r),
+        ],
         (D.mul(blocks, active), beside, 1),
         tile.threads,
-        tuple(v for _, _, v in params),
-        room,
-        pdl=r.arch >= 90,
+        epilogue=problem.finish(r, 2 if together <= 2 else 4 if together <= 4 else 8, columns),
+        constants={
+            **dict(zip(problem.WINDOW, window(r), strict=True)),
+            "IN": inner,
+            "OUT": outer,
+            "G": int(i["G"]),
+            "OCT": tile.channels,
+            "CB": tile.beside,
+            "KS": tile.parts,
+            "P": tile.pixels,
+            "CSTEP": tile.step,
+            "V": vector(r, tile.step),
+            "FILTER_PITCH": select.channels(r, inner),
+            "THREADS": tile.threads,
+            "Y_BYTES": store,
+            "ROWS_AHEAD": _rows_ahead(r, tile),
+            "STEPS_AHEAD": tile.ahead,
+            "WRITTEN": _written(r, tile),
+            "ONE_ROW": i["N"] == i["OH"] == 1,
+            "TRANSPOSED": transposed(r),
+            "EARLY": "w" in r.constant,
+        },
+        smem=spread(r, D.mul(blocks, beside), smem(r, tile)),
     )
+    return [kernel]

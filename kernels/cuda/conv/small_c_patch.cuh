@@ -9,33 +9,48 @@
 // warpgroups go from tile to tile, each for itself; the next patch is copied while one is
 // multiplied. Of more channels, PASSES parts follow each other, their patches and filters copied in
 // the same way, and warpgroups of a block share the filters.
-//
-// The generator defines: T, IC, OC, C8 (chunks of 8 channels of a pass), PASSES, TAPS, SH, SW,
-// TILE_H, TILE_W, PITCH, ROWS_IN, COLUMNS_IN (pixels of the image that a tile reads), PHASE (places
-// of one residue), PLANE (of all), SIZE (of a patch), UNITS, OFFSETS (of units, increasing, an even
-// number), unit_of (of tap * C8 + chunk of 8 channels), BLOCKS (of 64 rows), GROUPS (warpgroups),
-// RESIDENT, BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and
-// the epilogue (Columns, columns_at, finish, WIDTH 2).
+#pragma once
+#ifndef GENERATED
+#define WIDTH 2
+#include "common/instance.cuh"
+constexpr int IC = 16, OC = 32;              // channels
+constexpr int C8 = 2, PASSES = 1;            // chunks of 8 input channels of a pass, passes
+constexpr int TAPS = 9;                      // of the window
+constexpr int SH = 1, SW = 1;                // stride
+constexpr int PT = 1, PL = 1;                // padding above and at the left
+constexpr int TILE_H = 6, TILE_W = 8;        // output pixels of a tile
+constexpr int PITCH = 10;                    // places of a row of one residue
+constexpr int ROWS_IN = 8, COLUMNS_IN = 10;  // pixels of the image that a tile reads
+constexpr int PHASE = 86, PLANE = 91;        // places of a residue, of 8 channels
+constexpr int SIZE = 182;                    // places of a patch
+constexpr int UNITS = 18;                    // of k: a tap of 8 channels
+constexpr int OFFSETS[UNITS] = {};           // of units in the patch, increasing, an even number
+DEV int unit_of(int j) { return j; }         // of tap * C8 + chunk of 8 channels
+constexpr int BLOCKS = 1;                    // of 64 places that a tile has
+constexpr int GROUPS = 2;                    // warpgroups
+constexpr int RESIDENT = 2;                  // CTAs of an SM
+constexpr int BN = 32;                       // output channels of a CTA
+constexpr bool EARLY = true;                 // the weights are constant
+#define PARAMETERS                                                                         \
+  const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, i64 x_cs, i64 x_rs, \
+      i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
+// wgmma of BN columns.
+template <int COUNT>
+DEV void multiply(float (&)[COUNT], u64, u64, int) {}
+#endif  // GENERATED
+#include "common/epilogue_store.cuh"
+#include "common/hopper.cuh"
 
 constexpr int ALL8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8,
               FILTERS = STEPS * 2 * BN * 16, RINGS = PASSES > 1 ? 2 : 1, THREADS = 128 * GROUPS,
               ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
 
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEV void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-DEV void copy16(u32 to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
 DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEV void zero16(u32 to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_patch(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   // The same in a warp, and known to be: descriptors are computed by the uniform unit.
   const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0),
@@ -55,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
       const int j = i / 16 % STEPS * 2 + i % 2, oc = i / 16 / STEPS * 8 + i / 2 % 8,
                 u = j < UNITS ? unit_of(j) : j, chunk = pass * C8 + j % C8;
       const bool real = n0 + oc < OC && j < UNITS && chunk < ALL8;
-      copy16(to + (u * NT + oc / 8) * 128 + oc % 8 * 16,
-             real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w,
-             real ? 16 : 0);
+      copy_async(to + (u * NT + oc / 8) * 128 + oc % 8 * 16,
+                 real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w,
+                 real ? 16 : 0);
     }
   };
   fetch_filters(0, weights);
@@ -80,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
           c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
       const int left = IC - (pass * C8 + c) * 8;  // channels
       const bool real = inside && (PASSES == 1 || left > 0);
-      copy16(to + place * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
-             real ? min(left, 8) * 2 : 0);
+      copy_async(to + place * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
+                 real ? min(left, 8) * 2 : 0);
     }
   };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};

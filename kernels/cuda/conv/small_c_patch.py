@@ -1,4 +1,6 @@
-"""Convolutions of few channels, in or out, in 16-bit types on Hopper (`small_c_patch.cuh`); transposed ones of stride 1 too."""
+"""Convolutions of few channels, in or out, in 16-bit types on Hopper, transposed ones of stride 1
+too (`small_c_patch.cuh`).
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Argument, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
-from ..common import epilogue
-from ..common.launch import declared, spread
-from ..common.prelude import prelude
-from ..common.templates import template
+from ..common.instantiate import instantiate, ints, sizes
+from ..common.launch import spread
 from ..gemm import persistent_sm90, select
+from . import problem
 
-_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 #: Input channels of one pass, units of k whose text stays small, output channels of a block, and
 #: where there are several passes.
 _MOST, _UNITS, _COLUMNS, _FEW = 64, 400, 128, 64
@@ -26,16 +26,8 @@ _USUAL = 56
 #: Clocks to start, for a tile beside its products, to copy 16 bytes for a pixel, for 64 results of
 #: a warpgroup; bytes of filters a clock; how much of the time that wgmma should take it does, and
 #: of the rest that no product hides; of a multiprocessor for each result at least.
-_START, _TILE, _COPY, _RESULT, _BYTES, _MULTIPLY, _SHOWN, _STORE = (
-    4900.0,
-    520.0,
-    0.94,
-    8.1,
-    7.0,
-    0.75,
-    0.8,
-    0.55,
-)
+_START, _TILE, _COPY, _RESULT, _BYTES = 4900.0, 520.0, 0.94, 8.1, 7.0
+_MULTIPLY, _SHOWN, _STORE = 0.75, 0.8, 0.55
 #: Of several passes: clocks of a turn beside them, of a wgmma (the pixels of a tap begin anywhere
 #: in a line of shared memory) and of each of its columns, bytes that come in a clock.
 _TURN, _WGMMA, _COLUMN, _STREAM = 7000.0, 21.0, 1.05, 17.0
@@ -52,6 +44,9 @@ class PatchTile:
     groups: int
     columns: int
     passes: int = 1
+
+
+tiles = (PatchTile,)
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ def _patch(s: _Shape, t: PatchTile) -> _Patch:
 
 
 def _shape(r: Request) -> _Shape:
-    kh, kw, sh, sw, dh, dw = (select.static(r, n) for n in _WINDOW)
+    kh, kw, sh, sw, dh, dw = problem.window(r)
     return _Shape(select.static(r, "IC"), (kh, kw), (sh, sw), (dh, dw))
 
 
@@ -160,31 +155,24 @@ def _passes(s: _Shape) -> list[int]:
     return [1] if s.channels <= _MOST else sorted({-(-s.chunks // step) for step in (2, 4, 6, 8)})
 
 
-def applies(r: Request, transposed: bool) -> bool:
+def supports(r: Request) -> bool:
+    """16 bytes of a pixel are copied at a time: where pitches are multiples of 8 elements."""
     i = r.ints
-    if (
-        r.arch != 90
-        or r.dtype not in (DType.F16, DType.BF16)
-        or not all(isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G", "PT", "PL"))
-    ):
+    if r.arch != 90 or r.dtype == DType.F32:
         return False
-    if (
-        {"x", "w"} & r.unaligned
-        or any(multiple_of(i[n]) < 8 for n in ("x_cs", "x_rs", "x_ns"))
-        or (transposed and (i["SH"], i["SW"]) != (1, 1))
-    ):
+    if not problem.fixed(r, *problem.WINDOW, "IC", "OC", "G", "PT", "PL"):
+        return False
+    if {"x", "w"} & r.unaligned or any(multiple_of(p) < 8 for p in problem.pitches(r, "x")):
         return False
     s = _shape(r)
-    return (
-        i["G"] == 1
-        and s.kernel != (1, 1)
-        and (s.units <= _UNITS if s.channels <= _MOST else int(i["OC"]) <= _FEW)
-    )
+    if i["G"] != 1 or s.kernel == (1, 1) or (problem.transposed(r) and s.stride != (1, 1)):
+        return False
+    return s.units <= _UNITS if s.channels <= _MOST else int(i["OC"]) <= _FEW
 
 
 def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
     """Clocks."""
-    high, wide = (int(select.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
+    high, wide = problem.about(r, _USUAL, "OH", "OW")
     tiles, across = (
         images * -(-high // t.high) * -(-wide // t.wide),
         -(-int(r.ints["OC"]) // t.columns),
@@ -226,16 +214,13 @@ def _price_of_passes(r: Request, s: _Shape, t: PatchTile, tiles: float) -> float
     return -(-blocks // (r.sms * resident)) * (_TURN + t.passes * (100.0 + max(multiply, fetch)))
 
 
-def prices(r: Request, transposed: bool, rows: int) -> dict[PatchTile, float]:
+def prices(r: Request, rows: int) -> dict[PatchTile, float]:
     """Clocks of tiles for so many output pixels."""
-    if not applies(r, transposed):
+    if not supports(r):
         return {}
-    s, (high, wide) = _shape(r), (int(select.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
-    return (
-        {t: _price(r, s, t, rows / (high * wide)) for t in _tiles(s, int(r.ints["OC"]), high, wide)}
-        if high and wide
-        else {}
-    )
+    s, (high, wide) = _shape(r), problem.about(r, _USUAL, "OH", "OW")
+    tiles = _tiles(s, int(r.ints["OC"]), high, wide) if high and wide else ()
+    return {t: _price(r, s, t, rows / (high * wide)) for t in tiles}
 
 
 def _units(s: _Shape, p: _Patch, transposed: bool) -> Iterator[tuple[int, int]]:
@@ -258,18 +243,18 @@ def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
     """Text of the function from tap * chunks + chunk to the unit."""
     if s.stride == (1, 1):
         taps = s.kernel[0] * s.kernel[1]
-        return f"DEV int unit_of(int j) {{ return j % {s.chunks} * {taps} + {f'{taps - 1} - ' if transposed else ''}j / {s.chunks}; }}"
-    return f"static __constant__ u16 UNITS_OF[] = {{{', '.join(map(str, units))}}};\nDEV int unit_of(int j) {{ return UNITS_OF[j]; }}"
+        tap = f"{taps - 1} - j / {s.chunks}" if transposed else f"j / {s.chunks}"
+        return f"DEV int unit_of(int j) {{ return j % {s.chunks} * {taps} + {tap}; }}\n"
+    table = ", ".join(map(str, units))
+    return f"static __constant__ u16 UNITS_OF[] = {{{table}}};\nDEV int unit_of(int j) {{ return UNITS_OF[j]; }}\n"
 
 
-def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike = 1) -> Kernel:
-    """active: 0 empties the grid. 16 bytes of a pixel are copied at a time: pitches of other
-    multiples would have addresses that a copy may not have.
-    """
-    assert applies(r, transposed)
+def emit(r: Request, tile: PatchTile, active: DimLike = 1) -> list[Kernel]:
+    """active: 0 empties the grid."""
+    assert supports(r)
     i, whole = r.ints, _shape(r)
     s = _pass(whole, tile)
-    p, oc = _patch(s, tile), int(i["OC"])
+    p, oc, transposed = _patch(s, tile), int(i["OC"]), problem.transposed(r)
     units = sorted(_units(s, p, transposed))
     offsets = [at for at, _ in units] + [p.size - 64 * tile.blocks] * (s.units % 2)
     unit_of = [0] * s.units
@@ -279,70 +264,55 @@ def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike =
         (k - 1) * d - int(i[n]) if transposed else int(i[n])
         for k, d, n in zip(s.kernel, s.dilation, ("PT", "PL"), strict=True)
     ]
-    params: list[tuple[str, str, Argument]] = [
-        ("const T*", "x", Pointer("x")),
-        ("const T*", "w", Pointer("w")),
-        ("T*", "y", Pointer("y")),
-    ]
-    params += select.int_params(r, ("N", "IH", "IW", "OH", "OW"))
-    params += select.long_params(
-        r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
-    )
-    epi = epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
-    params += epi.parameters
     rows_in, columns_in = (
-        ((n - 1) * st + (k - 1) * d + 1)
+        (n - 1) * st + (k - 1) * d + 1
         for n, k, st, d in zip((tile.high, tile.wide), s.kernel, s.stride, s.dilation, strict=True)
     )
-    constants = {
-        "IC": whole.channels,
-        "OC": oc,
-        "C8": s.chunks,
-        "PASSES": tile.passes,
-        "TAPS": s.kernel[0] * s.kernel[1],
-    }
-    constants |= {
-        "SH": s.stride[0],
-        "SW": s.stride[1],
-        "PT": before[0],
-        "PL": before[1],
-        "TILE_H": tile.high,
-        "TILE_W": tile.wide,
-    }
-    constants |= {
-        "PITCH": p.pitch,
-        "ROWS_IN": rows_in,
-        "COLUMNS_IN": columns_in,
-        "PHASE": p.phase,
-        "PLANE": p.plane,
-        "SIZE": p.size,
-        "UNITS": s.units,
-    }
-    constants |= {
-        "BLOCKS": tile.blocks,
-        "GROUPS": tile.groups,
-        "RESIDENT": _resident(s, tile),
-        "BN": tile.columns,
-    }
-    mma = select.MMA_TYPE[r.dtype]
-    text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
-        f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};", _unit_of(s, unit_of, transposed),
-        f"#define Y_VECTOR {int(epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
-        f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}", epi.source,
-        persistent_sm90.multiply(tile.columns, mma), template("common/hopper"), template("common/epilogue_store"), template("conv/small_c_patch"),
-    ])  # fmt: skip
     across = -(-oc // tile.columns)
     tiles = D.product([i["N"], D.ceildiv(i["OH"], tile.high), D.ceildiv(i["OW"], tile.wide)])
     blocks = D.minimum(D.ceildiv(tiles, tile.groups), max(1, _resident(s, tile) * r.sms // across))
-    room = spread(r, D.mul(blocks, across), _smem(s, tile))
-    return Kernel(
-        text,
-        "conv_patch",
+    kernel = instantiate(
+        r,
+        "conv_small_c_patch",
+        "conv/small_c_patch",
+        [
+            *problem.operands(),
+            *ints(sizes(r, "N", "IH", "IW", "OH", "OW")),
+            *problem.pitch_parameters(r),
+        ],
         (D.mul(blocks, active), across, 1),
         128 * tile.groups,
-        tuple(v for _, _, v in params),
-        room,
-        pdl=True,
+        epilogue=problem.finish(r, 2),
+        macros={"Y_VECTOR": problem.vector(r, "y")},
+        constants={
+            "IC": whole.channels,
+            "OC": oc,
+            "C8": s.chunks,
+            "PASSES": tile.passes,
+            "TAPS": s.kernel[0] * s.kernel[1],
+            "SH": s.stride[0],
+            "SW": s.stride[1],
+            "PT": before[0],
+            "PL": before[1],
+            "TILE_H": tile.high,
+            "TILE_W": tile.wide,
+            "PITCH": p.pitch,
+            "ROWS_IN": rows_in,
+            "COLUMNS_IN": columns_in,
+            "PHASE": p.phase,
+            "PLANE": p.plane,
+            "SIZE": p.size,
+            "UNITS": s.units,
+            "BLOCKS": tile.blocks,
+            "GROUPS": tile.groups,
+            "RESIDENT": _resident(s, tile),
+            "BN": tile.columns,
+            "EARLY": "w" in r.constant,
+            "WHOLE_CHUNKS": oc % 8 == 0,
+        },
+        text=f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};\n"
+        + _unit_of(s, unit_of, transposed)
+        + persistent_sm90.multiply(tile.columns, select.MMA_TYPE[r.dtype]),
+        smem=spread(r, D.mul(blocks, across), _smem(s, tile)),
     )
+    return [kernel]

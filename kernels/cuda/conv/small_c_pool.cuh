@@ -15,15 +15,47 @@
 // and odd ones in the lower: a thread has both neighbours of a window, gets the third of three from
 // the next pixel's threads, and keeps the largest of the rows above. Nothing but results of the
 // pooling is written.
-//
-// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW,
-// SH, SW, BN, ACROSS, TEAMS, POOL, with it PKH and PKW (2 or 3), COPY, SLOTS of the ring, WORDS
-// that a row of a channel has and PITCH from one to the next, AHEAD (columns copied before a
-// strip's first), SHIFT (taps of weight zero before a window's first, so that pairs of taps are
-// whole words), PAIRS of taps in a row (a power of two), EARLY (the weight is constant), RELU (the
-// activation, which then follows the pooling), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and
-// the epilogue (Columns, columns_at, finish, WIDTH 2). H x W are the results, OH x OW what the
-// convolution has of them, PT and PL its padding, PPT and PPL that of the pooling.
+// H x W are the results, OH x OW what the convolution has of them, PT and PL its padding, PPT and
+// PPL that of the pooling.
+#pragma once
+#ifndef GENERATED
+#define WIDTH 2
+#include "common/instance.cuh"
+#define WGMMA 1        // products by wgmma, else by mma.sync
+#define POOL 0         // max pooling follows
+#define COPY 8         // bytes of a piece: 4, 8 or 16; 0: pixels one by one, through registers
+constexpr int IC = 3;  // input channels, at most 8
+constexpr int KH = 7, KW = 7;          // filter window, KW at most 8
+constexpr int SH = 2, SW = 2;          // stride
+constexpr int PKH = 0, PKW = 0;        // window of the pooling: 2 or 3
+constexpr int BN = 64;                 // output channels of a CTA: 16, 32 or 64
+constexpr int ACROSS = 4, TEAMS = 2;   // warps side by side (1, 2, 4), teams of four warps
+constexpr int RESIDENT = 2;            // CTAs of an SM
+constexpr int SLOTS = 5;               // groups of rows in the ring
+constexpr int WORDS = 68, PITCH = 68;  // words of a channel's row, and from one to the next
+constexpr int AHEAD = 1;               // columns copied before a strip's first
+constexpr int SHIFT = 1;               // taps of weight zero before a window's first: pairs of
+                                       // taps are whole words
+constexpr int PAIRS = 4;               // of taps in a row, rounded up to a power of two
+constexpr int PPT = 0, PPL = 0;        // padding of the pooling: parameters where POOL
+constexpr bool EARLY = true;           // the weights are constant
+constexpr bool RELU = false;           // the activation, which follows the pooling
+#define PARAMETERS                                                                             \
+  const T *x, const T *w, T *y, int IH, int IW, int OH, int OW, int OC, int PT, int PL, int H, \
+      int W, int lines, i64 x_c, i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns,   \
+      i64 r_cs, i64 r_rs, i64 r_ns
+// wgmma of BN columns, its A operand in registers.
+template <int COUNT>
+DEV void multiply(float (&)[COUNT][4], const u32 (&)[4], u64, int) {}
+#endif  // GENERATED
+#include "common/epilogue_store.cuh"
+#include "common/half2_max.cuh"
+#include "common/async_copy.cuh"
+#if WGMMA
+#include "common/hopper.cuh"
+#else
+#include "common/mma.cuh"
+#endif
 
 constexpr int ROW_UNITS = (IC * PAIRS + 3) / 4, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 // Rows of the image come in groups of SH; a window sees GROUPS of them, of the first but its last
@@ -50,42 +82,13 @@ DEV constexpr int weight_at(int oc, int u, int pair) {
   return (WGMMA ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) + pair * 4;
 }
 
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-DEV void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-template <int BYTES>
-DEV void copy(u32 to, const T* from, bool there) {  // else zeros
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
-                 "r"(there ? BYTES : 0)
-                 : "memory");
-}
 #if WGMMA
 DEV void meet(int team) { sync_group(1 + team, 128); }
 #else
 DEV void meet(int) { __syncthreads(); }
-DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEV void ldmatrix(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from)
-               : "memory");
-}
-DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
-               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pool(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Columns columns[BN / 2];
   const int team = TEAMS == 1 ? 0 : threadIdx.x >> 7, thread = threadIdx.x & 127,
@@ -168,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
     for (int k = 0; k < TURNS; k++) {
       const bool inside = (u32)row[k] < (u32)IH && (u32)column[k] < (u32)IW;
       if (TASKS % 128 == 0 || k * 128 + thread < TASKS)
-        copy<COPY>(shared_address(at + to[k]), inside ? from[k] : x, inside);
+        copy_async<COPY>(shared_address(at + to[k]), inside ? from[k] : x, inside ? COPY : 0);
       row[k] += SH, from[k] += SH * x_rs;
     }
   };
@@ -343,10 +346,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
 #pragma unroll
       for (int j = 0; j < NT; j += 2) {
         u32 b[4];
-        ldmatrix(b, filter + j * (8 * WEIGHT_PITCH) + s * 32);
-        multiply(sum[j], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[0], b[1]);
+        load_matrices(b, filter + j * (8 * WEIGHT_PITCH) + s * 32);
+        multiply(sum[j], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[0], b[1],
+                 (T*)0);
         multiply(sum[j + 1], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[2],
-                 b[3]);
+                 b[3], (T*)0);
       }
 #if !COPY
     if (more) put(held, ring + slot);

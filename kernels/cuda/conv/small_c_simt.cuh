@@ -5,11 +5,29 @@
 // thread one such group for 8 channels, 4 from each half of BN. Of a row of the window it reads
 // every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide
 // the rows of all channels' windows.
-//
-// Follows conv/depthwise/channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW,
-// DH, DW, P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are constant),
-// ASYNCHRONOUS (pixels of f32 do not go through registers), FILTER_PITCH (elements of a packed tap)
-// and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
+#pragma once
+#ifndef GENERATED
+#define WIDTH 4
+#include "common/instance.cuh"
+#define ASYNCHRONOUS 0                      // pixels of f32 do not go through registers
+constexpr int IC = 3, FILTER_PITCH = 4;     // input channels, at most 4; elements of a packed tap
+constexpr int KH = 3, KW = 3;               // filter window
+constexpr int SH = 1, SW = 1;               // stride
+constexpr int DH = 1, DW = 1;               // dilation
+constexpr int P = 4, GROUPS = 8, DOWN = 2;  // pixels of a thread; groups of P, rows of a CTA
+constexpr int BN = 32;                      // output channels of a CTA
+constexpr int PIECE = 3;                    // taps of a row whose pixels a thread holds
+constexpr int PARTS = 1;                    // threads that divide the rows of a window
+constexpr int THREADS = 64, RESIDENT = 4;   // of a CTA; CTAs of an SM
+constexpr bool EARLY = true;                // the weights are constant
+#define PARAMETERS                                                                               \
+  const T *x, const T *w, T *y, int IH, int IW, int OH, int OW, int OC, int PT, int PL, i64 x_c, \
+      i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
+#endif  // GENERATED
+#include "conv/depthwise/channels.cuh"
+#if ASYNCHRONOUS
+#include "common/async_copy.cuh"
+#endif
 
 constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1,
               SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;
@@ -23,20 +41,7 @@ static_assert(THREADS == BESIDE * PARTS && P * SW % 4 == 0 && (PIECE >= KW || PI
               "pixels of a thread are whole vectors");
 static_assert(SPAN <= PITCH && IC <= 4, "rows hold what is read");
 
-#if ASYNCHRONOUS
-DEV void copy_or_zero(float* to, const float* from, bool real) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
-      "l"(from), "r"(real ? 4 : 0)
-      : "memory");
-#else
-  *to = real ? *from : 0.f;
-#endif
-}
-#endif
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_simt(PARAMETERS) {
   extern __shared__ __align__(16) float shared[];
   float *const filters = shared, *const patch = shared + IC * TAPS * FILTERS;
   const int across = (OW + GROUPS * P - 1) / (GROUPS * P), bands = (OH + DOWN - 1) / DOWN,
@@ -88,13 +93,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
       for (int a = 0; a < ACROSS; a += SHARE) {
         const int s = (a + warp % SHARE) * 32 + lane, iw = left + s;
         const bool inside = row && (u32)iw < (u32)IW;
-        if (s < SPAN) copy_or_zero(patch + r * PITCH + s, inside ? from + iw * x_cs : x, inside);
+        if (s < SPAN)
+          copy_async<4>(shared_address(patch + r * PITCH + s), inside ? from + iw * x_cs : x,
+                        inside ? 4 : 0);
       }
     }
   }
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+  copy_wait_all();
 #else
   // A warp has every WARPS-th piece of 32 pixels of a row: where the row lies is the same for all
   // its threads.

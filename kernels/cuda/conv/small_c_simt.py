@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracea_onnx.codegen import kernel_choice, size_ranges
-from tracea_onnx.codegen.kernel_request import Argument, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
-from ..common import epilogue
-from ..common.launch import declared, shared, spread
-from ..common.prelude import prelude
-from ..common.templates import template
+from ..common.instantiate import instantiate, ints, longs, sizes
+from ..common.launch import shared, spread
 from ..gemm import select
+from . import problem
 
 _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 #: Windows of so many terms that reach so far at most (those of one row further), and strides up to
@@ -32,22 +31,15 @@ _ALIKE, _PARTS = 1.05, (1.0, 0.8, 0.64)
 _MANY = 1 << 24
 #: Clocks to start; of products for one warp of a scheduler and for each, of asynchronous copies the
 #: same; of a copied row of pixels and of 32 of them.
-_START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER, _ROW, _PIECE_OF_ROW = (
-    3060.0,
-    0.36,
-    0.93,
-    4.5,
-    2.5,
-    20.0,
-    9.0,
-)
+_START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER = 3060.0, 0.36, 0.93, 4.5, 2.5
+_ROW, _PIECE_OF_ROW = 20.0, 9.0
 #: Where copies go through registers: clocks to start, to start a block, for 32 pixels or half as
 #: many filters that a warp copies; how many warps' time products wait.
 _BEGIN, _BLOCK, _COPY, _WAITS = 1100.0, 3500.0, 46.0, 1.5
 
 
 @dataclass(frozen=True)
-class FirstTile:
+class SimtTile:
     """Output pixels of a thread, groups of them side by side and rows of a block, its output
     channels, threads that divide the rows of a window.
     """
@@ -71,13 +63,13 @@ def _piece(r: Request) -> int:
     return min(int(r.ints["KW"]), _PIECE)
 
 
-def _held(r: Request, tile: FirstTile) -> int:
+def _held(r: Request, tile: SimtTile) -> int:
     """Pixels of a row that a thread holds."""
     _, _, _, _, sw, _, dw = _sizes(r)
     return ((tile.pixels - 1) * sw + (_piece(r) - 1) * dw + 4) // 4 * 4
 
 
-def _patch(r: Request, tile: FirstTile) -> tuple[int, int]:
+def _patch(r: Request, tile: SimtTile) -> tuple[int, int]:
     """Rows of all channels that a block reads, floats of one of them."""
     ic, kh, kw, sh, sw, dh, dw = _sizes(r)
     pitch = (
@@ -89,7 +81,7 @@ def _patch(r: Request, tile: FirstTile) -> tuple[int, int]:
     return ic * ((tile.down - 1) * sh + (kh - 1) * dh + 1), pitch // 4 * 4
 
 
-def _smem(r: Request, tile: FirstTile) -> int:
+def _smem(r: Request, tile: SimtTile) -> int:
     ic, kh, kw = _sizes(r)[:3]
     rows, pitch = _patch(r, tile)
     return (
@@ -101,13 +93,13 @@ def _smem(r: Request, tile: FirstTile) -> int:
     )
 
 
-def _resident(r: Request, tile: FirstTile) -> int:
+def _resident(r: Request, tile: SimtTile) -> int:
     """Blocks of a multiprocessor, by shared memory and registers."""
     registers = tile.pixels * 8 + _held(r, tile) + 40
     return min(shared(r) // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
 
 
-def _tiles(r: Request) -> Iterator[FirstTile]:
+def configs(r: Request) -> Iterator[SimtTile]:
     (ic, kh), sw, most = _sizes(r)[:2], int(r.ints["SW"]), min(r.caps.smem_block, 160 * 1024)
     for pixels in (8, 4):
         for columns in (64, 32, 16):
@@ -115,7 +107,7 @@ def _tiles(r: Request) -> Iterator[FirstTile]:
                 groups = 1
                 while groups <= threads * 8 // columns:
                     for parts in (1, 2, 3, 4):
-                        tile = FirstTile(
+                        tile = SimtTile(
                             pixels, groups, threads * 8 // columns // groups, columns, parts
                         )
                         if (
@@ -129,15 +121,15 @@ def _tiles(r: Request) -> Iterator[FirstTile]:
                     groups *= 2
 
 
-def applies(r: Request) -> bool:
-    """Whether the kernel computes this convolution without groups."""
-    i = r.ints
-    if any(not isinstance(i[n], int) for n in (*_STATIC, "OC")) or "w" in r.unaligned:
+def supports(r: Request) -> bool:
+    if not problem.fixed(r, *_STATIC, "OC", "G") or "w" in r.unaligned:
         return False
-    return int(i["IC"]) <= 4 and next(_tiles(r), None) is not None
+    if problem.transposed(r) or r.ints["G"] != 1 or not (r.dtype == DType.F32 or problem.planar(r)):
+        return False
+    return int(r.ints["IC"]) <= 4 and next(configs(r), None) is not None
 
 
-def _blocks(r: Request, tile: FirstTile) -> tuple[DimLike, int]:
+def _blocks(r: Request, tile: SimtTile) -> tuple[DimLike, int]:
     """Along the pixels and the channels."""
     i = r.ints
     return D.product(
@@ -147,23 +139,20 @@ def _blocks(r: Request, tile: FirstTile) -> tuple[DimLike, int]:
 
 def _asynchronous(r: Request) -> bool:
     """Whether pixels are copied to shared memory without registers."""
-    n, height, width = (
-        int(select.known(r.ints[n], usual))
-        for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL))
-    )
+    (n,), (height, width) = problem.about(r, _BATCH, "N"), problem.about(r, _USUAL, "OH", "OW")
     return r.dtype == DType.F32 and n * height * width * int(r.ints["OC"]) <= _MANY
 
 
-def _room(r: Request, tile: FirstTile) -> int:
+def _room(r: Request, tile: SimtTile) -> int:
     """Shared memory of a block."""
     blocks, columns = _blocks(r, tile)
     return spread(r, D.mul(blocks, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
 
 
-def _price(r: Request, tile: FirstTile, images: int) -> float:
+def cost(r: Request, tile: SimtTile, images: int) -> float:
     """Clocks for so many images."""
     ic, kh, kw = _sizes(r)[:3]
-    height, width = (int(select.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
+    height, width = problem.about(r, _USUAL, "OH", "OW")
     blocks = (
         images
         * -(-height // tile.down)
@@ -198,75 +187,60 @@ def _price(r: Request, tile: FirstTile, images: int) -> float:
     return -(-here // resident) * one + idle
 
 
-def choose(r: Request) -> FirstTile:
-    images = int(select.known(r.ints["N"], _BATCH))
-    tile: FirstTile = kernel_choice.cheapest({t: _price(r, t, images) for t in _tiles(r)})
-    return tile
-
-
-def convolution(r: Request) -> list[Kernel]:
-    """The kernels of a convolution to which this one applies: where several sizes are symbolic, one
-    for each range of its pixels.
+def choose(r: Request) -> Iterator[tuple[SimtTile, DimLike]]:
+    """A configuration, or where several sizes are symbolic one for each range of its pixels, and
+    when it is used.
     """
-    pixels = select.pixels(r)
+    pixels, tiles = select.pixels(r), list(configs(r))
     if len(D.symbols(pixels)) < 2:
-        return [kernel(r, choose(r))]
-    tiles = list(_tiles(r))
+        (images,) = problem.about(r, _BATCH, "N")
+        yield kernel_choice.cheapest({t: cost(r, t, images) for t in tiles}), 1
+        return
 
-    def price(size: int) -> dict[FirstTile, float]:
+    def price(size: int) -> dict[SimtTile, float]:
         costs = dict.fromkeys(tiles, 0.0)
         for part in _PARTS:  # sides that are multiples of some tiles' and not of others'
             with size_ranges.at(pixels, round(part * size)):
                 for t in tiles:
-                    costs[t] += _price(r, t, int(select.known(r.ints["N"], 1))) / part
+                    costs[t] += cost(r, t, problem.about(r, 1, "N")[0]) / part
         return costs
 
-    return [kernel(r, tile, use) for tile, use in select.choose(pixels, price, False, _ALIKE)]
+    yield from select.choose(pixels, price, False, _ALIKE)
 
 
-def kernel(r: Request, tile: FirstTile, active: DimLike = 1) -> Kernel:
+def emit(r: Request, tile: SimtTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
-    i = r.ints
-    params: list[tuple[str, str, Argument]] = [
-        ("const T*", "x", Pointer("x")),
-        ("const T*", "w", Pointer("w")),
-        ("T*", "y", Pointer("y")),
-    ]
-    params += select.int_params(r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL"))
-    params += [("i64", "x_c", Int64(1 if i.get("x_c", 0) == 0 else i["x_c"]))]
-    params += select.long_params(
-        r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
-    )
-    epi = epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=4)
-    parameters = [*params, *epi.parameters]
-    constants = {n: i[n] for n in _STATIC} | {
-        "P": tile.pixels,
-        "GROUPS": tile.groups,
-        "DOWN": tile.down,
-        "BN": tile.columns,
-        "PIECE": _piece(r),
-        "PARTS": tile.parts,
-    }
-    constants |= {
-        "THREADS": tile.threads,
-        "RESIDENT": _resident(r, tile),
-        "FILTER_PITCH": select.channels(r, int(i["IC"])),
-        "MULTIPLE": 1,
-    }
-    text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"#define ASYNCHRONOUS {int(_asynchronous(r))}",
-        f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
-        f"constexpr bool X_VECTOR = 0, Y_VECTOR = {int(epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}, EARLY = {int('w' in r.constant)};",
-        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, template("conv/depthwise/channels"), template("conv/small_c_simt"),
-    ])  # fmt: skip
-    blocks, columns = _blocks(r, tile)
-    return Kernel(
-        text,
-        "conv_first",
+    i, (blocks, columns) = r.ints, _blocks(r, tile)
+    kernel = instantiate(
+        r,
+        "conv_small_c_simt",
+        "conv/small_c_simt",
+        [
+            *problem.operands(),
+            *ints(sizes(r, "IH", "IW", "OH", "OW", "OC", "PT", "PL")),
+            *longs({"x_c": 1 if i.get("x_c", 0) == 0 else i["x_c"]}),
+            *problem.pitch_parameters(r),
+        ],
         (D.mul(blocks, active), columns, 1),
         tile.threads,
-        tuple(v for _, _, v in parameters),
-        _room(r, tile),
-        pdl=r.arch >= 90,
+        epilogue=problem.finish(r, 4),
+        macros={"ASYNCHRONOUS": _asynchronous(r)},
+        constants={
+            **{n: int(i[n]) for n in _STATIC},
+            "P": tile.pixels,
+            "GROUPS": tile.groups,
+            "DOWN": tile.down,
+            "BN": tile.columns,
+            "PIECE": _piece(r),
+            "PARTS": tile.parts,
+            "THREADS": tile.threads,
+            "RESIDENT": _resident(r, tile),
+            "FILTER_PITCH": select.channels(r, int(i["IC"])),
+            "MULTIPLE": 1,
+            "X_VECTOR": False,
+            "Y_VECTOR": problem.vector(r, "y"),
+            "EARLY": "w" in r.constant,
+        },
+        smem=_room(r, tile),
     )
+    return [kernel]

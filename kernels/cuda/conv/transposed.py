@@ -4,11 +4,13 @@ stride 1 by the taps that meet it (`transposed.cuh`).
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Pointer, Request, TensorMap
+from tracea_onnx.codegen.kernel_request import Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import templates
+from ..common.epilogue import Parameter
+from ..common.instantiate import constexprs, ints, longs, sizes
 
 _AXES = (("H", "PT"), ("W", "PL"))
 
@@ -64,53 +66,44 @@ def reaches(r: Request) -> bool:
     )
 
 
-def maps(
-    r: Request, pixels: int, filters: int
-) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:
+def maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, TensorMap, list[Parameter]]:
     """As `persistent_sm90.image_maps`."""
     i, taps = r.ints, int(r.ints["KH"]) * int(r.ints["KW"])
-    oc, pitch, box = int(i["OC"]), -(-int(i["IC"]) // 8) * 8, _corners(r)
-    strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
+    pitch, box = -(-int(i["IC"]) // 8) * 8, _corners(r)
     x = TensorMap(
         Pointer("x"),
         r.dtype,
         (int(i["IC"]), i["IW"], i["IH"], i["N"]),
-        strides,
+        tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
         (),
-        128,
-        (*box, 64, pixels),
-        (1, 1, 1, 1),
+        im2col=(*box, 64, pixels),
+        steps=(1, 1, 1, 1),
     )
     w = TensorMap(
-        Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, filters)
+        Pointer("w"),
+        r.dtype,
+        (pitch, taps, int(i["OC"])),
+        (pitch * 2, taps * pitch * 2),
+        (64, 1, filters),
     )
-    window = {
+    window: dict[str, DimLike] = {
+        "chunks": -(-int(i["IC"]) // 64),
         "OH": D.ceildiv(i["OH"], i["SH"]),
         "OW": D.ceildiv(i["OW"], i["SW"]),
         "SH": 1,
         "SW": 1,
         "PT": -box[0][1],
         "PL": -box[0][0],
+        "OUT_H": i["OH"],
+        "OUT_W": i["OW"],
     }
-    params: list[tuple[str, str, Argument]] = [
-        ("int", "chunks", Int32(-(-int(i["IC"]) // 64))),
-        *(("int", n, Int32(v)) for n, v in window.items()),
-    ]
-    params += [("int", "OUT_H", Int32(i["OH"])), ("int", "OUT_W", Int32(i["OW"]))]
-    return (
-        x,
-        w,
-        params
-        + [
-            ("i64", n, Int64(i.get(n, 0))) for n in ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
-        ],
-    )
+    pitches = sizes(r, *(f"{s}_{p}" for s in "yr" for p in ("cs", "rs", "ns")))
+    return x, w, [*ints(window), *longs(pitches)]
 
 
 def template(r: Request) -> str:
-    low = _corners(r)[0]
-    sizes = {f"TURN_{n}": int(r.ints[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")} | {
-        "LOW_H": low[1],
-        "LOW_W": low[0],
-    }
-    return f"constexpr int {', '.join(f'{n} = {v}' for n, v in sizes.items())};\n{templates.template('conv/transposed')}"
+    low_w, low_h = _corners(r)[0]
+    window = {f"TURN_{n}": int(r.ints[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")}
+    return constexprs({**window, "LOW_H": low_h, "LOW_W": low_w}) + templates.template(
+        "conv/transposed"
+    )

@@ -19,7 +19,7 @@ from tracea_onnx.ir.dims import evaluate
 from tracea_onnx.support import discovery
 
 Array = npt.NDArray[Any]
-template_text = discovery.module("kernels", "cuda.common.templates").text
+_templates = discovery.module("kernels", "cuda.common.templates")
 _HOST = """
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // C's functions alone: what C++ adds takes long to read
 #include <math.h>
@@ -86,11 +86,16 @@ static size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
 """
 #: In place of templates whose functions are single instructions: copies are done at once.
 _TEMPLATES = {
-    "common/mma": """
+    "common/async_copy": """
 #define shared_address(p) ((char*)(p))
+template <int BYTES = 16> static void copy_async(void* to, const void* from, int read) {
+  memset(to, 0, BYTES), memcpy(to, from, read);
+}
 static void copy_commit() {}
 template <int LEFT> static void copy_wait() {}
+static void copy_wait_all() {}
 """,
+    "common/mma": "",
     "attention/fetch": """
 template <int READ> static void fetch(char* to, const T* from, long at, bool real) {
   real ? memcpy(to, from + at, READ * sizeof(T)) : memset(to, 0, READ * sizeof(T));
@@ -138,7 +143,7 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     quoted = r'"(?:[^"\\]|\\.)*"'
     text = kernel.source
     for name, of_host in _TEMPLATES.items():
-        text = text.replace(template_text(name), of_host)
+        text = text.replace(re.sub("#include .*\n", "", _templates.text(name)), of_host)
     text = text.replace('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);")
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", text)
     declared = re.search(r"#define PARAMETERS (.*)", text) or re.search(

@@ -111,7 +111,7 @@ def test_images_in_planes_have_a_kernel(arch: int) -> None:
         for c in (1, 2, 3, 4):
             for kernel, stride in ((k, s) for k in range(1, 8) for s in (1, 2)):
                 kernels = cuda.emit(planar(dtype, c, kernel, stride, arch))
-                assert {k.symbol for k in kernels} == {"conv_stem"}
+                assert {k.symbol for k in kernels} == {"conv_small_c_pool"}
                 check_kernels(kernels, arch)
     for kernel, stride in ((8, 1), (8, 4)):  # the most that lowering leaves in planes
         compile_kernels(cuda.emit(planar(DType.F16, 4, kernel, stride, arch)), arch)
@@ -241,8 +241,8 @@ def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
 
 
 def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
-    for arch, more in ((80, "product_tile"), (90, "conv_patch")):
-        for channels, symbol in ((3, "conv_stem"), (9, more)):
+    for arch, more in ((80, "product_tile"), (90, "conv_small_c_patch")):
+        for channels, symbol in ((3, "conv_small_c_pool"), (9, more)):
             r = conv(DType.F16, 8, channels, 64, 64, 32, 7, 2, 3, arch=arch)
             assert [k.symbol for k in kernels_of(r)] == [symbol]
     assert resident(conv(DType.F16, 64, 64, 56, 56, 64)) == [True]
@@ -324,7 +324,7 @@ def test_only_constant_weights_are_read_before_the_kernel_before_is_done() -> No
         conv(DType.F16, 1, 512, 7, 7, 512),
     )
     assert {k.symbol for r in shapes for k in kernels_of(r)} == {
-        "conv_stem",
+        "conv_small_c_pool",
         "conv_halo",
         "product_wgmma",
         "product_split",
@@ -434,7 +434,11 @@ def test_groups_are_bundled_where_tensor_maps_reach() -> None:
         grouped(DType.F32, 8, 128, 56, 32), grouped(DType.F16, 8, 128, 56, 32, arch=80), grouped(DType.F16, 8, 128, 56, 32, slack=4),
         grouped(DType.F16, 8, 128, 56, 32, family="deconv2d"),
     ):  # fmt: skip
-        assert {k.symbol for k in kernels_of(r)} <= {"product_tile", "product_sum", "conv_narrow"}
+        assert {k.symbol for k in kernels_of(r)} <= {
+            "product_tile",
+            "product_sum",
+            "conv_narrow_simt",
+        }
 
 
 def test_tensor_maps_begin_at_multiples_of_16_bytes() -> None:

@@ -54,16 +54,11 @@ _SHAPES = ((2, 7, 9), (1, 6, 5), (3, 15, 14), (1, 1, 3), (2, 8, 8))
 
 
 def _compiled(
-    tmp_path: Path,
-    constants: dict[str, int],
-    flags: dict[str, int],
-    width: int,
-    symbol: str,
-    *templates: str,
+    tmp_path: Path, constants: dict[str, int], flags: dict[str, int], width: int, header: str
 ) -> Any:
     sizes, truths = (", ".join(f"{k} = {v}" for k, v in d.items()) for d in (constants, flags))
-    kernel = "\n".join(cuda.template(t) for t in templates)
-    text = f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\nconstexpr bool {truths};\n{kernel}{_RUN.replace('SYMBOL', symbol)}"
+    run = _RUN.replace("SYMBOL", f"depthwise_{header}")
+    text = f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\nconstexpr bool {truths};\n{cuda.template(f'conv/depthwise/{header}')}{run}"
     return library(tmp_path, "depthwise", text).run
 
 
@@ -139,15 +134,7 @@ def test_every_output_once(
     }
     for c in (24, 5 * multiple):
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}
-        run = _compiled(
-            tmp_path / str(c),
-            {**sizes, "C": c},
-            flags,
-            width,
-            "depthwise",
-            "conv/depthwise/channels",
-            "conv/depthwise/direct",
-        )
+        run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "direct")
         for n, h, w in _SHAPES:
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
@@ -197,15 +184,7 @@ def test_strips(
             "BLOCKS": 1,
         }
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "RAGGED": 1}
-        run = _compiled(
-            tmp_path / str(ahead),
-            sizes,
-            flags,
-            2,
-            "depthwise_strips",
-            "common/sliding_window",
-            "conv/depthwise/strips",
-        )
+        run = _compiled(tmp_path / str(ahead), sizes, flags, 2, "strips")
         for n, h, w in (*_SHAPES, (1, 2, 50)):
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
@@ -230,15 +209,7 @@ def test_transposed(
 ) -> None:
     """Phases that every tap or no tap meets, what lies outside of the image."""
     sizes = {**_window(kernel, stride, 1), "MULTIPLE": multiple, "COLUMNS": 1, "LINES": 1, "C": c}
-    run = _compiled(
-        tmp_path,
-        sizes,
-        {"X_VECTOR": vector, "Y_VECTOR": vector},
-        width,
-        "depthwise_turned",
-        "conv/depthwise/channels",
-        "conv/depthwise/transposed",
-    )
+    run = _compiled(tmp_path, sizes, {"X_VECTOR": vector, "Y_VECTOR": vector}, width, "transposed")
     rng, pitch, channels = np.random.default_rng(1), -(-c // 8) * 8, c // multiple
     for n, h, w in _SHAPES:
         oh, ow = ((d - 1) * stride + kernel - 2 * pad + extra for d in (h, w))
@@ -308,9 +279,9 @@ def test_one_kernel_runs_for_each_batch(c: int, h: int, kernel: int) -> None:
 
 def test_strips_where_there_is_much_to_do() -> None:
     assert [k.symbol for k in cuda.emit(_request(64, 144, 56, 3))] == ["depthwise_strips"]
-    assert [k.symbol for k in cuda.emit(_request(1, 144, 56, 3))] == ["depthwise"]
+    assert [k.symbol for k in cuda.emit(_request(1, 144, 56, 3))] == ["depthwise_direct"]
     # such a window fits into no thread's registers
-    assert [k.symbol for k in cuda.emit(_request(64, 96, 64, 31))] == ["depthwise"]
+    assert [k.symbol for k in cuda.emit(_request(64, 96, 64, 31))] == ["depthwise_direct"]
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.F32])

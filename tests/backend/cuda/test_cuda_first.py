@@ -4,15 +4,14 @@ threads: every division, odd sizes, edges; and where it applies.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import check_kernels, compile_kernels, request, running
-from tests.cpp import library
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
@@ -21,60 +20,6 @@ from tracea_onnx.support import discovery
 cuda = discovery.module("kernels", "cuda")
 first = discovery.module("kernels", "cuda.conv.small_c_simt")
 
-_HOST = """
-#include <pthread.h>
-#include <string.h>
-typedef unsigned u32; typedef long long i64; typedef float T;
-#define DEV static inline
-#define __global__
-#define __shared__
-#define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(...)
-#define IS_F32 1
-static inline int min(int a, int b) { return a < b ? a : b; }
-static inline int max(int a, int b) { return a > b ? a : b; }
-static inline float fmaf(float a, float b, float c) { return a * b + c; }
-struct float4 { float x, y, z, w; };
-static struct { int x, y; } blockIdx;
-static thread_local struct { int x; } threadIdx;
-static pthread_barrier_t barrier;
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
-static int __shfl_sync(unsigned, int v, int) { return v; }
-DEV float to_float(float v) { return v; }
-DEV void from_float(float& to, float v) { to = v; }
-struct Epilogue { int none; };
-struct Columns {};
-DEV Columns columns_at(const Epilogue&, int, int) { return {}; }
-template <int WIDTH> DEV void finish(const Epilogue&, const Columns&, float (&)[WIDTH], int, i64, int, int) {}
-#define EPILOGUE_ARGUMENTS 0
-#define PARAMETERS const T* x, const T* w, T* y, int IH, int IW, int OH, int OW, int OC, int PT, int PL, i64 x_c, i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, \\
-  i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
-"""
-_RUN = """
-struct Call { int thread, blocks, beside; PARAMETERS_; };
-static void* thread_main(void* p) {
-  Call& c = *(Call*)p;
-  threadIdx.x = c.thread;
-  for (int b = 0; b < c.blocks * c.beside; b++) {
-    if (!c.thread) blockIdx.x = b % c.blocks, blockIdx.y = b / c.blocks;
-    __syncthreads();
-    conv_first(c.x, c.w, c.y, c.IH, c.IW, c.OH, c.OW, c.OC, c.PT, c.PL, c.x_c, c.x_cs, c.x_rs, c.x_ns, c.y_cs, c.y_rs, c.y_ns, 0, 0, 0);
-    __syncthreads();
-  }
-  return 0;
-}
-extern "C" void run(int blocks, int beside, PARAMETERS) {
-  pthread_barrier_init(&barrier, 0, THREADS);
-  static Call calls[THREADS];
-  pthread_t threads[THREADS];
-  for (int t = 0; t < THREADS; t++) {
-    calls[t] = {t, blocks, beside, x, w, y, IH, IW, OH, OW, OC, PT, PL, x_c, x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns};
-    pthread_create(&threads[t], 0, thread_main, &calls[t]);
-  }
-  for (int t = 0; t < THREADS; t++) pthread_join(threads[t], 0);
-}
-"""
-_MEMBERS = "const T *x, *w; T* y; int IH, IW, OH, OW, OC, PT, PL; i64 x_c, x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns"
 Shape = tuple[int, tuple[int, int], tuple[int, int], tuple[int, int], int, int, int, int]
 
 
@@ -126,77 +71,42 @@ SHAPES: tuple[Shape, ...] = (
 
 
 @pytest.mark.sampled(4)
+@pytest.mark.parametrize("planes", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
+def test_every_output_once(tmp_path: Path, shape: Shape, planes: bool) -> None:
     rng = np.random.default_rng(0)
-    for k, planes in enumerate((True, False)):
-        r = _request(shape, planes=planes)
-        i = {n: int(v) for n, v in r.ints.items() if isinstance(v, int)}
-        tiles = [t for t in first._tiles(r) if first._smem(r, t) <= 1 << 18]
-        tile = (
-            max(tiles, key=lambda t: (t.pixels, t.groups, t.parts)) if planes else first.choose(r)
+    r = _request(shape, planes=planes)
+    i = {n: int(v) for n, v in r.ints.items() if isinstance(v, int)}
+    (tile, _), *_ = first.choose(r)
+    if planes:
+        fitting = [t for t in first.configs(r) if first._smem(r, t) <= 1 << 18]
+        tile = max(fitting, key=lambda t: (t.pixels, t.groups, t.parts))
+    (kernel,) = first.emit(r, tile)
+    x = rng.standard_normal((2, i["IC"], i["IH"], i["IW"])).astype(np.float32)
+    filters = np.zeros((i["OC"], i["KH"], i["KW"], 4), np.float32)
+    filters[..., : i["IC"]] = rng.standard_normal((i["OC"], i["KH"], i["KW"], i["IC"]))
+    bias = np.pad(rng.standard_normal(i["OC"]).astype(np.float32), (0, -i["OC"] % 8))
+    lying = x if planes else np.full((2, i["IH"], i["IW"], 4), 7, np.float32)
+    if not planes:
+        lying[..., : i["IC"]] = x.transpose(0, 2, 3, 1)
+    y = cuda_host.aligned(np.full((2, i["OH"], i["OW"], i["y_cs"]), np.nan, np.float32))
+    given = {"x": lying, "w": filters, "bias": bias}
+    cuda_host.run(kernel, {n: cuda_host.aligned(a) for n, a in given.items()} | {"y": y}, tmp_path)
+    padded = np.pad(
+        x.astype(np.float64),
+        ((0, 0), (0, 0), (i["PT"], i["PT"] + i["SH"]), (i["PL"], i["PL"] + i["SW"])),
+    )
+    want = np.zeros((2, i["OH"], i["OW"], i["OC"])) + bias[: i["OC"]]
+    for kh, kw in itertools.product(range(i["KH"]), range(i["KW"])):
+        seen = padded[:, :, kh * i["DH"] :: i["SH"], kw * i["DW"] :: i["SW"]]
+        want += np.einsum(
+            "nchw,oc->nhwo",
+            seen[:, :, : i["OH"], : i["OW"]],
+            filters[:, kh, kw, : i["IC"]].astype(np.float64),
         )
-        (kernel,) = cuda.emit(r)
-        constants = {n: i[n] for n in first._STATIC} | {
-            "P": tile.pixels,
-            "GROUPS": tile.groups,
-            "DOWN": tile.down,
-            "BN": tile.columns,
-            "PIECE": first._piece(r),
-        }
-        constants |= {"PARTS": tile.parts}
-        constants |= {
-            "THREADS": tile.threads,
-            "RESIDENT": 1,
-            "FILTER_PITCH": 4,
-            "MULTIPLE": 1,
-            "WIDTH": 4,
-        }
-        text = [
-            _HOST,
-            f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
-            "constexpr bool X_VECTOR = 0, Y_VECTOR = 1, EARLY = 0;",
-        ]
-        text += [
-            cuda.template("conv/depthwise/channels"),
-            cuda.template("conv/small_c_simt"),
-            _RUN.replace("PARAMETERS_", _MEMBERS),
-        ]
-        host = library(tmp_path, f"first{k}", "\n".join(text))
-        x = rng.standard_normal((2, i["IC"], i["IH"], i["IW"])).astype(np.float32)
-        filters = np.zeros((i["OC"], i["KH"], i["KW"], 4), np.float32)
-        filters[..., : i["IC"]] = rng.standard_normal((i["OC"], i["KH"], i["KW"], i["IC"]))
-        lying = x if planes else np.full((2, i["IH"], i["IW"], 4), 7, np.float32)
-        if not planes:
-            lying[..., : i["IC"]] = x.transpose(0, 2, 3, 1)
-        y = np.full((2, i["OH"], i["OW"], i["y_cs"]), np.nan, np.float32)
-        blocks = 2 * -(-i["OW"] // (tile.groups * tile.pixels)) * -(-i["OH"] // tile.down)
-        ints = [ctypes.c_int(v) for v in (blocks, -(-i["OC"] // tile.columns))]
-        sizes = [ctypes.c_int(i[n]) for n in ("IH", "IW", "OH", "OW", "OC", "PT", "PL")]
-        longs = [
-            ctypes.c_longlong(i[n])
-            for n in ("x_c", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
-        ]
-        host.run(
-            *ints,
-            *(ctypes.c_void_p(np.ascontiguousarray(a).ctypes.data) for a in (lying, filters, y)),
-            *sizes,
-            *longs,
-        )
-        padded = np.pad(
-            x.astype(np.float64),
-            ((0, 0), (0, 0), (i["PT"], i["PT"] + i["SH"]), (i["PL"], i["PL"] + i["SW"])),
-        )
-        want = np.zeros((2, i["OH"], i["OW"], i["OC"]))
-        for kh, kw in itertools.product(range(i["KH"]), range(i["KW"])):
-            seen = padded[:, :, kh * i["DH"] :: i["SH"], kw * i["DW"] :: i["SW"]][
-                :, :, : i["OH"], : i["OW"]
-            ]
-            want += np.einsum(
-                "nchw,oc->nhwo", seen, filters[:, kh, kw, : i["IC"]].astype(np.float64)
-            )
-        np.testing.assert_allclose(y[..., : i["OC"]], want, atol=1e-4)
-        assert np.isnan(y[..., i["OC"] :]).all() and kernel.symbol == "conv_first"
+    np.testing.assert_allclose(y[..., : i["OC"]], want, atol=1e-4)
+    assert np.isnan(y[..., i["OC"] :]).all()
+    assert [k.symbol for k in cuda.emit(r)] == ["conv_small_c_simt"]
 
 
 @pytest.mark.slow
@@ -252,7 +162,7 @@ def test_symbolic_batches() -> None:
     )
     for n in (1, 3, 64, 1000):
         (k,) = running(kernels, n=n)
-        assert k.symbol == "conv_first"
+        assert k.symbol == "conv_small_c_simt"
 
 
 def test_symbolic_lines_in_planes() -> None:
@@ -269,4 +179,4 @@ def test_symbolic_lines_in_planes() -> None:
     )
     for s in (10, 400, 16000):
         (k,) = running(kernels, s=s)
-        assert k.symbol == "conv_first"
+        assert k.symbol == "conv_small_c_simt"

@@ -170,16 +170,16 @@ def _check(v: Shape, kernel: Any, folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_every_output_of_few_channels_once(tmp_path: Path, v: Shape, tile: tuple[int, ...]) -> None:
-    _check(v, narrow.convolution(_request(v), narrow.NarrowTile(*tile), v.transposed), tmp_path)
+    _check(v, narrow.emit(_request(v), narrow.NarrowTile(*tile))[0], tmp_path)
 
 
 @pytest.mark.parametrize("arch", [80, 89, 90])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) -> None:
     for v, symbols in (
-        (Shape(64, 5, 28, 28, 5, (4, 4), (4, 4), pad=(0, 0), transposed=True), {"conv_narrow"}),
-        (Shape(8, 32, 27, 17, 32, (5, 5), pad=(2, 2), groups=16), {"conv_narrow"}),
-        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"depthwise"}), (Shape(1, 64, 56, 56, 64), set()),
+        (Shape(64, 5, 28, 28, 5, (4, 4), (4, 4), pad=(0, 0), transposed=True), {"conv_narrow_simt"}),
+        (Shape(8, 32, 27, 17, 32, (5, 5), pad=(2, 2), groups=16), {"conv_narrow_simt"}),
+        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"depthwise_direct"}), (Shape(1, 64, 56, 56, 64), set()),
     ):  # fmt: skip
         for n in (v.n, symbol("n")):
             kernels = cuda.emit(_request(v, dtype, arch, N=n))
@@ -188,7 +188,7 @@ def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) ->
             assert (
                 (symbols <= got)
                 if symbols and (dtype == F32 or v.family != "conv2d")
-                else "depthwise" not in got
+                else "depthwise_direct" not in got
             )
 
 
@@ -201,8 +201,8 @@ def test_few_channels_compile(dtype: DType) -> None:
         Shape(1, 5, 97, 156, 256, (2, 2), dilation=(3, 3)),
     ):
         r = _request(v, dtype)
-        prices = narrow.prices(r, v.transposed, v.n * v.out[0] * v.out[1])
-        compile_kernels([narrow.convolution(r, min(prices, key=prices.get), v.transposed)], 90)
+        prices = narrow.prices(r, v.n * v.out[0] * v.out[1])
+        compile_kernels(narrow.emit(r, min(prices, key=prices.get)), 90)
 
 
 PATCHES = (
@@ -215,7 +215,7 @@ PATCHES = (
 @pytest.mark.parametrize("v", PATCHES)
 def test_units_of_a_patch_lie_where_taps_meet_the_image(v: Shape) -> None:
     r = _request(v, F16)
-    prices = patch.prices(r, v.transposed, v.n * v.out[0] * v.out[1])
+    prices = patch.prices(r, v.n * v.out[0] * v.out[1])
     assert all((tile.passes > 1) == (v.c > 64) for tile in prices)
     for tile in prices:
         s = patch._pass(patch._shape(r), tile)
@@ -251,8 +251,8 @@ def test_patches_compile() -> None:
     for v, dtype in zip(PATCHES, (F16, BF16, F16, BF16, F16, BF16, F16), strict=True):
         for n in (v.n, symbol("n")):
             r = _request(v, dtype, N=n)
-            prices = patch.prices(r, v.transposed, 8 * v.out[0] * v.out[1])
-            kernels = [patch.convolution(r, min(prices, key=prices.get), v.transposed)]
+            prices = patch.prices(r, 8 * v.out[0] * v.out[1])
+            kernels = patch.emit(r, min(prices, key=prices.get))
             check_kernels(kernels, 90)
         compile_kernels(kernels, 90)
 
@@ -260,26 +260,24 @@ def test_patches_compile() -> None:
 def test_patches_are_for_large_windows_of_few_outputs() -> None:
     head, small = Shape(10, 40, 88, 72, 9, (7, 7), pad=(3, 3)), Shape(8, 512, 20, 20, 12)
     assert [cuda.emit(_request(v, F16))[0].symbol for v in (head, small)] == [
-        "conv_patch",
+        "conv_small_c_patch",
         "product_split",
     ]
-    assert not patch.applies(_request(Shape(1, 512, 28, 28, 512), F16), transposed=False)
+    assert not patch.supports(_request(Shape(1, 512, 28, 28, 512), F16))
 
 
 def test_patches_need_hopper_and_aligned_pixels() -> None:
     v = PATCHES[0]
-    assert patch.applies(_request(v, F16), transposed=False)
-    (tile, *_), odd = patch.prices(_request(v, F16), False, 64), _request(v, F16, x_cs=27)
-    assert not patch.prices(odd, False, 64)
+    assert patch.supports(_request(v, F16))
+    (tile, *_), odd = patch.prices(_request(v, F16), 64), _request(v, F16, x_cs=27)
+    assert not patch.prices(odd, 64)
     with pytest.raises(AssertionError):  # whoever chose the tile
-        patch.convolution(odd, tile, False)
+        patch.emit(odd, tile)
     others = (
         _request(v),
         _request(v, F16, 80),
         _request(v, F16, x_cs=28),
         _request(Shape(1, 48, 9, 9, 48, groups=2), F16),
     )
-    assert not any(patch.applies(r, transposed=False) for r in others)
-    assert not patch.applies(
-        _request(Shape(1, 24, 9, 9, 24, stride=(2, 2), transposed=True), F16), transposed=True
-    )
+    assert not any(patch.supports(r) for r in others)
+    assert not patch.supports(_request(Shape(1, 24, 9, 9, 24, stride=(2, 2), transposed=True), F16))

@@ -1,7 +1,11 @@
 // Neighbouring channels of a pixel, as threads of depthwise convolutions have them.
-//
-// The generator defines: T, WIDTH, MULTIPLE, X_VECTOR, Y_VECTOR. MULTIPLE: output channels of an
-// input channel.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int MULTIPLE = 1;                       // output channels of an input channel
+constexpr bool X_VECTOR = true, Y_VECTOR = true;  // pixels lie at multiples of 16 bytes
+
+#endif  // GENERATED
 
 // WIDTH channels as they lie in memory.
 #if IS_F32
@@ -33,18 +37,18 @@ DEV Raw narrow(const float (&v)[WIDTH]) {
   return r;
 }
 #endif
+// What follows is of `count` channels, at least one.
 template <bool VECTOR>
 DEV Raw fetch(const T* p, int count) {
+  if (VECTOR && sizeof(Raw) <= 16) return *(const Raw*)p;
   Raw r = {};
-  if (VECTOR && sizeof(Raw) <= 16) {
-    r = *(const Raw*)p;
-  } else if (VECTOR) {  // a pitch may be an odd multiple of 4 channels
+  if (VECTOR) {  // a pitch may be an odd multiple of 4 channels
     *(float4*)&r = *(const float4*)p;
     if (count > 4) *((float4*)&r + 1) = *((const float4*)p + 1);
   } else {
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
-      if (k < count) ((T*)&r)[k] = p[k];
+      if (k == 0 || k < count) ((T*)&r)[k] = p[k];
   }
   return r;
 }
@@ -55,7 +59,7 @@ DEV Raw fetch_input(const T* p, int c, int count) {
   Raw r = {};
 #pragma unroll
   for (int k = 0; k < WIDTH; k++)
-    if (k < count) ((T*)&r)[k] = p[(c + k) / MULTIPLE - c / MULTIPLE];
+    if (k == 0 || k < count) ((T*)&r)[k] = p[(c + k) / MULTIPLE - c / MULTIPLE];
   return r;
 }
 
@@ -65,6 +69,6 @@ DEV void store(T* y, const float (&v)[WIDTH], int count) {
   } else {
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
-      if (k < count) from_float(y[k], v[k]);
+      if (k == 0 || k < count) from_float(y[k], v[k]);
   }
 }

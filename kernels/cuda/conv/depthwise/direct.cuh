@@ -2,17 +2,30 @@
 // neighbouring rows for WIDTH channels, so that it reads every input once for all of them.
 // Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies
 // outside the image reads as zero, and all of a thread's loads are in flight together.
-//
-// Follows conv/depthwise/channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS,
-// LINES, LARGE, THREADS, EARLY and the epilogue (struct Epilogue, finish), on WIDTH channels.
-// EARLY: all weights are read, into registers, while the kernel before this one still runs.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int KH = 3, KW = 3;          // filter window
+constexpr int SH = 1, SW = 1;          // stride
+constexpr int DH = 1, DW = 1;          // dilation
+constexpr int COLUMNS = 2, LINES = 2;  // neighbouring outputs of a thread
+constexpr int LARGE = 121;             // taps beyond which a thread goes on row by row
+constexpr int THREADS = 128;           // of a CTA
+constexpr int weight_pitch = 64;       // from a tap to the next; negative: read from the end
+constexpr bool EARLY = false;          // all weights are read, into registers, while the kernel
+                                       // before this one still runs
+#define PARAMETERS                                                                            \
+  const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, int PT, int PL, int C, \
+      i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
+#endif  // GENERATED
+#include "conv/depthwise/channels.cuh"
 
 constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1,
               DEPTH = (LINES - 1) * SH + (KH - 1) * DH +
                       1;  // input columns and rows that a thread reads
 constexpr int UNROLLED = KH * KW <= LARGE ? DEPTH : 1;
 
-extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) depthwise_direct(PARAMETERS) {
   const i64 t = (i64)blockIdx.x * THREADS + threadIdx.x;
   const int chunks = (C + WIDTH - 1) / WIDTH, strips = (OW + COLUMNS - 1) / COLUMNS;
   i64 rest = t / chunks;

@@ -4,24 +4,23 @@ else strips of the image that threads march down (`strips.cuh`); transposed ones
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from tracea_onnx.codegen import kernel_choice
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike
 
-from ...common import epilogue as _epilogue
-from ...common.launch import about, declared, known, settled
-from ...common.prelude import prelude
-from ...common.templates import template
+from ...common.epilogue import Parameter
+from ...common.instantiate import instantiate, ints, pointer, sizes
+from ...common.launch import about, known, settled
 from ...gemm import select
+from .. import problem
+from ..problem import window
 
-_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
-_PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 _BLOCK = 128
 #: Threads a multiprocessor should have before a thread of `direct.cuh` computes more than one
 #: output, and multiply-adds before strips pay (half of them where a thread of `direct.cuh` would
@@ -42,7 +41,7 @@ _ALIKE = 1.05
 
 def convolution(r: Request) -> list[Kernel]:
     i = r.ints
-    kh, kw = _window(r)[:2]
+    kh, kw = window(r)[:2]
     if len(D.symbols(select.pixels(r))) > 1 and not (
         isinstance(i["OH"], int) and isinstance(i["OW"], int)
     ):
@@ -70,7 +69,7 @@ def convolution(r: Request) -> list[Kernel]:
 
 def _many(r: Request) -> DimLike:
     """Whether there is so much to do that strips pay."""
-    kh, kw = _window(r)[:2]
+    kh, kw = window(r)[:2]
     least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
     return D.sub(
         1, D.less(D.mul(select.pixels(r), select.static(r, "OC") * kh * kw), r.sms * least)
@@ -147,10 +146,6 @@ def _multiple(r: Request) -> int:
     return count
 
 
-def _window(r: Request) -> tuple[int, ...]:
-    return tuple(select.static(r, n) for n in _WINDOW)
-
-
 # --- the division into strips -----------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +184,7 @@ def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
 
 
 def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
-    i, (kh, kw, sh, sw, dh, dw) = r.ints, _window(r)
+    i, (kh, kw, sh, sw, dh, dw) = r.ints, window(r)
     oh, ow, ih, iw = (
         d if isinstance(d, int) and d else about(d, 56) or 56
         for d in (i["OH"], i["OW"], i["IH"], i["IW"])
@@ -299,38 +294,32 @@ def _lines(r: Request, tile: Strips) -> DimLike:
 
 def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
     """use: 0 empties the grid."""
-    i, c = r.ints, select.static(r, "OC")
-    ragged = not isinstance(i["OW"], int) or i["OW"] % tile.columns != 0
-    bias = "bias[c + (k)]" if "bias" in r.operands else "0.f"
-    early = r.operands & {"w", "bias"} <= r.constant
-    defines = [
-        f"#define BIAS(k) {bias}", f"constexpr int C = {c}, COLUMNS = {tile.columns}, AHEAD = {tile.ahead}, BLOCKS = {tile.blocks};",
-        f"constexpr bool RAGGED = {int(ragged)}, EARLY = {int(early)};",
-    ]  # fmt: skip
-    extra: list[tuple[str, str, Argument]] = [("int", "lines", Int32(lines))]
-    if "bias" in r.operands:
-        extra.append(("const float*", "bias", Pointer("bias")))
-    # so that a thread's accesses differ by immediate offsets
-    fixed = [n for n in ("x_cs", "y_cs", "r_cs") if isinstance(i.get(n, 0), int)]
+    i, c, biased = r.ints, select.static(r, "OC"), "bias" in r.operands
     threads = D.product(
         [i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], tile.columns), -(-c // 2)]
     )
-    lean = replace(r, operands=r.operands - {"bias"})  # sums start from the bias
     return _kernel(
-        lean,
-        ("common/sliding_window", "conv/depthwise/strips"),
-        "depthwise_strips",
+        replace(r, operands=r.operands - {"bias"}),  # sums start from the bias
+        "conv/depthwise/strips",
         2,
         D.mul(D.ceildiv(threads, _BLOCK), use),
-        defines,
-        extra,
-        fixed,
+        {
+            "C": c,
+            "COLUMNS": tile.columns,
+            "AHEAD": tile.ahead,
+            "BLOCKS": tile.blocks,
+            "RAGGED": not isinstance(i["OW"], int) or i["OW"] % tile.columns != 0,
+            "EARLY": r.operands & {"w", "bias"} <= r.constant,
+        },
+        [*ints({"lines": lines}), *([pointer("const float", "bias")] if biased else [])],
+        fixed=("x_cs", "y_cs", "r_cs"),  # a thread's accesses differ by immediate offsets
+        macros={"BIAS(k)": "bias[c + (k)]" if biased else "0.f"},
     )
 
 
 def _width(r: Request) -> int:
     """Channels of a thread of `direct.cuh`."""
-    kh, kw = _window(r)[:2]
+    kh, kw = window(r)[:2]
     if _multiple(r) > 1:  # neighbouring output channels read no vectors
         return 2
     return next((w for w in (8, 4) if kh * kw * w * r.dtype.size <= _EARLY), 2)
@@ -340,24 +329,16 @@ def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
     """A thread has `columns` x `lines` outputs of a few channels; all loads of a row are under way
     together.
     """
-    kh, kw, width = *_window(r)[:2], _width(r)
+    kh, kw, width = *window(r)[:2], _width(r)
     early = columns * lines == 1 and "w" in r.constant and kh * kw * width * r.dtype.size <= _EARLY
-    defines = [
-        f"constexpr int COLUMNS = {columns}, LINES = {lines}, LARGE = {_LARGE};",
-        f"constexpr bool EARLY = {int(early)};",
-    ]
-    extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
-    grid = D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use)
-    fixed = ("x_cs",) if isinstance(r.ints["x_cs"], int) else ()
     return _kernel(
         r,
-        ("conv/depthwise/channels", "conv/depthwise/direct"),
-        "depthwise",
+        "conv/depthwise/direct",
         width,
-        grid,
-        defines,
-        extra,
-        fixed,
+        D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use),
+        {"COLUMNS": columns, "LINES": lines, "LARGE": _LARGE, "EARLY": early},
+        ints({"C": r.ints["OC"]}),
+        fixed=("x_cs",),
     )
 
 
@@ -370,55 +351,49 @@ def transposed(r: Request) -> list[Kernel]:
             replace(r, ints={**i, **pads, "last_tap": int(i["KH"]) * int(i["KW"]) - 1})
         )
     width = next((w for w in (8, 4) if known(D.less(_threads(r, 1, 1, w), r.sms * _FILL)) != 1), 2)
-    extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
     grid = D.ceildiv(_threads(r, 1, 1, width), _BLOCK)
-    return [
-        _kernel(
-            r,
-            ("conv/depthwise/channels", "conv/depthwise/transposed"),
-            "depthwise_turned",
-            width,
-            grid,
-            (),
-            extra,
-            (),
-        )
-    ]
+    return [_kernel(r, "conv/depthwise/transposed", width, grid, {}, ints({"C": r.ints["OC"]}))]
 
 
 def _kernel(
-    r: Request, templates: Sequence[str], symbol: str, width: int, grid: DimLike, defines: Sequence[str], extra: Sequence[tuple[str, str, Argument]],
-    fixed: Sequence[str], threads: int = _BLOCK, smem: int = 0,
-) -> Kernel:  # fmt: skip
-    """width: channels that the epilogue takes. extra: more parameters. fixed: pitches that the text
-    knows.
+    r: Request,
+    header: str,
+    width: int,
+    grid: DimLike,
+    constants: Mapping[str, bool | int],
+    more: Sequence[Parameter],
+    fixed: Sequence[str] = (),
+    macros: Mapping[str, str] = {},
+) -> Kernel:
+    """width: channels that the epilogue takes. more: parameters. fixed: pitches that the text
+    knows, where they are numbers.
     """
-    i = r.ints
-    pitch, last = -(-select.static(r, "OC") // 8) * 8, int(i.get("last_tap", 0))
-    vectors = [
-        f"{s.upper()}_VECTOR = {int(_epilogue.vector(r, s, tuple(i[f'{s}_{p}'] for p in ('cs', 'rs', 'ns'))))}"
-        for s in "xy"
-    ]
-    epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=width)
-    params: list[tuple[str, str, Argument]] = [
-        ("const T*", "x", Pointer("x")),
-        ("const T*", "w", Pointer("w", last * pitch * r.dtype.size)),
-        ("T*", "y", Pointer("y")),
-    ]
-    params += select.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
-    params += extra
-    params += [
-        *(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed),
-        *epi.parameters,
-    ]
-    text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
-        f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {threads}, MULTIPLE = {_multiple(r)};",
-        f"constexpr int weight_pitch = {-pitch if last else pitch};",
-        *(f"constexpr i64 {n} = {i.get(n, 0)};" for n in fixed), f"constexpr bool {', '.join(vectors)};", *defines,
-        f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, *(template(t) for t in templates),
-    ])  # fmt: skip
-    return Kernel(
-        text, symbol, (grid, 1, 1), threads, tuple(v for _, _, v in params), smem, pdl=r.arch >= 90
+    pitch, last = -(-select.static(r, "OC") // 8) * 8, int(r.ints.get("last_tap", 0))
+    known_pitches = {n: v for n, v in sizes(r, *fixed).items() if isinstance(v, int)}
+    return instantiate(
+        r,
+        header.removeprefix("conv/").replace("/", "_"),
+        header,
+        [
+            pointer("const T", "x"),
+            ("const T*", "w", Pointer("w", last * pitch * r.dtype.size)),
+            pointer("T", "y"),
+            *ints(sizes(r, "N", "IH", "IW", "OH", "OW", "PT", "PL")),
+            *more,
+            *problem.pitch_parameters(r, without=tuple(known_pitches)),
+        ],
+        (grid, 1, 1),
+        _BLOCK,
+        epilogue=problem.finish(r, width),
+        macros=macros,
+        constants={
+            **dict(zip(problem.WINDOW, window(r), strict=True)),
+            "THREADS": _BLOCK,
+            "MULTIPLE": _multiple(r),
+            "weight_pitch": -pitch if last else pitch,
+            "X_VECTOR": problem.vector(r, "x"),
+            "Y_VECTOR": problem.vector(r, "y"),
+            **constants,
+        },
+        text="".join(f"constexpr i64 {n} = {v};\n" for n, v in known_pitches.items()),
     )

@@ -3,36 +3,45 @@
 // stay in registers; every input is read and widened once and joins the sums of all the output rows
 // that it belongs to, of which SLOTS are open at a time. Loads are AHEAD steps (of SH input rows)
 // before the sums.
-//
-// Follows common/sliding_window.cuh. The generator also defines: T, C, MULTIPLE, AHEAD, THREADS,
-// BLOCKS, EARLY, X_VECTOR, Y_VECTOR, RAGGED, BIAS(k) and the epilogue (struct Epilogue, finish, on
-// 2 channels). MULTIPLE: output channels of an input channel. EARLY: weights are read while the
-// kernel before this one still runs. RAGGED: the last strip is narrower.
+#pragma once
+#ifndef GENERATED
+#define WIDTH 2
+#include "common/instance.cuh"
+constexpr int KH = 3, KW = 3;     // filter window
+constexpr int SH = 1, SW = 1;     // stride
+constexpr int DH = 1, DW = 1;     // dilation
+constexpr int COLUMNS = 2;        // output columns of a strip
+constexpr int C = 64;             // channels
+constexpr int AHEAD = 1;          // steps that loads are before the sums: 1 or SLOTS
+constexpr int THREADS = 128;      // of a CTA
+constexpr int BLOCKS = 4;         // CTAs of an SM
+constexpr int weight_pitch = 64;  // from a tap to the next; negative: read from the end
+constexpr bool EARLY = true;      // weights are read while the kernel before still runs
+constexpr bool RAGGED = true;     // the last strip is narrower
+#define BIAS(k) 0.f               // of the k-th of a thread's channels c..., as f32
+#define PARAMETERS                                                                                \
+  const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, int PT, int PL, int lines, \
+      i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
+#endif  // GENERATED
+#include "conv/depthwise/channels.cuh"
 
+constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1,
+              DEPTH = (KH - 1) * DH + 1;  // input columns of a strip, input rows of a window
+
+constexpr bool column_used(int s) {
+  for (int j = 0; j < COLUMNS; j++)
+    if (s >= j * SW && (s - j * SW) % DW == 0 && (s - j * SW) / DW < KW) return true;
+  return false;
+}
+// Whether windows read input row `row`, counted from the top of one.
+constexpr bool row_used(int row) {
+  for (int kh = 0; kh < KH; kh++)
+    if (kh * DH % SH == row % SH) return true;
+  return false;
+}
 constexpr int SLOTS = (DEPTH - 1) / SH + 1, CHUNKS = (C + 1) / 2;
 constexpr bool ROTATE = AHEAD == SLOTS;
 static_assert(ROTATE || AHEAD == 1, "rows are where they were after SLOTS steps, or move");
-
-// 2 channels as they lie in memory.
-#if IS_F32
-struct alignas(8) Pair {
-  float v[2];
-};
-DEV void widen(const Pair& p, float (&v)[2]) { v[0] = p.v[0], v[1] = p.v[1]; }
-DEV Pair narrow(const float (&v)[2]) { return {v[0], v[1]}; }
-#else
-typedef u32 Pair;
-DEV void widen(Pair p, float (&v)[2]) { unpack2((T*)0, p, v[0], v[1]); }
-DEV Pair narrow(const float (&v)[2]) { return pack2((T*)0, v[0], v[1]); }
-#endif
-DEV Pair fetch(const T* p, int count, int next) {
-  if (MULTIPLE == 1 && X_VECTOR)
-    return *(const Pair*)p;  // pad channels of x are readable, and feed only themselves
-  Pair r = {};
-  ((T*)&r)[0] = p[0];
-  if (count > 1) ((T*)&r)[1] = p[next];
-  return r;
-}
 
 // The row of the window that output row `behind` steps back takes from input row `p` of a step; -1
 // if none.
@@ -56,14 +65,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
   float weight[KH][KW][2];
 #pragma unroll
   for (int k = 0; k < KH * KW; k++)
-    widen(*(const Pair*)(w + (i64)k * weight_pitch + c), weight[k / KW][k % KW]);
+    widen(fetch<true>(w + (i64)k * weight_pitch + c, 2), weight[k / KW][k % KW]);
   const float start[2] = {BIAS(0), count > 1 ? BIAS(1) : 0.f};
 #if __CUDA_ARCH__ >= 900
   if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   if (n >= N) return;
   const int rows = min(lines, OH - oh0), top = oh0 * SH - PT, left = ow0 * SW - PL;
-  const int next = (c + 1) / MULTIPLE - c / MULTIPLE;  // input channel of the second output channel
   const T* corner = x + n * (i64)x_ns + c / MULTIPLE + (i64)top * x_rs + (i64)left * x_cs;
   T* to = y + n * (i64)y_ns + c + (i64)oh0 * y_rs + (i64)ow0 * y_cs;
   i64 full = n * (i64)r_ns + (i64)oh0 * r_rs + (i64)ow0 * r_cs;
@@ -72,14 +80,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
 #pragma unroll
   for (int s = 0; s < SPAN && SPAN <= 32; s++) columns |= u32((u32)(left + s) < (u32)IW) << s;
   asm("" : "+r"(columns));  // to be tested, not computed again
-  Pair in[AHEAD][SH][SPAN] = {};
-  const auto load = [&](int step, Pair(&to)[SH][SPAN], int p) {
+  Raw in[AHEAD][SH][SPAN] = {};
+  const auto load = [&](int step, Raw(&to)[SH][SPAN], int p) {
     if (!row_used(p) || (u32)(top + step * SH + p) >= (u32)IH) return;
     const T* row = corner + (i64)(step * SH + p) * x_rs;
 #pragma unroll
     for (int s = 0; s < SPAN; s++)
       if (column_used(s) && (SPAN <= 32 ? columns >> s % 32 & 1 : (u32)(left + s) < (u32)IW))
-        to[p][s] = fetch(row + (i64)s * x_cs, count, next);  // what lies outside stays zero
+        to[p][s] = fetch_input(row + (i64)s * x_cs, c, count);  // what lies outside stays zero
   };
 #pragma unroll
   for (int u = 0; u < AHEAD; u++)
@@ -130,13 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
           for (int j = 0; j < COLUMNS; j++) {
             if (RAGGED && ow0 + j >= OW) break;
             finish(epilogue, sum[from][j], 0, full + (i64)j * r_cs, c, count);
-            T* out = to + (i64)j * y_cs;
-            if (Y_VECTOR && count == 2) {
-              *(Pair*)out = narrow(sum[from][j]);
-            } else {
-              from_float(out[0], sum[from][j][0]);
-              if (count > 1) from_float(out[1], sum[from][j][1]);
-            }
+            store(to + (i64)j * y_cs, sum[from][j], count);
           }
           to += y_rs, full += r_rs;
         }

@@ -1,10 +1,19 @@
 // Depthwise transposed convolution, channels last: one thread computes one output pixel for WIDTH
 // channels from the taps that meet it, every SH-th row and SW-th column of the window.
-//
-// Follows conv/depthwise/channels.cuh. The generator also defines: KH, KW, SH, SW, THREADS and the
-// epilogue (struct Epilogue, finish), on WIDTH channels.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int KH = 4, KW = 4;     // filter window
+constexpr int SH = 2, SW = 2;     // stride
+constexpr int THREADS = 128;      // of a CTA
+constexpr int weight_pitch = 64;  // from a tap to the next
+#define PARAMETERS                                                                            \
+  const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, int PT, int PL, int C, \
+      i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
+#endif  // GENERATED
+#include "conv/depthwise/channels.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) depthwise_turned(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) depthwise_transposed(PARAMETERS) {
   constexpr int HITS_H = (KH + SH - 1) / SH, HITS_W = (KW + SW - 1) / SW;
   const i64 t = (i64)blockIdx.x * THREADS + threadIdx.x;
   const int chunks = (C + WIDTH - 1) / WIDTH;

@@ -14,12 +14,12 @@ constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
 
 #if !GROUPED
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-#endif
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 DEV void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+#endif  // else hopper.cuh has these
 // The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.
 DEV void copy16(u32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)

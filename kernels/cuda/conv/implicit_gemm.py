@@ -1,0 +1,165 @@
+"""Convolutions as implicit GEMM: rows are output pixels (of one phase of a transposed convolution),
+k runs over the filter taps and input channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+
+from ..common.epilogue import Parameter
+from ..common.instantiate import ints, longs, pointer, sizes
+from ..gemm import cluster_splitk_sm90, persistent_sm90, select
+from ..gemm.multistage_sm80 import tiles as multistage
+from . import grouped, problem
+from . import transposed as phased
+
+_SIZES = ("IH", "IW", "OH", "OW", *problem.WINDOW, "PT", "PL")
+#: Input channels below which tiles that copy no more of them may be better than tensor copies of
+#: 64; how much slower these are than their price at least, in clocks too.
+_NARROW, _WORSE, _MORE = 48, 1.5, 5000.0
+
+
+class TensorMaps:
+    """Windows read by im2col TMA, on Hopper."""
+
+    tiles = (persistent_sm90.HopperTile, cluster_splitk_sm90.SplitTile)
+
+    def supports(self, r: Request) -> bool:
+        return problem.by_tensor_maps(r)
+
+    def prices(self, r: Request, pixels: int) -> dict[Any, float]:
+        if problem.transposed(r):
+            return _prices_of_phases(r, pixels)
+        bundle, several = grouped.of(r), r.ints["G"] != 1
+        costs = select.prices(
+            pixels,
+            bundle.columns,
+            0,
+            1,
+            r,
+            maps=int(r.ints["KH"]) * int(r.ints["KW"]) * bundle.chunks,
+            stored=problem.stored_by_tensor_maps(r),
+            bundles=bundle.count,
+            pixel=grouped.pixel(r),
+            made=grouped.made(r),
+        )
+        split = cluster_splitk_sm90.SplitTile
+        start = grouped.START if several else 0.0
+        return {t: cost + start * isinstance(t, split) for t, cost in costs.items()}
+
+    def emit(self, r: Request, tile: Any, active: DimLike) -> list[Kernel]:
+        rows = problem.rows(r)
+        if problem.transposed(r):
+            return [cluster_splitk_sm90.deconvolution(r, tile, rows, active)]
+        persistent = isinstance(tile, persistent_sm90.HopperTile)
+        kernel = persistent_sm90 if persistent else cluster_splitk_sm90
+        return [kernel.convolution(r, tile, rows, active)]
+
+
+def _prices_of_phases(r: Request, pixels: int) -> dict[Any, float]:
+    """Of a transposed convolution: phases have `least` steps along k or more, `mean` on average."""
+    least, mean = phased.steps(r)
+    for steps in (mean, least):
+        costs = select.prices(
+            pixels // problem.phases(r),
+            int(r.ints["OC"]),
+            0,
+            1,
+            r,
+            maps=steps,
+            bundles=problem.phases(r),
+        )
+        if found := {t: cost for t, cost in costs.items() if t.split <= least}:
+            return found
+    return {}
+
+
+class Tiles:
+    """Pixels read one by one, on any GPU."""
+
+    tiles = (multistage.Tile,)
+
+    def supports(self, r: Request) -> bool:
+        if not problem.by_tensor_maps(r):
+            return True
+        return not problem.transposed(r) and (r.ints["G"] != 1 or int(r.ints["IC"]) < _NARROW)
+
+    def prices(self, r: Request, pixels: int) -> dict[Any, float]:
+        oc, pitch, phases = _of_group(r)[1], _pitch(r), problem.phases(r)
+        g, taps = int(r.ints["G"]), int(r.ints["KH"]) * int(r.ints["KW"])
+        odd = (
+            multistage.Odd(16, 16, True, pixels=True, uneven=g == 1 and pitch % 32 != 0)
+            if r.dtype == DType.F32
+            else None
+        )
+        batch = g * phases
+
+        def priced(windows: str) -> dict[Any, float]:
+            return select.prices(
+                pixels // phases,
+                oc,
+                taps * pitch // phases,
+                batch,
+                r,
+                odd=odd,
+                split=r.arch >= 90 or batch == 1,
+                windows=windows,
+            )
+
+        if not problem.by_tensor_maps(r):
+            return priced("deconv" if problem.transposed(r) else "conv")
+        if g > 1:
+            return {t: cost * grouped.ALONE + grouped.START for t, cost in priced("").items()}
+        windows = priced("conv")
+        return {t: max(cost * _WORSE + _MORE, windows[t]) for t, cost in priced("").items()}
+
+    def emit(self, r: Request, tile: Any, active: DimLike) -> list[Kernel]:
+        i, (ic, oc), g = r.ints, _of_group(r), int(r.ints["G"])
+        rows, columns, transposed = problem.rows(r), oc if g > 1 else 0, problem.transposed(r)
+        parameters: list[Parameter] = [
+            pointer("const T", "x", "a"),
+            pointer("const T", "w", "b"),
+            pointer("T", "y"),
+            *ints({"M": rows, "N": oc, "IC": ic, "pitch": _pitch(r), **sizes(r, *_SIZES)}),
+            ("int", "x_cs", Int32(i["x_cs"])),
+            ("int", "x_rs", Int32(i["x_rs"])),
+            ("i64", "x_ns", Int64(i["x_ns"])),
+            *longs(sizes(r, *(f"{s}_{p}" for s in "yr" for p in ("cs", "rs", "ns")))),
+        ]
+        apart = (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ()))
+        flat = problem.flat(r) and not transposed
+        return select.product(
+            r,
+            tile,
+            source=1,
+            params=parameters,
+            a=select.access(r, "x", i["x_cs"], 1, apart),
+            b=select.Access(16),
+            pitches=problem.pitches(r, "r"),
+            y_vector=problem.vector(r, "y", columns),
+            rows=rows,
+            columns=oc,
+            grid_y=1,
+            grid_z=g * problem.phases(r),
+            defines=(
+                f"#define TRANSPOSED {int(transposed)}",
+                f"constexpr bool Y_FLAT = {int(flat)};",
+            ),
+            group=columns,
+            active=active,
+        )
+
+
+def _of_group(r: Request) -> tuple[int, int]:
+    """Input and output channels of a group."""
+    g = select.static(r, "G")
+    return select.static(r, "IC") // g, select.static(r, "OC") // g
+
+
+def _pitch(r: Request) -> int:
+    """Elements of a packed tap."""
+    return select.channels(r, _of_group(r)[0])

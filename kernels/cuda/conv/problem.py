@@ -1,0 +1,134 @@
+"""What the kernels of convolutions share: sizes of a request, parameters, the epilogue."""
+
+from __future__ import annotations
+
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+
+from ..common import epilogue
+from ..common.epilogue import Epilogue, Parameter
+from ..common.instantiate import longs, pointer, sizes
+from ..gemm import persistent_sm90, select
+from . import transposed as phased
+
+WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
+_PIXELS = ("cs", "rs", "ns")
+#: Input channels of a convolution from which on tensor copies of 64 pay.
+_LEAST = 24
+
+
+def transposed(r: Request) -> bool:
+    return r.family.startswith("deconv")
+
+
+def planar(r: Request) -> bool:
+    """Whether the channels of a pixel do not lie together."""
+    return r.ints.get("x_c", 0) not in (0, 1)
+
+
+def window(r: Request) -> tuple[int, ...]:
+    """Height and width of the filters, strides, dilations."""
+    return tuple(select.static(r, n) for n in WINDOW)
+
+
+def fixed(r: Request, *names: str) -> bool:
+    """Whether these sizes are numbers."""
+    return all(isinstance(r.ints[n], int) for n in names)
+
+
+def about(r: Request, usual: int, *names: str) -> tuple[int, ...]:
+    """These sizes, or what kernels are chosen for where they are symbolic (else `usual`)."""
+    return tuple(int(select.known(r.ints[n], usual)) for n in names)
+
+
+def phases(r: Request) -> int:
+    """Of a transposed convolution: output pixels that the same taps meet."""
+    return phased.phases(r) if transposed(r) else 1
+
+
+def rows(r: Request) -> DimLike:
+    """Output pixels of a phase."""
+    i = r.ints
+    if not transposed(r):
+        return select.pixels(r)
+    return D.product([i["N"], D.ceildiv(i["OH"], i["SH"]), D.ceildiv(i["OW"], i["SW"])])
+
+
+def pitches(r: Request, side: str) -> tuple[DimLike, ...]:
+    """Distances of an operand's pixels, rows and images, in elements."""
+    return tuple(r.ints.get(f"{side}_{p}", 0) for p in _PIXELS)
+
+
+def flat(r: Request) -> bool:
+    """Whether the pixels of the result, and of what the epilogue adds, follow each other at one
+    pitch, rows and images included.
+    """
+    return _flat(r, "y", "O") and (not reads_full(r) or _flat(r, "r", "O"))
+
+
+def flat_input(r: Request) -> bool:
+    return _flat(r, "x", "I")
+
+
+def _flat(r: Request, side: str, extent: str) -> bool:
+    i, height, width = r.ints, r.ints[f"{extent}H"], r.ints[f"{extent}W"]
+    cs, rs, ns = pitches(r, side)
+    lines: bool = height == 1 or rs == D.mul(width, cs)
+    images: bool = i["N"] == 1 or ns == D.mul(height, rs)
+    return lines and images
+
+
+def reads_full(r: Request) -> bool:
+    """Whether the epilogue reads operands with the residual's pitches."""
+    return epilogue.residual(r) if r.program is None else _reads(r, epilogue.FULL)
+
+
+def reads_rows(r: Request) -> bool:
+    """Whether the epilogue's program reads an operand with one element a row."""
+    return r.program is not None and _reads(r, epilogue.ROW)
+
+
+def _reads(r: Request, kind: int) -> bool:
+    operands = int(r.program["n_in"]) - 1 if r.program is not None else 0
+    return any(r.ints.get(f"o{k}_kind", 0) == kind for k in range(operands))
+
+
+def by_tensor_maps(r: Request) -> bool:
+    """Whether tensor maps reach the windows of the image, and pay."""
+    grouped = select.static(r, "G") > 1
+    if not grouped and select.static(r, "IC") < _LEAST:
+        return False
+    if not persistent_sm90.able(r, pitches(r, "x"), ("x",)):
+        return False
+    if transposed(r):
+        return not grouped and phased.reaches(r)
+    return flat(r) and persistent_sm90.corners(r) is not None
+
+
+def stored_by_tensor_maps(r: Request) -> bool:
+    """Whether they reach the result and the residual."""
+    return persistent_sm90.able(r, (r.ints["y_cs"], r.ints.get("r_cs", 0)), ("y", "res"))
+
+
+def operands() -> list[Parameter]:
+    return [pointer("const T", "x"), pointer("const T", "w"), pointer("T", "y")]
+
+
+def pitch_parameters(
+    r: Request, sides: str = "xyr", without: tuple[str, ...] = ()
+) -> list[Parameter]:
+    names = [f"{s}_{p}" for s in sides for p in _PIXELS]
+    return longs(sizes(r, *(n for n in names if n not in without)))
+
+
+def finish(r: Request, width: int, columns: DimLike = 0) -> Epilogue:
+    """The epilogue on `width` channels; columns: as in `epilogue.epilogue`."""
+    return epilogue.epilogue(r, pitches(r, "r"), columns, width=width)
+
+
+def vector(r: Request, side: str, columns: DimLike = 0) -> bool:
+    """Whether pixels of an operand lie at multiples of 16 bytes; columns: as in
+    `epilogue.vector`.
+    """
+    return epilogue.vector(r, side, pitches(r, side), columns)
