@@ -109,6 +109,16 @@ def test_another_shape_or_type_or_interface_fails() -> None:
         compare(a, parse("g (float[2, 3] x) => (float z) { z = ReduceMax <keepdims = 0> (x) }"))
 
 
+@pytest.mark.parametrize(("loops", "empty"), [(True, True), (True, False), (False, True)])
+def test_only_without_an_iteration_have_results_any_dims(loops: bool, empty: bool) -> None:
+    rows = 0 if empty else 1
+    x, y = (np.zeros(s, np.float32) for s in ((rows,), (rows, 1, 1)))
+    found = verification._compare("y", x, y, verification.Bounds(1e-3, 0.0, 1, 0.0, loops=loops))
+    assert found.ok == (loops and empty)
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu (x) }")
+    assert not verification.measure(model_file.load(model)).bounds.loops
+
+
 def test_random_models_are_compared_by_shape() -> None:
     m = parse("g (float[3] x) => (float[3] y) { r = RandomNormalLike (x) y = Add (x, r) }")
     v = compare(m, m)

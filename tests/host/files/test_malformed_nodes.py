@@ -124,6 +124,20 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
         ),
         (helper.make_node("Where", ["x"], ["y"]), {"x": (2, 3)}, {}, "Where has 1 inputs"),
         *(
+            (helper.make_node(op, ["x"], ["y"], **attrs), {"x": (2,) * rank}, {}, f"of rank {rank}")
+            for op, rank, attrs in (
+                ("SpaceToDepth", 3, {"blocksize": 1}),
+                ("DepthToSpace", 5, {"blocksize": 1}),
+            )
+        ),
+        (
+            helper.make_node("ScatterND", ["x", "i", "u"], ["y"]),
+            {"x": (2, 3), "u": (2, 3)},
+            {"i": 1},
+            "tuples of None",
+        ),
+        (helper.make_node("GatherND", ["x", "i"], ["y"]), {"x": (2, 3)}, {"i": 1}, "single index"),
+        *(
             (helper.make_node("MatMul", n, ["y"]), {"x": (2, 3), "z": ()}, {}, "of a scalar")
             for n in (["x", "z"], ["z", "x"])
         ),

@@ -213,6 +213,8 @@ def _affine(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:
 def gather_nd(ctx: Lowering, op: Op) -> None:
     """Where the members of the index tuples count: a view. Of tuples of one, a Gather."""
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
+    if not idx.rank:
+        raise Unsupported("GatherND has a single index")
     if idx.shape[-1] == 1 and not op.attr("batch_dims", 0):
         flat = replace(op, inputs=(op.input(1),), outputs=(op.outputs[0] + "\0flat",))
         relabel(ctx, flat, idx, idx.shape[:-1])
@@ -235,9 +237,15 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
     out.view = View(view.ref.at(D.mul(start, x.dtype.size)), (*steps, *view.strides[rest:]))
 
 
+def _image(op: Op, x: Value) -> Dims:
+    if x.rank != 4:
+        raise Unsupported(f"{op.kind} of rank {x.rank}")
+    return x.shape
+
+
 def depth_to_space(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    n, _, h, w = x.shape
+    n, _, h, w = _image(op, x)
     b, c = int(op.attr("blocksize")), x.channels
     ctx.multiple(c, b * b, f"the channels of DepthToSpace '{op.label}'")
     out = ctx.define(op.outputs[0], x.dtype, result(ctx, op))
@@ -270,7 +278,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
 
 def space_to_depth(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    n, c, h, w = x.shape
+    n, c, h, w = _image(op, x)
     b = int(op.attr("blocksize"))
     for d, side in ((h, "height"), (w, "width")):
         ctx.multiple(d, b, f"the {side} of SpaceToDepth '{op.label}'")

@@ -150,7 +150,7 @@ def scatter_elements(ctx: Lowering, op: Op) -> None:
 
 def scatter_nd(ctx: Lowering, op: Op) -> None:
     x, idx, updates = (ctx.value(n) for n in op.inputs)
-    k = idx.shape[-1]
+    k = idx.shape[-1] if idx.rank else None
     if not isinstance(k, int) or k > x.rank:
         raise Unsupported(f"ScatterND has tuples of {k} for a tensor of rank {x.rank}")
     _require(ctx, op, idx, k)
@@ -173,6 +173,8 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
 def trilu(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     ctx.available("scatter_along", op.kind)
+    if x.rank < 2:
+        raise Unsupported(f"{op.kind} of rank {x.rank}")
     diagonal = constant(ctx, op.input(1), "the diagonal") if op.input(1) else 0
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     rows, columns = x.shape[-2:]
