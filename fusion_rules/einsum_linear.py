@@ -14,11 +14,12 @@ from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import build_match, dims_of, float_type, grow_epilogue
 from tracea_onnx.match.gemm import Linear, take_bias
 from tracea_onnx.match.spec_table import GemmSpec
+from tracea_onnx.shapes.operands import plain_terms
 from tracea_onnx.shapes.symbolic import same
 
 
 def match(graph: Graph, node: Node) -> Match:
-    transposed = _transposed(str(node.attr("equation", "")))
+    transposed = _transposed(node)
     if transposed is None or len(node.inputs) != 2:
         raise Refuse(Why.NOT_LINEAR, node)
     for name in node.inputs:
@@ -40,12 +41,9 @@ def match(graph: Graph, node: Node) -> Match:
     return build_match(graph, "einsum_linear", node, nodes, spec, roles, [tail.output])
 
 
-def _transposed(equation: str) -> bool | None:
+def _transposed(node: Node) -> bool | None:
     """Whether the weight of a linear layer is [n, k]; None where the equation is no such layer."""
-    terms = equation.replace(" ", "").replace("->", ",").split(",")
-    if len(terms) != 3 or any(len(set(t)) < len(t) or "." in t for t in terms):
-        return None
-    x, w, y = terms
+    x, w, y = plain_terms(node) or ("", "", "")
     if len(x) < 2 or len(w) != 2 or y[:-1] != x[:-1] or y[-1:] in x:
         return None
     return {f"{x[-1]}{y[-1]}": False, f"{y[-1]}{x[-1]}": True}.get(w)

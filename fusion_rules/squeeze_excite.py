@@ -30,6 +30,8 @@ from tracea_onnx.match.epilogue import (
 )
 from tracea_onnx.match.gemm import LINEAR_OPS, linear, row, take_bias
 from tracea_onnx.match.spec_table import SqueezeExciteSpec
+from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.symbolic import shapes
 
 _RESHAPES = operators(Trait.RESHAPE)
 
@@ -80,8 +82,8 @@ def _check_mean(graph: Graph, node: Node) -> None:
         raise Refuse(Why.NOT_IMAGES, node, shape=show(shape))
     if node.op == "GlobalAveragePool":
         return
-    axes = node.attr("axes") or (graph.ints(node.input(1)) if node.input(1) else None)
-    if axes is None or sorted(a % 4 for a in axes) != [2, 3]:
+    axes = axes_of(shapes(graph), node, 4)
+    if axes is None or sorted(axes) != [2, 3]:
         raise Refuse(Why.NOT_POOLING, node, axes=axes)
 
 

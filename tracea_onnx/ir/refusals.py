@@ -62,7 +62,6 @@ class Why(Enum):
 
     # attributes and operators
     ATTRIBUTE = "{node} has {attribute} {value}; the fused kernel takes {wanted}"
-    UNKNOWN_ATTRIBUTE = "{node} has the attribute '{attribute}', which no rule reads"
     UNREAD = "{fault}"
     ACTIVATION = "{node} has activation '{name}' with parameters {params}, which no kernel computes"
     QUANTIZED = "{node} reads {source}: it is a quantized operator, which is faster unfused"

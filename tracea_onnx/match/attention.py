@@ -21,6 +21,7 @@ from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sol
 from tracea_onnx.match.softmax import Softmax
 from tracea_onnx.match.spec_table import AttentionSpec
 from tracea_onnx.match.strided_view import Layout, Step
+from tracea_onnx.shapes.operands import plain_terms
 from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
@@ -138,20 +139,6 @@ MATMUL_OPS = operators(Trait.BATCHED)
 Axes = tuple[str, tuple[str, ...]]
 
 
-def _einsum(node: Node) -> tuple[str, str, str] | None:
-    """The three terms of a two-operand Einsum; None with an ellipsis, a repeated letter or no
-    explicit output.
-    """
-    terms = str(node.attr("equation", "")).replace(" ", "").replace("->", ",").split(",")
-    if (
-        len(terms) != 3
-        or "->" not in str(node.attr("equation", ""))
-        or any("." in t or len(set(t)) != len(t) for t in terms)
-    ):
-        return None
-    return terms[0], terms[1], terms[2]
-
-
 def query_key(node: Node, lead: tuple[str, ...]) -> tuple[Axes, Axes] | None:
     """q and k of a product whose result is [*lead, queries, keys]."""
     if node.op != "Einsum":
@@ -159,7 +146,7 @@ def query_key(node: Node, lead: tuple[str, ...]) -> tuple[Axes, Axes] | None:
             node.input(1),
             (*lead, *(("s", "d") if node.attr("transB", 0) else ("d", "s"))),
         )
-    terms = _einsum(node)
+    terms = plain_terms(node)
     if terms is None or len(terms[2]) != len(lead) + 2:
         return None
     first, second, out = terms
@@ -190,7 +177,7 @@ def with_values(
     if node.op != "Einsum":
         axes = (*lead, *(("d", "s") if transposed else ("s", "d")))
         return (node.input(0 if transposed else 1), axes), axes
-    terms = _einsum(node)
+    terms = plain_terms(node)
     if terms is None or transposed or node.inputs.count(probabilities) != 1:
         return None
     place = node.inputs.index(probabilities)

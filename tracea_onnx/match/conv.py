@@ -23,7 +23,8 @@ from tracea_onnx.match.epilogue import (
 )
 from tracea_onnx.match.operator_specs import fused_conv, read
 from tracea_onnx.match.spec_table import BatchNormSpec, ConvSpec, ConvTransposeSpec
-from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.environment import Unsupported
+from tracea_onnx.shapes.operands import axes_of, pads
 from tracea_onnx.shapes.symbolic import shapes
 
 #: Convolution operators and the spec (and rule) of each.
@@ -78,36 +79,19 @@ def convolution(graph: Graph, node: Node) -> Convolution:
         raise Refuse(
             Why.ATTRIBUTE, node, attribute="auto_pad", value=auto_pad, wanted=", ".join(_AUTO_PADS)
         )
-    group = int(node.attr("group", 1))
+    spec, _ = read(graph, node, ConvSpec)
     none = [0] * (2 * spatial)
-    spec = ConvSpec(
-        strides=list(node.attr("strides") or [1] * spatial),
-        dilations=list(node.attr("dilations") or [1] * spatial),
-        pads=list(node.attr("pads") or none) if auto_pad == "NOTSET" else none,
+    spec = replace(
+        spec,
+        strides=spec.strides or [1] * spatial,
+        dilations=spec.dilations or [1] * spatial,
+        pads=(spec.pads if auto_pad == "NOTSET" else ()) or none,
         auto_pad=auto_pad,
-        group=group,
+        expr=None,
     )
-    if transposed:
-        spec = ConvTransposeSpec(
-            **vars(spec),
-            output_padding=list(node.attr("output_padding") or [0] * spatial),
-            output_shape=list(node.attr("output_shape") or ()) or (),
-        )
-    known = {
-        "kernel_shape",
-        "auto_pad",
-        "strides",
-        "dilations",
-        "pads",
-        "group",
-        "output_padding",
-        "output_shape",
-        "activation",
-        "activation_params",
-    }
-    if odd := sorted(set(node.attrs) - known):
-        raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
-    channels = dims[1] * group if transposed else dims[0]
+    if isinstance(spec, ConvTransposeSpec):
+        spec = replace(spec, output_padding=spec.output_padding or [0] * spatial)
+    channels = dims[1] * spec.group if transposed else dims[0]
     found = Convolution(
         node, node.input(0), node.input(1), node.input(2), channels, spec, node.outputs[0], [node]
     )
@@ -130,7 +114,6 @@ def take_pad(graph: Graph, found: Convolution) -> None:
     ):
         return
     spatial = len(found.spec.strides)
-    amounts = pad.attr("pads") or (graph.ints(pad.input(1)) if pad.input(1) else None)
     value = constant_scalar(graph, pad.input(2)) if pad.input(2) else float(pad.attr("value", 0.0))
     if (
         pad.attr("mode", "constant") != "constant"
@@ -139,10 +122,14 @@ def take_pad(graph: Graph, found: Convolution) -> None:
         or found.spec.auto_pad not in ("NOTSET", "VALID")
     ):
         return
-    if amounts is None or len(amounts) != 2 * (spatial + 2):
+    try:
+        amounts = [
+            p for p in pads(shapes(graph), pad, spatial + 2) if isinstance(p, int) and p >= 0
+        ]
+    except Unsupported:
         return
     begin, end = amounts[: spatial + 2], amounts[spatial + 2 :]
-    if min(amounts) < 0 or any((*begin[:2], *end[:2])):
+    if len(begin) != len(end) or any((*begin[:2], *end[:2])):
         return
     own = zip([*begin[2:], *end[2:]], found.spec.pads, strict=True)
     found.spec = replace(found.spec, pads=[int(a + b) for a, b in own], auto_pad="NOTSET")

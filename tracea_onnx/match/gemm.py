@@ -27,21 +27,6 @@ from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.shapes.symbolic import same
 
 LINEAR_OPS = operators(Trait.PRODUCT, Trait.FUSED_PRODUCT)
-_KNOWN = frozenset(
-    {
-        "alpha",
-        "beta",
-        "transA",
-        "transB",
-        "transBatchA",
-        "transBatchB",
-        "broadcast",
-        "activation",
-        "activation_alpha",
-        "activation_beta",
-        "activation_gamma",
-    }
-)
 
 
 @dataclass
@@ -83,8 +68,6 @@ def linear(graph: Graph, node: Node) -> Linear:
             raise Refuse(Why.VECTOR, node, value=name)
     refuse_quantised(graph, node)
     gemm = node.op in ("Gemm", "com.microsoft.FusedGemm")
-    if odd := sorted(set(node.attrs) - _KNOWN):
-        raise Refuse(Why.UNKNOWN_ATTRIBUTE, node, attribute=odd[0])
     require(node, transBatchA=0, transBatchB=0)
     spec = GemmSpec(
         trans_a=int(node.attr("transA", 0)),

@@ -208,6 +208,21 @@ def times(size: DimLike, scale: float) -> DimLike:
     return D.floordiv(D.mul(size, part.numerator), part.denominator)
 
 
+def plain_terms(n: Operator) -> tuple[str, str, str] | None:
+    """The terms of two operands and of the result of an Einsum; None with an ellipsis, a letter
+    twice in a term, or no explicit result.
+    """
+    operands, arrow, out = n.attr("equation", "").replace(" ", "").partition("->")
+    a, comma, b = operands.partition(",")
+    if (
+        not arrow
+        or not comma
+        or any(set(t) & {".", ","} or len(set(t)) < len(t) for t in (a, b, out))
+    ):
+        return None
+    return a, b, out
+
+
 def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The letters of every operand and of the result of an Einsum; an ellipsis becomes letters of
     its own, the same for all.
