@@ -23,7 +23,7 @@ from .problem import Problem
 
 
 def configs(request: Request, p: Problem) -> list[tuple[Any, DimLike]]:
-    """The configurations worth having, and for each whether it is the one for the sizes of a run."""
+    """Configurations worth having, and for each whether it is the one for the sizes of a run."""
     few, all_rows = select.configs(request, p)
     if all_rows:
         return few

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   const u32 key = ((lane & 7) + (lane >> 4) * 8) * kPitch + (lane >> 3 & 1) * 16,
             value = ((lane & 7) + (lane >> 3 & 1) * 8) * kPitchV + (lane >> 4) * 16;
   u32 a[kQueryRegisters ? kD / 16 : 1][4];
-  float out[kDV / 8][4] = {}, top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
+  float out[kDV / 8][4] = {}, row_max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 
   for (int step = 0; step < steps; step++) {
     copy_wait<0>();
@@ -66,9 +66,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
       }
     }
     rows.finish(g, s, step * BN + column, (step + 1) * BN);
-    float best[2] = {top[0], top[1]};
+    float best[2] = {row_max[0], row_max[1]};
     largest(s, best);
-    weigh(s, out, top, sum, best);
+    softmax_step(s, out, row_max, sum, best);
 #pragma unroll
     for (int n = 0; n < BN / 16; n++) {
       const u32 p[4] = {pack2((T*)nullptr, s[2 * n][0], s[2 * n][1]),
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   copy_wait<0>();
 #pragma unroll
   for (int e = 0; e < 2; e++) {
-    const float inverse = inverse_of(quad_sum(sum[e]));
+    const float inverse = reciprocal_of(quad_sum(sum[e]));
     const int row = warp * 16 + lane / 4 + e * 8;
     if (tile.m0 + row >= g.S) continue;
     T* y = tile.y + row * g.y_s;

@@ -16,13 +16,14 @@ DEV void largest(const float (&s)[KEYS][4], float (&best)[2]) {
 // Scores become weights: exp2 of what they have more than `best`, the rows' largest so far, by
 // which earlier sums and outputs are rescaled.
 template <int KEYS, int COLUMNS>
-DEV void weigh(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&top)[2], float (&sum)[2],
-               const float (&best)[2]) {
+DEV void softmax_step(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&row_max)[2],
+                      float (&sum)[2], const float (&best)[2]) {
 #pragma unroll
   for (int e = 0; e < 2; e++) {
-    const float shift = best[e] == -INF ? 0.f : best[e], shrink = exp2_approximate(top[e] - shift);
-    top[e] = best[e];
-    sum[e] *= shrink;
+    const float shift = best[e] == -INF ? 0.f : best[e],
+                rescale = exp2_approximate(row_max[e] - shift);
+    row_max[e] = best[e];
+    sum[e] *= rescale;
 #pragma unroll
     for (int n = 0; n < KEYS; n++)
 #pragma unroll
@@ -31,7 +32,7 @@ DEV void weigh(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&top)[2], f
         sum[e] += s[n][2 * e + c];
       }
 #pragma unroll
-    for (int d = 0; d < COLUMNS; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
+    for (int d = 0; d < COLUMNS; d++) out[d][2 * e] *= rescale, out[d][2 * e + 1] *= rescale;
   }
 }
 // The two rows of a thread, s and s + 8.

@@ -93,11 +93,11 @@ DEV float masked(float score, const void* mask, i64 at, float fill) {
   return MASK ? masked(score, ((const MaskElement*)mask)[at], fill) : score;
 }
 // 1 / sum; a row without weights is what softmax of nothing is.
-DEV float inverse_of(float sum) {
+DEV float reciprocal_of(float sum) {
   return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum;
 }
-// A weighted sum of values times inverse_of the weights' sum, which is NaN where one of the row's
-// scores is NaN or +inf. The row is zero then if NAN_TO_ZERO is 1, whatever the values are.
+// A weighted sum of values times reciprocal_of the weights' sum, which is NaN where one of the
+// row's scores is NaN or +inf. The row is zero then if NAN_TO_ZERO is 1, whatever the values are.
 DEV float normalized(float out, float inverse) {
   return NAN_TO_ZERO == 1 && inverse != inverse ? 0.f : out * inverse;
 }

@@ -144,7 +144,7 @@ def cap_occupancy(request: Request, smem: int, blocks: DimLike, cluster: int = 1
 
 
 def access(request: Request, p: Problem, operand: str) -> int:
-    """Elements of a row of an operand that one access can move: a power of two, at most 16 bytes."""
+    """Elements of an operand's row that one access can move: a power of two, at most 16 bytes."""
     if operand in request.unaligned:
         return 1
     strides = (multiple_of(parameters(request)[f"{operand}_{a}"]) for a in "bsh")

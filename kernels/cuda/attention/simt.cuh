@@ -36,9 +36,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   fetch_rows<HEAD, kD, kPitch, READ_Q, BM>(queries, tile.q, g.q_s, m0, g.S);
   if (rank * BN < seen) fetch_keys(rank * BN);
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
-  float out[R][kGroups * 4] = {}, top[R], sum[R];
+  float out[R][kGroups * 4] = {}, row_max[R], sum[R];
 #pragma unroll
-  for (int i = 0; i < R; i++) top[i] = -INF, sum[i] = 0.f;
+  for (int i = 0; i < R; i++) row_max[i] = -INF, sum[i] = 0.f;
 
   for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
     copy_wait<0>();
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
     for (int i = 0; i < R; i++) {
       const int row = m0 + ty + 16 * i, see = visible_keys(g, row);
       const i64 mask_row = tile.mask_row(g, row);
-      float best = top[i];
+      float best = row_max[i];
 #pragma unroll
       for (int j = 0; j < J; j++) {
         const int t = t0 + tx + 16 * j;
@@ -74,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
       }
 #pragma unroll
       for (int o = 8; o; o >>= 1) best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, o));
-      const float shift = best == -INF ? 0.f : best, shrink = exp2f(top[i] - shift);
-      top[i] = best;
-      sum[i] *= shrink;
+      const float shift = best == -INF ? 0.f : best, rescale = exp2f(row_max[i] - shift);
+      row_max[i] = best;
+      sum[i] *= rescale;
 #pragma unroll
       for (int j = 0; j < J; j++) {
         const float p = exp2f(s[i][j] - shift);
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
         weights[(ty + 16 * i) * kPitchP + tx + 16 * j] = p;
       }
 #pragma unroll
-      for (int c = 0; c < kGroups * 4; c++) out[i][c] *= shrink;
+      for (int c = 0; c < kGroups * 4; c++) out[i][c] *= rescale;
     }
     copy_wait<0>();
     __syncthreads();  // the values are there, and every warp is done with the keys
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
     for (int i = 0; i < R; i++) {
       const int row = ty + 16 * i;
       if (m0 + row >= g.S) continue;
-      const float inverse = inverse_of(sum[i]);
+      const float inverse = reciprocal_of(sum[i]);
 #pragma unroll
       for (int c = 0; c < kGroups * 4; c++) {
         const int column = c / 4 * 64 + tx * 4 + c % 4;
@@ -128,18 +128,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
     return;
   }
   __syncthreads();
-  Part<BM>& part = *(Part<BM>*)memory;
+  Partial<BM>& part = *(Partial<BM>*)memory;
 #pragma unroll
   for (int i = 0; i < R; i++) {
     const int row = ty + 16 * i;
-    if (tx == 0) part.top[row] = top[i], part.sum[row] = sum[i];
+    if (tx == 0) part.row_max[row] = row_max[i], part.sum[row] = sum[i];
 #pragma unroll
     for (int c = 0; c < kGroups * 4; c++) {
       const int column = c / 4 * 64 + tx * 4 + c % 4;
       if (column < HEAD_V) part.out[row * HEAD_V + column] = out[i][c];
     }
   }
-  join_cluster<CLUSTER, THREADS>(part, min(BM, g.S - m0), [&](int row, int column, float value) {
+  combine_cluster<CLUSTER, THREADS>(part, min(BM, g.S - m0), [&](int row, int column, float value) {
     tile.y[row * g.y_s + column] = value;
   });
 }

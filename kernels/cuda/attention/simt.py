@@ -88,7 +88,7 @@ def _cycles(request: Request, p: Problem, c: SimtConfig, sizes: dict[str, int]) 
 def _large(
     request: Request, p: Problem, keys: tuple[int, ...], clusters: tuple[int, ...]
 ) -> list[SimtConfig]:
-    """Those whose threads multiply more of what they read, as far as registers and shared memory go."""
+    """Those whose threads multiply more of what they read, as far as there is room for them."""
     rows = (8, 4) if p.widest <= 128 else (4,)
     found = [SimtConfig(r, k, n) for r in rows for k in keys for n in clusters]
     return [c for c in found if c.smem(p) <= shared(request)]
@@ -134,8 +134,8 @@ def _many(request: Request, p: Problem, keys: int) -> Chosen:
 
 def _by_count(request: Request, large: Tf32Config, small: Tf32Config, count: DimLike) -> Chosen:
     """By how many of the large tiles there are: these, with the keys divided where there are some,
-    else small ones whose warps divide them, with these divided again where they are few. Where there
-    is one tile of keys, and few of rows, others do as well."""
+    else small ones whose warps divide them, with these divided again where they are few. Where
+    there is one tile of keys, and few of rows, others do as well."""
     keys, sms = parameters(request)["T"], request.sms
     many, some, few, least = (
         D.less(n, count) for n in (sms * 3 // 2, sms // 2, sms // 4, sms // 8)
@@ -154,8 +154,8 @@ def _by_count(request: Request, large: Tf32Config, small: Tf32Config, count: Dim
 
 def configs(request: Request, p: Problem) -> Chosen:
     """Those worth having, each with whether it is for the sizes of a run: the most rows of which
-    there are tiles for every SM, else few, with the keys divided; where sizes are known, larger ones
-    and those of tensor cores when they take fewer cycles."""
+    there are tiles for every SM, else few, with the keys divided; where sizes are known, larger
+    ones and those of tensor cores when they take fewer cycles."""
     i = parameters(request)
     exact = {n: v for n in "BHST" if (v := known(i[n])) is not None}
     fixed, most = len(exact) == 4, request.caps.cluster

@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
   after_previous();
   extern __shared__ __align__(16) char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
-        *weights = values + BN * kPitchV, *tops = weights + BM * kPitchP;
+        *weights = values + BN * kPitchV, *row_maxima = weights + BM * kPitchP;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS,
             group = threadIdx.x / (32 * WARPS), row = lane / 4, quad = lane % 4;
   const int rank = blockIdx.x % CLUSTER;
@@ -132,9 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
               *key = keys + (group * kKeys + row) * kPitch + 4 * quad,
               *value = values + 2 * quad * kPitchV + group * kColumns;
   float *const weight = weights + (warp * 16 + row) * kPitchP + 2 * quad, *const of_rows =
-                                                                              tops + warp * 16 +
-                                                                              row;
-  float out[kColumns / 8][4], top[2], sum[2];
+                                                                              row_maxima +
+                                                                              warp * 16 + row;
+  float out[kColumns / 8][4], row_max[2], sum[2];
   // put(column, v) with neighbouring elements of row s0 + 8 * e
   auto each = [&](int e, auto put) {
 #pragma unroll
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
     if (rank * BN < seen) fetch_keys(rank * BN);
 #pragma unroll
     for (int d = 0; d < kColumns / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
-    top[0] = top[1] = -INF, sum[0] = sum[1] = 0.f;
+    row_max[0] = row_max[1] = -INF, sum[0] = sum[1] = 0.f;
     for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
       copy_wait<0>();
       __syncthreads();  // the keys are there, and every warp is done with the values before
@@ -184,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
           }
         }
       rows.finish(g, s, t0 + group * kKeys + 2 * quad, t0 + BN);
-      float best[2] = {top[0], top[1]};
+      float best[2] = {row_max[0], row_max[1]};
       largest(s, best);
       if constexpr (GROUPS > 1) {
         if (quad == 0) of_rows[group * BM] = best[0], of_rows[group * BM + 8] = best[1];
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
         for (int g = 0; g < GROUPS; g++)
           best[0] = fmaxf(best[0], of_rows[g * BM]), best[1] = fmaxf(best[1], of_rows[g * BM + 8]);
       }
-      weigh(s, out, top, sum, best);
+      softmax_step(s, out, row_max, sum, best);
       if constexpr (GROUPS > 1)
 #pragma unroll
         for (int n = 0; n < kKeys / 8; n++)
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       if (s0 + 8 * e >= g.S) continue;
-      const float inverse = inverse_of(sum[e]);
+      const float inverse = reciprocal_of(sum[e]);
       T* to = tile.y + (warp * 16 + row + 8 * e) * g.y_s;
       each(e, [&](int column, const float (&r)[4]) {
         if (WRITE == 4) {
@@ -289,18 +289,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
     return;
   }
   __syncthreads();
-  Part<BM>& part = *(Part<BM>*)memory;
+  Partial<BM>& part = *(Partial<BM>*)memory;
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int at_row = warp * 16 + row + 8 * e;
-    if (quad == 0 && group == 0) part.top[at_row] = top[e], part.sum[at_row] = sum[e];
+    if (quad == 0 && group == 0) part.row_max[at_row] = row_max[e], part.sum[at_row] = sum[e];
     each(e, [&](int column, const float (&r)[4]) {
 #pragma unroll
       for (int f = 0; f < 4; f++)
         if (column + f < HEAD_V) part.out[at_row * HEAD_V + column + f] = r[f];
     });
   }
-  join_cluster<CLUSTER, THREADS>(part, min(BM, g.S - m0), [&](int row, int column, float value) {
+  combine_cluster<CLUSTER, THREADS>(part, min(BM, g.S - m0), [&](int row, int column, float value) {
     tile.y[row * g.y_s + column] = value;
   });
 }

@@ -12,16 +12,16 @@ from ..common.launch import clustered
 from . import problem
 from .problem import Problem
 
-#: Multiply-adds of an SM in a cycle; cycles that it takes to copy an element by itself, to go from a
-#: tile of keys to the next, of CTAs beside each other to begin and end, and of one to meet those of
-#: a cluster, for each column, and to combine an element of what these have.
+#: Multiply-adds of an SM in a cycle; cycles that it takes to copy an element by itself, to go from
+#: a tile of keys to the next, of CTAs beside each other to begin and end, and of one to meet those
+#: of a cluster, for each column, and to combine an element of what these have.
 _MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = 125, 0.4, 300, 5700, 16, 0.1
 #: Warps that hide each other's waits, and by how much slower they are for each that is missing, or
 #: where they are more, which have fewer registers.
 _WARPS, _WAITING, _CRAMPED = 8, 0.1, 1.1
-#: Columns of a warp's results up to which registers leave room for what is multiplied next, the same
-#: of more than _MANY warps without a cluster, and by how much slower more are; keys of a warp's
-#: scores from which on enough is multiplied at once, and by how much slower fewer are.
+#: Columns of a warp's results up to which registers leave room for what is multiplied next, the
+#: same of more than _MANY warps without a cluster, and by how much slower more are; keys of a
+#: warp's scores from which on enough is multiplied at once, and by how much slower fewer are.
 _ROOMY, _ROOMY_OF_MANY, _MANY, _CROWDED, _ENOUGH, _SCARCE = 128, 112, 10, 1.1, 32, 1.07
 
 

@@ -105,6 +105,12 @@ def instantiate(
     return Kernel(source, symbol, grid, threads, args, smem, cluster, pdl, scratch)
 
 
+def invoke(name: str, forms: Sequence[int | str], given: str) -> str:
+    """The statement that calls the function template `name` of `forms` with the arguments `given`."""
+    texts = (str(f).lower() if isinstance(f, bool) else str(f) for f in forms)
+    return f"{name}<{', '.join(texts)}>({given});"
+
+
 def entry(
     symbol: str, parameters: Sequence[Parameter], threads: int, body: str, *, resident: int = 0
 ) -> str:

@@ -126,11 +126,10 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
     )
     constants = {"w1", "b1", "w2", "b2"} & request.operands
     flat = {s: int(D.equal(i[f"{s}_rs"], D.mul(i["W"], i[f"{s}_cs"])) == 1) for s in "xy"}
-    sizes = {
-        "C": c, "R": r, "PITCH": weight_pitch(c, size), "THREADS": shape.threads, "ACROSS": shape.across, "DOWN": shape.down, "IMAGES": shape.images,
-        "SLICE": piece, "HELD": held,
-        "X_FLAT": flat["x"], "Y_FLAT": flat["y"], "EARLY": int(constants <= request.constant),
-    }  # fmt: skip
+    sizes = {k.upper(): v for k, v in shape._asdict().items()}
+    sizes |= {"C": c, "R": r, "PITCH": weight_pitch(c, size), "SLICE": piece, "HELD": held}
+    sizes |= {"X_FLAT": flat["x"], "Y_FLAT": flat["y"]}
+    sizes["EARLY"] = int(constants <= request.constant)
     acts = "".join(
         activation_source(static(i[act], "activation"), name)
         for act, name in (("act1", "first_act"), ("act2", "second_act"))

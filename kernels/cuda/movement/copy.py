@@ -12,7 +12,7 @@ from tracea_onnx.ir.dims import DimLike, factor
 from tracea_onnx.plan.kernel_families import COPIES
 
 from ..common.epilogue import Parameter
-from ..common.instantiate import constexprs, instance, ints, longs, pointer, unsigned
+from ..common.instantiate import constexprs, instance, ints, invoke, longs, pointer, unsigned
 from ..common.launch import WORDS, about, blocks, known, parameters, reciprocal, static
 from ..common.prelude import C_TYPES
 from . import transpose
@@ -140,8 +140,11 @@ def strided_copy(
                 reciprocal(D.floordiv(n[-1], wide)),
                 reciprocal(D.floordiv(n[-1], max(4 // elem, 1))),
             ]
-        arrays += f"  const u32 pers[{rank}] = {{{', '.join(['0', *(f'per{k}' for k in range(rank - 1))])}}};\n"
-        body = f"{arrays}  copy_strided<{word}, {rank}, {-1 if few is None else few}>(x, y, n, xs, ys, pers, {f'per{rank - 1}, per{rank}' if pers else '0, 0'});"
+        listed = ", ".join(["0", *(f"per{k}" for k in range(rank - 1))])
+        arrays += f"  const u32 pers[{rank}] = {{{listed}}};\n"
+        forms = (word, rank, -1 if few is None else few)
+        wide_pers = f"per{rank - 1}, per{rank}" if pers else "0, 0"
+        body = f"{arrays}  " + invoke("copy_strided", forms, f"x, y, n, xs, ys, pers, {wide_pers}")
         even = (
             all(factor(s) % wide == 0 for s in (*xs[:-1], *ys[:-1], *(n[-1:] if rank > 1 else ())))
             and known(xs[-1]) == known(ys[-1]) == 1
@@ -155,7 +158,8 @@ def strided_copy(
                 (f"u32(n[{rank - 1}]) / {wide}", f"per{rank - 1}") if rank > 1 else ("0", "0")
             )
             if known(D.less(D.product(n), 1 << 31)):
-                body = f"{arrays}  copy_wide<{4 if rank == 1 else 2}, 16>(x, y, product_of(n) / {wide}, n, {inner}, pers, {per}, xs, ys);"
+                listed = f"x, y, product_of(n) / {wide}, n, {inner}, pers, {per}, xs, ys"
+                body = f"{arrays}  " + invoke("copy_wide", (4 if rank == 1 else 2, 16), listed)
         elif way and "copy_pieces" in way:
             grid = (
                 D.ceildiv(
@@ -227,8 +231,11 @@ def _way(elem: int, rows: Sequence[tuple[DimLike, Sequence[DimLike]]]) -> str | 
     if run and x == 1 and not short:
         return f"copy_pieces<{word}, {rank}>(x, y, {all_}, {places})"
     if short and elem < 4 and all(factor(s) * elem % 4 == 0 for s in (*xs[:-1], last)):
-        whole = f"copy_wide<{_SINGLE}, 4, true>(x, y, {all_} / {4 // elem}, n, n[{rank - 1}] / {4 // elem}, pers, per{rank}, xs, ys)"
-        return f"if (aligned(x, 4) && aligned(y, 4)) {whole};\n  else copy_flat<{word}, {rank}>(x, y, {all_}, n, pers, xs)"
+        each = 4 // elem
+        given = f"x, y, {all_} / {each}, n, n[{rank - 1}] / {each}, pers, per{rank}, xs, ys"
+        whole = invoke("copy_wide", (_SINGLE, 4, True), given)
+        flat = f"copy_flat<{word}, {rank}>(x, y, {all_}, n, pers, xs)"
+        return f"if (aligned(x, 4) && aligned(y, 4)) {whole}\n  else {flat}"
     if run:
         return f"copy_flat<{word}, {rank}>(x, y, {all_}, n, pers, xs)"
     return f"copy_rows<{word}, {rank}>(x, y, {all_}, {places})" if y == 1 else None
@@ -454,6 +461,13 @@ def zero_border(request: Request) -> list[Kernel]:
 
 
 FAMILIES = {
-    "copy": copy, "copies": copies, "copy_nhwc": copy_nhwc, "fill": fill, "store_ints": store_ints, "range": range_,
-    "nchw_to_nhwc": nchw_to_nhwc, "nhwc_to_nchw": nhwc_to_nchw, "zero_border": zero_border,
-}  # fmt: skip
+    "copy": copy,
+    "copies": copies,
+    "copy_nhwc": copy_nhwc,
+    "fill": fill,
+    "store_ints": store_ints,
+    "range": range_,
+    "nchw_to_nhwc": nchw_to_nhwc,
+    "nhwc_to_nchw": nhwc_to_nchw,
+    "zero_border": zero_border,
+}

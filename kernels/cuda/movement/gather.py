@@ -8,7 +8,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
 
 from ..common.epilogue import Parameter
-from ..common.instantiate import instance, ints, pointer, unsigned
+from ..common.instantiate import instance, ints, invoke, pointer, unsigned
 from ..common.launch import WORDS, about, blocks, known, parameters, reciprocal, static
 from ..common.prelude import C_TYPES
 
@@ -30,6 +30,10 @@ _ROUND = 2048
 #: Blocks that a multiprocessor has of two single elements a thread, from which on a thread has as
 #: many times two.
 _AGAIN = ((64, 4), (8, 2))
+
+
+#: Arguments of the templates, of which others follow.
+_GIVEN = "x, idx, y, outer, n, inner, count, "
 
 
 def _gather(
@@ -119,7 +123,9 @@ def gather(request: Request) -> list[Kernel]:
         )
         most = known(D.ceildiv(rounds, D.maximum(parts, 1))) or _ROWS
         body, pers = (
-            f"gather_axis<{across}, {min(most, _ROWS)}, {word}>(x, idx, y, outer, n, count, fault);",
+            invoke(
+                "gather_axis", (across, min(most, _ROWS), word), "x, idx, y, outer, n, count, fault"
+            ),
             [],
         )
         grid: tuple[DimLike, DimLike, DimLike] = (D.mul(tiles, parts), 1, 1)
@@ -130,7 +136,7 @@ def gather(request: Request) -> list[Kernel]:
     ):
         each, lanes, parts = _odd_lanes(static(inner, "row"), elem)
         body, pers = (
-            f"gather_lanes<{elem}, {each}, {lanes}, {parts}, false, {word}>(x, idx, y, outer, n, inner, count, per0, fault);",
+            invoke("gather_lanes", (elem, each, lanes, parts, False, word), _GIVEN + "per0, fault"),
             [],
         )
         grid = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
@@ -142,7 +148,7 @@ def gather(request: Request) -> list[Kernel]:
         each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
         turn = parts * lanes >= _ROUND and known(D.less(i["n"], i["count"])) == 1
         body, pers = (
-            f"gather_lanes<{width}, {each}, {lanes}, {parts}, {'true' if turn else 'false'}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);",
+            invoke("gather_lanes", (width, each, lanes, parts, turn, word), _GIVEN + "per0, fault"),
             [],
         )
         grid = (
@@ -154,12 +160,12 @@ def gather(request: Request) -> list[Kernel]:
         )
     elif width > elem:  # a wave of threads, which take a word after the other
         body, pers = (
-            f"gather_words<{width}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);",
+            invoke("gather_words", (width, word), _GIVEN + "per0, per1, fault"),
             [D.floordiv(inner, width // elem)],
         )
         grid = (blocks(D.floordiv(total, width // elem), 256, request.sms * 8), 1, 1)
     else:  # pieces of 16 bytes where rows are as long and there are many of them
-        body = f"gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per0, per1, per2, per3, fault);"
+        body = invoke("gather", (word, index), _GIVEN + "per0, per1, per2, per3, fault")
         pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
         few = D.select(D.less(inner, wide), 1, D.less(total, _SMALL + 1)) if elem < 8 else 1
         spread = blocks(total, 256, D.maximum(request.sms * 8, D.ceildiv(total, 1024)))
@@ -191,10 +197,7 @@ def gather_elements(request: Request) -> list[Kernel]:
     wide, each = _beside(total, request.sms)
     if {"idx", "y"} & request.unaligned:
         wide, each = 1, wide * each
-    call = (
-        f"gather_elements<{wide}, {each}, {str(few).lower()}>(x, idx, y, outer, n, inner, count, per, "
-        "per_count, fault);"
-    )
+    call = invoke("gather_elements", (wide, each, few), _GIVEN + "per, per_count, fault")
     sizes = unsigned({"per": reciprocal(i["inner"]), "per_count": reciprocal(i["count"])})
     grid = (D.ceildiv(total, 256 * wide * each), 1, 1)
     return _gather(request, "gather_elements_kernel", sizes, grid, call)

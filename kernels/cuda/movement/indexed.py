@@ -33,7 +33,7 @@ def _types(request: Request) -> tuple[str, str]:
 def _indexed(
     request: Request, source: str, call: str, units: DimLike, sizes: tuple[str, ...] = ()
 ) -> list[Kernel]:
-    """A kernel that moves elements of `source` to y by indices: `call` up to what it takes of both."""
+    """A kernel that moves elements of `source` to y by indices; `call`: up to its arguments."""
     i, (word, index) = parameters(request), _types(request)
     given = [
         pointer(f"const {word}", source, "from"),
@@ -114,6 +114,10 @@ def one_hot(request: Request) -> list[Kernel]:
 
 
 FAMILIES = {
-    "one_hot": one_hot, "gather_along": gather_along, "gather_tuples": gather_tuples, "scatter_along": scatter_along, "scatter_tuples": scatter_tuples,
+    "one_hot": one_hot,
+    "gather_along": gather_along,
+    "gather_tuples": gather_tuples,
+    "scatter_along": scatter_along,
+    "scatter_tuples": scatter_tuples,
     "triangle": triangle,
-}  # fmt: skip
+}

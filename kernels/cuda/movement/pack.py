@@ -63,7 +63,7 @@ def fold_norm(r: Request) -> list[Kernel]:
 
 
 def _pack_conv(r: Request, together: int = 1, offset: int = 0, *, transposed: bool) -> list[Kernel]:
-    """together: groups whose channels one filter covers; offset: bytes before the packed filters."""
+    """together: groups whose channels a filter covers; offset: bytes before the packed filters."""
     oc, ic, kh, kw, g = (select.static(r, n) for n in ("OC", "IC", "KH", "KW", "G"))
     pitch = select.channels(r, together * ic // g)
     args = [*_pointers("w", "scale"), Pointer("packed", offset)]

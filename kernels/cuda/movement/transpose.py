@@ -223,7 +223,7 @@ def _even(n: int, most: int) -> int:
 def _layers(
     elem: int, height: int, width: int, kept: int, count: int, sms: int
 ) -> tuple[int, int, int]:
-    """Layers, rows and columns of a tile of short lines: as many elements as leave enough blocks."""
+    """Layers, rows and columns of a tile of short lines: as large as leaves enough blocks."""
     room = _ROOM[elem]
     while True:
         side = max(math.isqrt(room // kept), 1)

@@ -8,7 +8,7 @@ from tracea_onnx.ir.dims import Dim, DimLike, factor
 
 from ..common import axis_layout
 from ..common.epilogue import Parameter
-from ..common.instantiate import floats, instance, ints, longs, pointer
+from ..common.instantiate import floats, instance, ints, invoke, longs, pointer
 from ..common.launch import known, parameters, static, vector_width
 from ..common.prelude import activation_source
 
@@ -114,8 +114,11 @@ def groupnorm(request: Request) -> list[Kernel]:
         _kernel(
             request,
             sizes,
-            f"group_plain<{16 // request.dtype.size}, {k}, {threads}, {blocks}>(x, gamma, beta, y, C, "
-            "G, inner, eps, p0, p1);",
+            invoke(
+                "group_plain",
+                (16 // request.dtype.size, k, threads, blocks),
+                "x, gamma, beta, y, C, G, inner, eps, p0, p1",
+            ),
             groups,
             elements,
             threads,
@@ -140,10 +143,9 @@ def groupnorm_nhwc(request: Request) -> list[Kernel]:
     kernels = []
     for blocks, use in _shares(request, groups, elements):
         threads = _threads(elements, v) if blocks == 1 else 512
-        call = (
-            f"group_nhwc<{v}, {threads}, {blocks}>(x, gamma, beta, y, C, G, H, "
-            "Plane{W, x_cs, x_rs, x_ns}, Plane{W, y_cs, y_rs, y_ns}, eps, p0, p1);"
-        )
+        planes = "Plane{W, x_cs, x_rs, x_ns}, Plane{W, y_cs, y_rs, y_ns}"
+        given = f"x, gamma, beta, y, C, G, H, {planes}, eps, p0, p1"
+        call = invoke("group_nhwc", (v, threads, blocks), given)
         kernels.append(_kernel(request, sizes, call, groups, elements, threads, blocks, use))
     return kernels
 

@@ -204,8 +204,8 @@ def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Bo
 def _short(
     request: Request, rows: DimLike, sources: Sequence[str], outputs: Sequence[str]
 ) -> list[_Body]:
-    """Some lanes of a warp for each row, where all are short enough: K vectors of V elements in each
-    of the lanes; or by slabs of rows.
+    """Some lanes of a warp for each row, where all are short enough: K vectors of V elements in
+    each of the lanes; or by slabs of rows.
     """
     length = known(parameters(request)["N"])
     if length is None or not 0 < length <= _LONGEST:

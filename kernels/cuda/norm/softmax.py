@@ -7,7 +7,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import axis_layout
-from ..common.instantiate import instance, ints, pointer
+from ..common.instantiate import instance, ints, invoke, pointer
 from ..common.launch import about, known, parameters
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest block has the
@@ -90,8 +90,8 @@ def _kernel(
     return instance(request, "softmax", "norm/softmax", given, grid, block, body, cluster=cluster)
 
 
-def _log(request: Request) -> str:
-    return "true" if parameters(request)["log"] else "false"
+def _log(request: Request) -> bool:
+    return bool(parameters(request)["log"])
 
 
 def _slabs(request: Request, use: DimLike) -> Kernel:
@@ -103,8 +103,10 @@ def _slabs(request: Request, use: DimLike) -> Kernel:
     length = known(n) or 0
     per = -(-length // lanes) if length <= _LARGE_COLUMN else 0
     room = max(axis_layout.SLABS, (known(D.mul(n, inner)) or 0) * request.dtype.size)
-    body = f"next_may_start(); softmax_slabs<{-(-room // 1024) * 1024}, {lanes}, {per}, {axis_layout.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
-    return _kernel(request, axis_layout.SLAB_THREADS, body, D.mul(grid, use), each)
+    threads = axis_layout.SLAB_THREADS
+    forms = (-(-room // 1024) * 1024, lanes, per, threads, _log(request))
+    body = "next_may_start(); " + invoke("softmax_slabs", forms, f"x, y, {sizes}")
+    return _kernel(request, threads, body, D.mul(grid, use), each)
 
 
 def _rows(request: Request, use: DimLike) -> list[Kernel]:
@@ -198,8 +200,8 @@ def _row_kernel(
 ) -> Kernel:
     outer = _sizes(request)[0]
     block = max(lanes, 128)
-    flags = f"{_log(request)}, {'true' if edges else 'false'}"
-    body = f"softmax_rows<{v}, {k}, {lanes}, {blocks}, {block}, {flags}>(x, y, outer, n);"
+    forms = (v, k, lanes, blocks, block, _log(request), edges)
+    body = invoke("softmax_rows", forms, "x, y, outer, n")
     return _kernel(
         request,
         block,
@@ -265,7 +267,9 @@ def _again(request: Request) -> bool:
 def _columns(request: Request, use: DimLike) -> list[Kernel]:
     outer, n, inner = _sizes(request)
     if w := axis_layout.flat(request, request.dtype, outer, n, inner, _aligned(request), _FLAT):
-        body = f"next_may_start(); softmax_flat<{w}, {n}, {_FLAT_BLOCK}, {_log(request)}>(x, y, outer, {axis_layout.literal(inner, 'inner')});"
+        given = f"x, y, outer, {axis_layout.literal(inner, 'inner')}"
+        forms = (w, str(n), _FLAT_BLOCK, _log(request))
+        body = "next_may_start(); " + invoke("softmax_flat", forms, given)
         return [
             _kernel(
                 request,
@@ -280,8 +284,9 @@ def _columns(request: Request, use: DimLike) -> list[Kernel]:
     for blocks, chosen in ((1, axis_layout.negated(few)), (share, few)):
         if chosen == 0:
             continue
-        kept = "true" if length is not None and length <= _DEPTH * down * blocks else "false"
-        body = f"next_may_start(); softmax_columns<{w}, {across}, {threads}, {blocks}, {_log(request)}, {kept}>(x, y, n, inner);"
+        kept = length is not None and length <= _DEPTH * down * blocks
+        columns = (w, across, threads, blocks, _log(request), kept)
+        body = "next_may_start(); " + invoke("softmax_columns", columns, "x, y, n, inner")
         kernels.append(
             _kernel(request, threads, body, D.product([units, blocks, chosen, use]), cluster=blocks)
         )

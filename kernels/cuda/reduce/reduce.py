@@ -12,7 +12,7 @@ from tracea_onnx.ir.dims import DimLike
 
 from ..common import axis_layout
 from ..common.epilogue import Parameter
-from ..common.instantiate import entry, instance, ints, pointer
+from ..common.instantiate import entry, instance, ints, invoke, pointer
 from ..common.launch import about, known, parameters, static
 from ..common.prelude import C_TYPES
 from . import columns
@@ -151,9 +151,10 @@ class _Reduction:
     def _slabs(self, use: DimLike) -> Kernel:
         outer, n, inner = self.sizes
         each, grid, lanes = axis_layout.slab_columns(self.request, self.element, outer, n, inner)
-        slab = f"{axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')}"
-        body = f"reduce_slabs<Policy, {axis_layout.SLABS}, {lanes}, {axis_layout.SLAB_THREADS}>(x, y, outer, {slab}, parts);"
-        return self._kernel(axis_layout.SLAB_THREADS, body, D.mul(grid, use), each)[0]
+        threads = axis_layout.SLAB_THREADS
+        forms = ("Policy", axis_layout.SLABS, lanes, threads)
+        body = invoke("reduce_slabs", forms, f"x, y, outer, {literals(n, inner)}, parts")
+        return self._kernel(threads, body, D.mul(grid, use), each)[0]
 
     def _rows(self, v: int, lanes: int, block: int, parts: DimLike, use: DimLike) -> list[Kernel]:
         outer = self.sizes[0]
@@ -202,7 +203,8 @@ class _Reduction:
                 else 1
             )
             block = _FLAT_LARGE if many else _FLAT_BLOCK
-            body = f"reduce_flat<Policy, {w}, {several}, {block}>(x, y, outer, {axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')});"
+            forms = ("Policy", w, several, block)
+            body = invoke("reduce_flat", forms, f"x, y, outer, {literals(n, inner)}")
             return self._kernel(block, body, D.mul(D.ceildiv(units, several * block), use), 1)
         w, across = axis_layout.columns(self.element, inner, self.aligned)
         length = known(n)
@@ -273,14 +275,15 @@ class _Reduction:
         outer, _, inner = self.sizes
         v, cluster = 16 // self.element.size, s.parts if s.cluster else 1
         scratch = D.product([outer, s.parts, inner, self.held]) if s.parts > cluster else None
-        numbers = f"{v}, {s.lanes}, {s.down}, {s.teams}, {s.depth}, {cluster}, {'true' if int(inner) % v == 0 else 'false'}"
+        even = int(inner) % v == 0
+        forms = ("Policy", v, s.lanes, s.down, s.teams, s.depth, cluster, even)
         places = (
             f"{'nullptr' if scratch is None else 'held'}, outer, n, {inner}, {s.wide}, {s.parts}"
         )
         grid = D.mul(D.ceildiv(D.mul(outer, s.tiles * s.parts), s.teams), use)
         return self._kernel(
             s.threads,
-            f"reduce_sheets<Policy, {numbers}>(x, y, {places});",
+            invoke("reduce_sheets", forms, f"x, y, {places}"),
             grid,
             s.parts,
             scratch,
@@ -328,6 +331,11 @@ def operands(
         *([pointer("Policy::Held", "scratch0", "held")] if held else []),
         *ints({"outer": outer, "n": n, "inner": inner, "parts": parts}),
     ]
+
+
+def literals(n: DimLike, inner: DimLike) -> str:
+    """Both sizes, as numbers where they are known."""
+    return f"{axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')}"
 
 
 def _element(request: Request) -> DType:

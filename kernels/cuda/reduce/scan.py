@@ -10,12 +10,14 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import axis_layout
-from ..common.instantiate import entry, instance
+from ..common.instantiate import entry, instance, invoke
 from ..common.launch import known, parameters, static
 from ..common.prelude import C_TYPES
-from .reduce import operands
+from .reduce import literals, operands
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
+#: Arguments of what leaves the sum of every part.
+_SUMS = "x, (Policy::Result*)nullptr, held, outer"
 #: Elements of the longest row that a warp goes along alone, and where rows are so few that there is
 #: a block for each; those of a thread at a time at least.
 _WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
@@ -60,10 +62,15 @@ def cumsum(request: Request) -> list[Kernel]:
         body = f"scan_rows<{v}, {per // v}, {threads}, {threads}, @>(x, y, held, outer, n, 1);"
         found += _scan(request, dtype, threads, body, outer, D.mul(alone, rest))
         found += _scan(
-            request, dtype, _BLOCK, f"scan_rows<{v}, {per // v}, {_BLOCK}, {_BLOCK}, @>(x, y, held, outer, n, parts);", outer,
-            D.product([axis_layout.negated(short), axis_layout.negated(alone), rest]), _parts(request, outer, D.ceildiv(n, _BLOCK * per - 16)),
-            f"reduce_rows<Policy, {v}, {_BLOCK}, {_BLOCK}>(x, (Policy::Result*)nullptr, held, outer, n, parts);",
-        )  # fmt: skip
+            request,
+            dtype,
+            _BLOCK,
+            f"scan_rows<{v}, {per // v}, {_BLOCK}, {_BLOCK}, @>(x, y, held, outer, n, parts);",
+            outer,
+            D.product([axis_layout.negated(short), axis_layout.negated(alone), rest]),
+            _parts(request, outer, D.ceildiv(n, _BLOCK * per - 16)),
+            invoke("reduce_rows", ("Policy", v, _BLOCK, _BLOCK), f"{_SUMS}, n, parts"),
+        )
     else:
         found += _columns(request, dtype, rest)
     return [k for k in found if k.grid[0] != 0]
@@ -81,7 +88,8 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
         # of 2 bytes were measured faster in large ones
         large = int(n) <= _COLUMN_PER_THREAD or (w == 1 and dtype.size == 2)
         block = _BLOCK if large and not few else _FLAT_BLOCK
-        body = f"scan_flat<{w}, {_COLUMN_PER_THREAD}, {block}, @>(x, y, outer, {axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')});"
+        forms = (w, _COLUMN_PER_THREAD, block, "@")
+        body = invoke("scan_flat", forms, f"x, y, outer, {literals(n, inner)}")
         return _scan(request, dtype, block, body, D.ceildiv(units, block), use)
     across, length = axis_layout.columns(dtype, inner, aligned=False)[1], known(n)
     block = (
@@ -91,14 +99,14 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     )
     tiles = axis_layout.column_tiles(outer, inner, 1, across)
     parts = _parts(request, tiles, D.floordiv(n, block // across * _COLUMN_PER_THREAD))
-    return _scan(
-        request, dtype, block, f"scan_columns<{_COLUMN_PER_THREAD}, {across}, {block}, @>(x, y, held, outer, n, inner, parts);", tiles, use,
-        parts, f"reduce_columns<Policy, 1, {across}, {block}, 1>(x, (Policy::Result*)nullptr, held, outer, n, inner, parts);",
-    )  # fmt: skip
+    forms = (_COLUMN_PER_THREAD, across, block, "@")
+    body = invoke("scan_columns", forms, "x, y, held, outer, n, inner, parts")
+    sums = invoke("reduce_columns", ("Policy", 1, across, block, 1), f"{_SUMS}, n, inner, parts")
+    return _scan(request, dtype, block, body, tiles, use, parts, sums)
 
 
 def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
-    """Blocks that share each of so many rows or tiles of columns, where `worth` would be worth it."""
+    """Blocks that share each of so many rows or tiles of columns, of which `worth` pay."""
     return D.maximum(
         D.minimum(
             D.minimum(D.floordiv(request.sms * _RESIDENT, D.maximum(units, 1)), worth), _MOST
@@ -110,11 +118,10 @@ def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
 def _slabs(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     i = parameters(request)
     each, grid, lanes = axis_layout.slab_columns(request, dtype, i["outer"], i["n"], i["inner"])
-    sizes = f"outer, {axis_layout.literal(i['n'], 'n')}, {axis_layout.literal(i['inner'], 'inner')}, parts"
-    body = (
-        f"scan_slabs<{axis_layout.SLABS}, {lanes}, {axis_layout.SLAB_THREADS}, @>(x, y, {sizes});"
-    )
-    return _scan(request, dtype, axis_layout.SLAB_THREADS, body, grid, use, each)
+    threads = axis_layout.SLAB_THREADS
+    given = f"x, y, outer, {literals(i['n'], i['inner'])}, parts"
+    body = invoke("scan_slabs", (axis_layout.SLABS, lanes, threads, "@"), given)
+    return _scan(request, dtype, threads, body, grid, use, each)
 
 
 def _scan(

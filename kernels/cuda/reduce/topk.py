@@ -11,7 +11,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common.epilogue import Parameter
-from ..common.instantiate import instance, ints, longs, pointer
+from ..common.instantiate import instance, ints, invoke, longs, pointer
 from ..common.launch import blocks, known, parameters, static
 from ..common.prelude import C_TYPES
 
@@ -80,7 +80,7 @@ class _Top:
             known(self.n),
             self.k,
             self.request.sms,
-            "true" if static(parameters(self.request)["largest"], "order") else "false",
+            bool(static(parameters(self.request)["largest"], "order")),
         )
         if (
             n is not None
@@ -88,31 +88,28 @@ class _Top:
             and k <= _WARP_RESULTS
             and -(-n // 32) * k <= _WARP_LOOKS
         ):
-            call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, indices, rows, n, inner, fault);"
+            by_warps = (k, max(1, -(-n // 32)), largest)
+            call = invoke("top_warps", by_warps, "x, y, indices, rows, n, inner, fault")
             return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
         if k > _MOST:
             raise Unfit(f"the {k} first of a row, of which a block sorts {_MOST}")
         size = max(_power(n if n is not None and n <= _SORTED else k), 8)
         looks = 1024 if n is None else 0 if n <= size else _power(n // 4)
         threads = min(max(looks, size // 8, 64), 1024)
-        numbers, smem = f"{threads}, {k}, {size}, {largest}", 9 * size  # with the keys left out
+        forms, smem = (threads, k, size, largest), 9 * size  # with the keys left out
         grid = D.minimum(self.rows, sms * (2048 // threads))
+
+        def top(keys: str, parts: str, *, joined: bool) -> str:
+            given = f"x, {keys}, y, indices, rows, n, inner, {parts}, kept, fault"
+            return invoke("top_rows", (*forms, joined), given)
+
         if n is None or n < max(_LONG, 4 * k) or known(D.less(self.rows, 2 * sms)) == 0:
-            return [
-                self._kernel(
-                    f"top_rows<{numbers}, false>(x, nullptr, y, indices, rows, n, inner, 0, kept, fault);",
-                    grid,
-                    threads,
-                    smem=smem,
-                )
-            ]
+            return [self._kernel(top("nullptr", "0", joined=False), grid, threads, smem=smem)]
         each = max(_PART, 2 * k, -(-n // _PARTS))
         parts = -(-n // each)
         count, scratch = ints({"parts": parts}), (D.mul(self.rows, 8 * parts * k),)
-        first = f"top_parts<{numbers}>(x, keys, rows, n, inner, parts, {each}, kept);"
-        rest = (
-            f"top_rows<{numbers}, true>(x, keys, y, indices, rows, n, inner, parts, kept, fault);"
-        )
+        first = invoke("top_parts", forms, f"x, keys, rows, n, inner, parts, {each}, kept")
+        rest = top("keys", "parts", joined=True)
         given = [[pointer(t, "scratch0", "keys"), *count] for t in ("u64", "const u64")]
         return [
             self._kernel(first, D.mul(self.rows, parts), threads, given[0], smem, scratch),

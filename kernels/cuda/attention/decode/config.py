@@ -20,8 +20,8 @@ _MOST_ROWS, _MOST_OF_HEAD = 8, 2
 _WARPS, _AT_ONCE, _STAGES = 8, 4, 3
 #: Split-KV where each CTA of a cluster would read more bytes; the most shares.
 _SPLIT_BYTES, _MOST_SHARES = 128 << 10, {"simt": 64, "mma": 128}
-#: mma and stream: the widest head that registers hold. mma: rows of a tile, keys of a warp, the most
-#: stages, bytes of shared memory beside them; of how few items each CTA has an SM to itself.
+#: mma and stream: the widest head that registers hold. mma: rows of a tile, keys of a warp, the
+#: most stages, bytes of shared memory beside them; of how few items each CTA has an SM to itself.
 _WIDEST, _MMA_ROWS, _MMA_KEYS, _MMA_STAGES, _MMA_OTHER, _FEW = 128, 16, 8, 6, 4096, 4
 
 

@@ -18,7 +18,7 @@ static_assert(kAll % 32 == 0, "fragments");
 
 // Of keys or values the warp's, of which there are `count`, to its part of a stage.
 template <int SIZE, int PADDED, int PITCH>
-DEV void bring_rows(u32 to, const T* from, i64 stride, int count) {
+DEV void load_rows(u32 to, const T* from, i64 stride, int count) {
   constexpr int chunks = PADDED / 8;
 #pragma unroll
   for (int u = 0; u < KEYS * chunks; u += 32) {
@@ -48,21 +48,21 @@ DEV void attend(const Attention& g) {
   const int to = w.to;
   const int steps = (max(to - w.from, 0) + kAll - 1) / kAll;
   const u32 ring = shared_address(memory), weights = shared_address(shared_weights);
-  auto bring = [&](int step) {  // two groups of copies
+  auto load_step = [&](int step) {  // two groups of copies
     const int t = w.from + step * kAll + warp * KEYS;
     const u32 at = ring + step % STAGES * kStage;
     if (step < steps)
-      bring_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, w.k + min(t, to - 1) * g.k_s, g.k_s,
-                                   to - t);
+      load_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, w.k + min(t, to - 1) * g.k_s, g.k_s,
+                                  to - t);
     copy_commit();
     if (step < steps)
-      bring_rows<HEAD_V, kDV, kPitchV>(at + kValues + warp * KEYS * kPitchV,
-                                       w.v + min(t, to - 1) * g.v_s, g.v_s, to - t);
+      load_rows<HEAD_V, kDV, kPitchV>(at + kValues + warp * KEYS * kPitchV,
+                                      w.v + min(t, to - 1) * g.v_s, g.v_s, to - t);
     copy_commit();
   };
   // The first keys are on their way before anything waits for queries.
 #pragma unroll 1
-  for (int step = 0; step < STAGES - 1; step++) bring(step);
+  for (int step = 0; step < STAGES - 1; step++) load_step(step);
 
   // This thread's rows are lane / 4 and 8 more; its columns of an 8-wide tile are column and column
   // + 1.
@@ -86,7 +86,7 @@ DEV void attend(const Attention& g) {
                                // row, where another warp's may be on their way
   const u32 weight = weights + (lane & 15) * kPitchP + (lane >> 4) * 16;
   const int row = lane / 4;
-  float out[kTiles][4] = {}, top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
+  float out[kTiles][4] = {}, row_max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
   for (int step = 0; step < steps; step++) {
     copy_wait<2 * STAGES - 3>();
     sync_warp();
@@ -116,16 +116,16 @@ DEV void attend(const Attention& g) {
     }
     copy_wait<2 * STAGES - 4>();
     __syncthreads();  // all values are there, and all warps are done with those of the step before
-    bring(step + STAGES - 1);
+    load_step(step + STAGES - 1);
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      float best = top[e];
+      float best = row_max[e];
 #pragma unroll
       for (int w = 0; w < WARPS; w++) best = fmaxf(best, of_warps[w][row + 8 * e]);
-      const float shift = best == -INF ? 0.f : best, shrink = exp2_approximate(top[e] - shift);
-      top[e] = best, sum[e] *= shrink;
+      const float shift = best == -INF ? 0.f : best, rescale = exp2_approximate(row_max[e] - shift);
+      row_max[e] = best, sum[e] *= rescale;
 #pragma unroll
-      for (int d = 0; d < kTiles; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
+      for (int d = 0; d < kTiles; d++) out[d][2 * e] *= rescale, out[d][2 * e + 1] *= rescale;
       const float u = exp2_approximate(x[2 * e] - shift),
                   v = exp2_approximate(x[2 * e + 1] - shift);
       sum[e] += u + v;
@@ -150,13 +150,13 @@ DEV void attend(const Attention& g) {
   }
 
   copy_wait<0>();
-  Part<ROWS>& whole = w.partial(g);
+  Partial<ROWS>& whole = w.partial(g);
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
     if (lane % 4 == 0) of_warps[warp][row + 8 * e] = sum[e];
-    if (warp == 0 && lane % 4 == 0) whole.top[row + 8 * e] = top[e];
+    if (warp == 0 && lane % 4 == 0) whole.row_max[row + 8 * e] = row_max[e];
 #pragma unroll
     for (int d = 0; d < kTiles; d++) {
       const int at = (warp + d * WARPS) * 8 + column;

@@ -1,5 +1,6 @@
-"""Few rows of many keys: which kernel reads these soonest. Prices are nanoseconds for one row of each
-head (decoding), which is bound by memory, and clocks for several rows."""
+"""Few rows of many keys: which kernel reads these soonest. Prices are nanoseconds for one row of
+each head (decoding), which is bound by memory, and clocks for several rows.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ _SPLIT_SIMT, _TWO_HEADS = Reading(5100, 0, 32.5, 1.07, 60), 500
 
 @dataclass(frozen=True)
 class Whole:
-    """A CTA for each head, two on an SM: nanoseconds to begin and end; bytes in one of an SM's share
-    of memory, of a CTA whose neighbours are done, of an SM's share where others are idle.
+    """A CTA for each head, two on an SM: nanoseconds to begin and end; bytes in one of an SM's
+    share of memory, of a CTA whose neighbours are done, of an SM's share where others are idle.
     """
 
     begun: float
@@ -116,8 +117,8 @@ _BEGINNING, _READING, _READING_CLUSTER, _BYTES, _CACHED_BYTES, _RAGGED = (
 _SPLITTING, _SPLIT_STEP, _SPLIT_BYTES, _FEW_TILES = 10600, (608, 1168, 1104), 20.3, 2
 _MMA, _STEP, _STEPS, _ROW, _MMA_BYTES = 7700, 1225, 4, 9, 17.7
 
-#: stream: warps of an SM that registers leave room for, by the sets of keys of each: up to 8 rows of
-#: heads up to 64 elements, of longer ones; the same of more rows.
+#: stream: warps of an SM that registers leave room for, by the sets of keys of each: up to 8 rows
+#: of heads up to 64 elements, of longer ones; the same of more rows.
 _STREAM_WARPS = (({1: 20, 2: 14}, {1: 12, 2: 8}), ({1: 16, 2: 12}, {1: 8, 2: 0}))
 #: The most CTAs of an SM, on average, and of its places the fewest and the most that are taken,
 #: without and with clusters of more than two: with more, some find no place beside the others.

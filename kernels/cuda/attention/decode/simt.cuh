@@ -18,7 +18,7 @@ typedef Vec<T, VECTOR> Piece;
 // Of the row at `row` the elements from `column` on, zero where there are none; READ at a time.
 // The pieces of a thread lie THREADS apart.
 template <int SIZE, int READ>
-DEV void bring(Piece* to, const T* row, int column, bool real) {
+DEV void load_piece(Piece* to, const T* row, int column, bool real) {
 #pragma unroll
   for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
@@ -48,7 +48,7 @@ DEV void share_sums(float (&x)[kScores]) {
 DEV void attend(const Attention& g) {
   after_previous();
   extern __shared__ __align__(16) char memory[];
-  __shared__ Part<ROWS> whole;
+  __shared__ Partial<ROWS> whole;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, unit = threadIdx.x / LANES,
             column = lane % LANES * VECTOR;
   Work<1, false> w(g);
@@ -61,22 +61,22 @@ DEV void attend(const Attention& g) {
   auto piece = [&](int stage, int n, int which) {
     return pieces + ((stage * AT_ONCE + n) * 2 + which) * CHUNKS * THREADS;
   };
-  auto bring_stage = [&](int stage, int t0) {
+  auto load_stage = [&](int stage, int t0) {
     if (t0 < to)
 #pragma unroll
       for (int n = 0; n < AT_ONCE; n++) {
         const int t = t0 + n * kUnits + unit;
-        bring<HEAD, READ_K>(piece(stage, n, 0), k + t * g.k_s, column, t < to);
-        bring<HEAD_V, READ_V>(piece(stage, n, 1), v + t * g.v_s, column, t < to);
+        load_piece<HEAD, READ_K>(piece(stage, n, 0), k + t * g.k_s, column, t < to);
+        load_piece<HEAD_V, READ_V>(piece(stage, n, 1), v + t * g.v_s, column, t < to);
       }
     copy_commit();
   };
   constexpr int step = AT_ONCE * kUnits;
   // The first keys are on their way before anything waits for queries.
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; stage++) bring_stage(stage, w.from + stage * step);
+  for (int stage = 0; stage < STAGES - 1; stage++) load_stage(stage, w.from + stage * step);
 
-  float q[ROWS][kElements], out[ROWS][kElements], top[ROWS], sum[ROWS];
+  float q[ROWS][kElements], out[ROWS][kElements], row_max[ROWS], sum[ROWS];
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
     const T* from = w.query(g, min(i, w.count - 1));
@@ -89,7 +89,7 @@ DEV void attend(const Attention& g) {
       for (int j = 0; j < READ_Q; j++)
         q[i][e + j] = to_float(part.v[j]) * score_scale(g), out[i][e + j] = 0.f;
     }
-    top[i] = -INF, sum[i] = 0.f;
+    row_max[i] = -INF, sum[i] = 0.f;
   }
   // Of the scores whose sums the thread has: the keys of their rows, and where the masks of these
   // are.
@@ -103,7 +103,7 @@ DEV void attend(const Attention& g) {
   }
   for (int t0 = w.from, stage = 0; t0 < to;
        t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
-    bring_stage(stage == 0 ? STAGES - 1 : stage - 1, t0 + (STAGES - 1) * step);
+    load_stage(stage == 0 ? STAGES - 1 : stage - 1, t0 + (STAGES - 1) * step);
     copy_wait<STAGES - 1>();
     float x[kScores];
 #pragma unroll
@@ -134,25 +134,25 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int m = 0; m < kScores; m++)
       x[m] = __shfl_sync(FULL_WARP, mine[m % kHeld], m * LANES / kScores, LANES);
-    float shrink[ROWS];
-    bool shrinks = false;
+    float rescale[ROWS];
+    bool rescales = false;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-      float best = top[i];
+      float best = row_max[i];
 #pragma unroll
       for (int n = 0; n < AT_ONCE; n++) best = fmaxf(best, x[i * AT_ONCE + n]);
       const float shift = best == -INF ? 0.f : best;
-      shrink[i] = exp2_approximate(top[i] - shift), shrinks |= best != top[i];
-      top[i] = best, sum[i] *= shrink[i];
+      rescale[i] = exp2_approximate(row_max[i] - shift), rescales |= best != row_max[i];
+      row_max[i] = best, sum[i] *= rescale[i];
 #pragma unroll
       for (int n = 0; n < AT_ONCE; n++)
         sum[i] += x[i * AT_ONCE + n] = exp2_approximate(x[i * AT_ONCE + n] - shift);
     }
-    if (__any_sync(FULL_WARP, shrinks))
+    if (__any_sync(FULL_WARP, rescales))
 #pragma unroll
       for (int i = 0; i < ROWS; i++)
 #pragma unroll
-        for (int e = 0; e < kElements; e++) out[i][e] *= shrink[i];
+        for (int e = 0; e < kElements; e++) out[i][e] *= rescale[i];
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++)
 #pragma unroll
@@ -171,20 +171,21 @@ DEV void attend(const Attention& g) {
   copy_wait<0>();
   __syncthreads();  // all are done with what they fetched, in whose place is now what the warps
                     // have
-  Part<ROWS>* const of_warps = (Part<ROWS>*)memory;
-  Part<ROWS>& mine = of_warps[warp];
+  Partial<ROWS>* const of_warps = (Partial<ROWS>*)memory;
+  Partial<ROWS>& mine = of_warps[warp];
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
 #pragma unroll
     for (int o = LANES; o < 32; o <<= 1) {
-      const float other = __shfl_xor_sync(FULL_WARP, top[i], o), best = fmaxf(top[i], other),
-                  a = weight_of(top[i], best), c = weight_of(other, best);
-      top[i] = best, sum[i] = sum[i] * a + __shfl_xor_sync(FULL_WARP, sum[i], o) * c;
+      const float other = __shfl_xor_sync(FULL_WARP, row_max[i], o),
+                  best = fmaxf(row_max[i], other), a = weight_of(row_max[i], best),
+                  c = weight_of(other, best);
+      row_max[i] = best, sum[i] = sum[i] * a + __shfl_xor_sync(FULL_WARP, sum[i], o) * c;
 #pragma unroll
       for (int e = 0; e < kElements; e++)
         out[i][e] = out[i][e] * a + __shfl_xor_sync(FULL_WARP, out[i][e], o) * c;
     }
-    if (lane == 0) mine.top[i] = top[i], mine.sum[i] = sum[i];
+    if (lane == 0) mine.row_max[i] = row_max[i], mine.sum[i] = sum[i];
     if (lane < LANES)
 #pragma unroll
       for (int e = 0; e < kElements; e++) {

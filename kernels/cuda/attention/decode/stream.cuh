@@ -18,7 +18,7 @@ struct Words {
 };
 
 // 16 bytes, or what `r` was.
-DEV void bring(Words& r, const char* from, bool real) {
+DEV void load_words(Words& r, const char* from, bool real) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0;\n@p ld.global" CACHING
                ".v4.u32 {%0, %1, %2, %3}, [%4];}"
                : "+r"(r.v[0]), "+r"(r.v[1]), "+r"(r.v[2]), "+r"(r.v[3])
@@ -28,7 +28,7 @@ DEV void bring(Words& r, const char* from, bool real) {
 
 DEV void attend(const Attention& g) {
   wait_for_previous();
-  __shared__ Part<ROWS> held[WARPS + (WARPS > 1 && CLUSTER > 1)];
+  __shared__ Partial<ROWS> held[WARPS + (WARPS > 1 && CLUSTER > 1)];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = lane / 4, quad = lane % 4;
   Work<1, true> w(g);
   w.share_keys(g);
@@ -37,38 +37,39 @@ DEV void attend(const Attention& g) {
                                                               (const char*)(w.v + across * 8);
   const int k_step = int(g.k_s * sizeof(T)), v_step = int(g.v_s * sizeof(T));
   Words k[SETS][2][kChunks] = {}, v[SETS][4][kChunksV] = {}, q[2][kChunks] = {};
-  auto bring_keys = [&](int t) {
+  auto load_keys = [&](int t) {
 #pragma unroll
     for (int i = 0; i < SETS * 2; i++) {
       const char* row = keys + i64(min(t + i * 8 + across, last)) * k_step;
 #pragma unroll
       for (int c = 0; c < kChunks; c++)
-        bring(k[i / 2][i % 2][c], row + c * 64, c * 4 + 4 <= HEAD / 8 || c * 4 + quad < HEAD / 8);
+        load_words(k[i / 2][i % 2][c], row + c * 64,
+                   c * 4 + 4 <= HEAD / 8 || c * 4 + quad < HEAD / 8);
     }
   };
-  auto bring_values = [&](int t) {
+  auto load_values = [&](int t) {
 #pragma unroll
     for (int i = 0; i < SETS * 4; i++) {
       const char* row = values + i64(min(t + i / 2 * 8 + i % 2 + quad * 2, last)) * v_step;
 #pragma unroll
       for (int c = 0; c < kChunksV; c++)
-        bring(v[i / 4][i % 4][c], row + c * 128,
-              c * 8 + 8 <= HEAD_V / 8 || c * 8 + across < HEAD_V / 8);
+        load_words(v[i / 4][i % 4][c], row + c * 128,
+                   c * 8 + 8 <= HEAD_V / 8 || c * 8 + across < HEAD_V / 8);
     }
   };
   const int first = w.from + warp * KEYS;
-  if (first < to) bring_keys(first), bring_values(first);
+  if (first < to) load_keys(first), load_values(first);
 #pragma unroll
   for (int n = 0; n < 2; n++)
 #pragma unroll
     for (int c = 0; c < kChunks; c++) {
       const int row = n * 8 + across, column = c * 32 + quad * 8;
       // S is ROWS: zeros that the compiler knew of it would put into registers again and again.
-      bring(q[n][c], (const char*)(w.query(g, row) + column), row < g.S && column < HEAD);
+      load_words(q[n][c], (const char*)(w.query(g, row) + column), row < g.S && column < HEAD);
     }
-  float out[kTiles][kChunksV * 4][4] = {}, top[kTiles], sum[kTiles];
+  float out[kTiles][kChunksV * 4][4] = {}, row_max[kTiles], sum[kTiles];
 #pragma unroll
-  for (int n = 0; n < kTiles; n++) top[n] = -INF, sum[n] = 0.f;
+  for (int n = 0; n < kTiles; n++) row_max[n] = -INF, sum[n] = 0.f;
   const float scale = score_scale(g);
 
   for (int t = first; t < to; t += WARPS * KEYS) {
@@ -84,7 +85,7 @@ DEV void attend(const Attention& g) {
           multiply(s[i / 2][i % 2], rows, k[i / 2][i % 2][c].v[w], k[i / 2][i % 2][c].v[w + 1],
                    (T*)nullptr);
         }
-    if (next < to) bring_keys(next);
+    if (next < to) load_keys(next);
     bool higher = false;
     float best[kTiles];
 #pragma unroll
@@ -98,19 +99,19 @@ DEV void attend(const Attention& g) {
           x = i * 8 + quad * 2 + e < seen ? capped(x * scale) : -INF;
           best[n] = fmaxf(best[n], x);
         }
-      higher |= best[n] > top[n] + kSlack;
+      higher |= best[n] > row_max[n] + kSlack;
     }
     if (__any_sync(FULL_WARP, higher))
 #pragma unroll
       for (int n = 0; n < kTiles; n++) {
-        float x = fmaxf(top[n], best[n]);
+        float x = fmaxf(row_max[n], best[n]);
 #pragma unroll
         for (int o = 1; o < 4; o <<= 1) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, o));
-        const float shrink = x == top[n] ? 1.f : exp2_approximate(top[n] - x);
-        top[n] = x, sum[n] *= shrink;
+        const float rescale = x == row_max[n] ? 1.f : exp2_approximate(row_max[n] - x);
+        row_max[n] = x, sum[n] *= rescale;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          const float mine = __shfl_sync(FULL_WARP, shrink, (quad * 2 + e) * 4);
+          const float mine = __shfl_sync(FULL_WARP, rescale, (quad * 2 + e) * 4);
 #pragma unroll
           for (int d = 0; d < kChunksV * 4; d++) out[n][d][e] *= mine, out[n][d][2 + e] *= mine;
         }
@@ -118,7 +119,7 @@ DEV void attend(const Attention& g) {
     u32 p[SETS][2][kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; n++) {
-      const float shift = top[n] == -INF ? 0.f : top[n];
+      const float shift = row_max[n] == -INF ? 0.f : row_max[n];
 #pragma unroll
       for (int i = 0; i < SETS * 2; i++) {
         const float x = exp2_approximate(s[i / 2][i % 2][2 * n] - shift),
@@ -146,17 +147,17 @@ DEV void attend(const Attention& g) {
         for (int n = 0; n < kTiles; n++)
           multiply(out[n][d], x, p[i][0][n], p[i][1][n], (T*)nullptr);
       }
-    if (next < to) bring_values(next);
+    if (next < to) load_values(next);
   }
 
-  next_may_start();  // blocks of the next launch that came earlier would lie beside each other
-  Part<ROWS>& mine = held[warp];
+  next_may_start();  // CTAs of the next launch that came earlier would lie beside each other
+  Partial<ROWS>& mine = held[warp];
 #pragma unroll
   for (int n = 0; n < kTiles; n++) {
 #pragma unroll
     for (int o = 1; o < 4; o <<= 1) sum[n] += __shfl_xor_sync(FULL_WARP, sum[n], o);
     if (quad == 0 && n * 8 + across < ROWS)
-      mine.top[n * 8 + across] = top[n], mine.sum[n * 8 + across] = sum[n];
+      mine.row_max[n * 8 + across] = row_max[n], mine.sum[n * 8 + across] = sum[n];
 #pragma unroll
     for (int e = 0; e < 2; e++)
 #pragma unroll

@@ -59,20 +59,21 @@ struct Work {
     return b * g.m_b + r.h * g.m_h + r.s * g.m_q;
   }
   // Where a partial result lies that another kernel combines.
-  METHOD Part<ROWS>& partial(const Attention& g) const {
-    return ((Part<ROWS>*)g.y)[item * (parts + 1) + part];
+  METHOD Partial<ROWS>& partial(const Attention& g) const {
+    return ((Partial<ROWS>*)g.y)[item * (parts + 1) + part];
   }
   // Combines what the warps of the CTA, and the CTAs of its cluster, have; `whole` is shared
   // memory.
-  METHOD void finish(const Attention& g, const Part<ROWS>* of_warps, Part<ROWS>& whole) const {
+  METHOD void finish(const Attention& g, const Partial<ROWS>* of_warps,
+                     Partial<ROWS>& whole) const {
     auto put = [&](int i, int c, float value) {
       const Row r = row(g, i);
       from_float(g.y[b * g.y_b + r.h * g.y_h + r.s * g.y_s + c], value);
     };
     if (WARPS > 1 || CLUSTER == 1)
-      join_warps<WARPS, CLUSTER == 1 && !SPLIT_KV>(of_warps, SPLIT_KV ? partial(g) : whole, count,
-                                                   put);
+      combine_warps<WARPS, CLUSTER == 1 && !SPLIT_KV>(of_warps, SPLIT_KV ? partial(g) : whole,
+                                                      count, put);
     __syncwarp();
-    if (CLUSTER > 1) join_cluster<CLUSTER, THREADS>(WARPS > 1 ? whole : *of_warps, count, put);
+    if (CLUSTER > 1) combine_cluster<CLUSTER, THREADS>(WARPS > 1 ? whole : *of_warps, count, put);
   }
 };

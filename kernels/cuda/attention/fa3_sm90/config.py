@@ -19,8 +19,8 @@ from ...common.launch import clustered, known, parameters
 from .. import problem
 from ..problem import Problem
 
-#: The most stages of keys; where two CTAs of an SM do little but read, each with whole heads or with
-#: shares of all: more make the memory slower.
+#: The most stages of keys; where two CTAs of an SM do little but read, each with whole heads or
+#: with shares of all: more make the memory slower.
 _MOST_STAGES, _PAIRED_STAGES, _SPLIT_STAGES = 6, 2, 3
 #: split-KV: the most CTAs that share rows, and tiles of keys that each has at least.
 _MOST_SHARES, _LEAST_STEPS = 128, 2
@@ -34,11 +34,11 @@ def copied(request: Request, operand: str) -> bool:
 
 @dataclass(frozen=True)
 class Fa3Config:
-    """groups: consumer warpgroups of 64 query rows; keys: of a tile; last: of the last tile, what is
-    computed with; ctas: of an SM; schedule: what overlaps (fa3_sm90/pipeline.cuh); stages, slots:
-    tiles of keys and values, and of queries, in flight. SINGLE_WG alone: cluster: CTAs of a cluster
-    that divide the keys; split_kv: as many CTAs divide them as fill the device, and a second kernel
-    combines what they have."""
+    """groups: consumer warpgroups of 64 query rows; keys: of a tile; last: of the last tile,
+    what is computed with; ctas: of an SM; schedule: what overlaps (fa3_sm90/pipeline.cuh);
+    stages, slots: tiles of keys and values, and of queries, in flight. SINGLE_WG alone:
+    cluster: CTAs of a cluster that divide the keys; split_kv: as many CTAs divide them as fill
+    the device, and a second kernel combines what they have."""
 
     groups: int
     keys: int
@@ -131,8 +131,8 @@ def config(
 
 
 def _mask_bytes(p: Problem, rows: int, keys: int) -> int:
-    """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at an
-    odd number of 16 bytes from the next (masks.cuh)."""
+    """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at
+    an odd number of 16 bytes from the next (masks.cuh)."""
     if not p.mask or (p.rows_masked and not p.mask_step):
         return 0
     units = keys * (2 if p.mask == 1 else 1) // 16
@@ -152,7 +152,7 @@ def paired_config(p: Problem, count: int) -> Fa3Config | None:
 
 
 def clustered_config(p: Problem, ctas: int, cluster: int) -> Fa3Config | None:
-    """For few rows whose keys a cluster divides, two CTAs on an SM or, as far as registers go, three."""
+    """For few rows whose keys a cluster divides, two CTAs on an SM or, as registers go, three."""
     if p.mask or p.widest > (128 if ctas == 2 else 96):
         return None
     keys = 64 if ctas == 2 or p.widest <= 64 else 32
@@ -169,11 +169,11 @@ Clocks = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Form:
-    """Configurations of `groups` warpgroups, `ctas` on an SM, with 64 to `widest` keys (at most
-    `masked` where rows have masks of their own, which need registers), `usual` where T is not known.
-    On a busy SM 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
-    16 of its keys; `delay`: the same of one warpgroup alone. Without `work`, the form is for SMs
-    that have no more tiles than CTAs."""
+    """Configurations of `groups` warpgroups, `ctas` on an SM, with 64 to `widest` keys (at
+    most `masked` where rows have masks of their own, which need registers), `usual` where T is
+    not known. On a busy SM 64 rows take `work` clocks: for themselves, for each of their tiles
+    of keys and for 16 of its keys; `delay`: the same of one warpgroup alone. Without `work`,
+    the form is for SMs that have no more tiles than CTAs."""
 
     groups: int
     ctas: int
@@ -221,8 +221,8 @@ _FORMS: dict[int, tuple[Form, ...]] = {
 _UNEVEN, _NARROWER, _SECOND = 60, 100, 1000
 #: The price of a form whose delay nothing hides, where an SM has more than one of its tiles.
 _NEVER = 1 << 40
-#: Clocks of a key and its value on their way to a tile where rows of short heads are no whole sectors
-#: of memory.
+#: Clocks of a key and its value on their way to a tile where rows of short heads are no whole
+#: sectors of memory.
 _FETCHING = 18
 
 
@@ -243,8 +243,8 @@ def _delay(form: Form, keys: DimLike, c: Fa3Config) -> DimLike:
 
 def _slower(p: Problem, form: Form) -> int:
     """Percent of the clocks of whole long heads that shorter ones take, which come as slowly as
-    these: small tiles hide less. And of those of other rows that those with masks of their own take:
-    of 256 rows two warps bring too many."""
+    these: small tiles hide less. And of those of other rows that those with masks of their own
+    take: of 256 rows two warps bring too many."""
     if not p.rows_masked:
         ragged = p.head % 16 or p.head_v % 16  # rows of no whole sectors of memory
         slow = 64 < p.widest < 128 and form.ctas > 1 and (ragged or not p.causal)
@@ -257,8 +257,8 @@ def _slower(p: Problem, form: Form) -> int:
 
 
 def _cost(request: Request, p: Problem, form: Form, c: Fa3Config) -> DimLike:
-    """Clocks of the SM with the most tiles: waves of as many as it has room for, the last of what is
-    left.
+    """Clocks of the SM with the most tiles: waves of as many as it has room for, the last of what
+    is left.
     """
     i, short = parameters(request), p.widest <= 64
     keys, tiles = i["T"], D.mul(problem.blocks(request, c.rows), form.cluster)
@@ -279,8 +279,8 @@ def _cost(request: Request, p: Problem, form: Form, c: Fa3Config) -> DimLike:
         return D.maximum(D.mul(tiles, work), delay)
 
     rest = D.mod(count, form.ctas)
-    # Of more than half of its CTAs, or of half behind the first wave of short heads: somewhere it is
-    # all of them.
+    # Of more than half of its CTAs, or of half behind the first wave of short heads: somewhere it
+    # is all of them.
     half: DimLike = 0
     if short and not p.causal:
         half = D.mul(D.less(form.ctas, count), D.less(count, 2 * form.ctas))
@@ -322,7 +322,7 @@ def priced(request: Request, p: Problem) -> list[tuple[Fa3Config, DimLike]]:
 
 
 def configs(request: Request, p: Problem) -> list[tuple[Fa3Config, DimLike]]:
-    """Those worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
+    """Those worth having, each with whether it is the one for the sizes of a run: the cheapest."""
     found = priced(request, p)
     exact = {c: float(cost) for c, cost in found if isinstance(cost, int)}
     if len(exact) == len(found) and (fastest := kernel_choice.measured(exact)) is not None:

@@ -1,6 +1,6 @@
 // FlashAttention-3: softmax(scale q k^T + mask) v on Hopper, 16-bit operands. Persistent CTAs of
-// GROUPS consumer warpgroups of 64 query rows each, a warp that brings them q, k and v (TMA, one
-// tile of the output after the other), one that brings what a mask of keys adds and one that takes
+// GROUPS consumer warpgroups of 64 query rows each, a warp that loads them q, k and v (TMA, one
+// tile of the output after the other), one that loads what a mask of keys adds and one that takes
 // the results away. Keys come in tiles of BN, from the last to the first, so that tiles with hidden
 // keys come first. SCHEDULE (pipeline.cuh): what overlaps.
 #pragma once
@@ -29,14 +29,14 @@ struct Width {
 };
 // Keeps the compiler from moving uses of results before the wait.
 template <int N>
-DEV void results_ready(float (&d)[N]) {
+DEV void fence_registers(float (&d)[N]) {
 #pragma unroll
   for (int k = 0; k < N; k++) asm volatile("" : "+f"(d[k])::"memory");
 }
 DEV void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-DEV float inverse_approximate(float x) {
+DEV float reciprocal_approximate(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -44,17 +44,17 @@ DEV float inverse_approximate(float x) {
 // Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes
 // between panels of 64 columns when these are the dimension that is not multiplied over. The lower
 // half, in which addresses (in units of 16 bytes) add up, and the whole. An address in a cluster
-// has the block's number above what it is in the block, where descriptors have the panels.
-DEV u32 place(u32 address, u32 panel) {
+// has the CTA's number above what it is in the CTA, where descriptors have the panels.
+DEV u32 descriptor_low(u32 address, u32 panel) {
   return (CLUSTER == 1 ? address : address & 0xffffffu) >> 4 | panel >> 4 << 16;
 }
 DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
 template <int N>
-DEV void registers_lessened() {
+DEV void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N>
-DEV void registers_raised() {
+DEV void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 constexpr float kSlack = 8.f;
@@ -65,7 +65,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const u32 start = shared_address(memory), queries = (start + 1023u) & ~1023u,
             keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
   const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS,
-            q_empty = q_full + 8 * SLOTS * kTakers, y_full = q_empty + 8 * SLOTS,
+            q_empty = q_full + 8 * SLOTS * kQueryBarriers, y_full = q_empty + 8 * SLOTS,
             k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES,
             v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
             m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES,
@@ -77,7 +77,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   if (threadIdx.x == GROUPS * 128) {
     prefetch(map_q), prefetch(map_k), prefetch(map_v);
     if (TMA_STORE) prefetch(map_y);
-    for (int i = 0; i < SLOTS * kTakers; i++) barrier_init(q_full + 8 * i, 1);
+    for (int i = 0; i < SLOTS * kQueryBarriers; i++) barrier_init(q_full + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++)
       barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
           barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
@@ -93,33 +93,33 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   __syncthreads();
 
   if (w == GROUPS) {
-    registers_lessened<REGISTERS_LEFT>();
+    setmaxnreg_dec<REGISTERS_LEFT>();
     const Order order(g);
     Tile tile = order.nth(g, 0);
     Ring<STAGES> k, v;
     Ring<SLOTS> q;
-    if (kKeyMask && warp == GROUPS * 4 + 1) bring_masks(g, order, tile, masks, m_full, m_empty);
+    if (kKeyMask && warp == GROUPS * 4 + 1) load_key_masks(g, order, tile, masks, m_full, m_empty);
     if (kRowsBrought && warp % 2 == 1)
-      bring_rows_masked(g, order, tile, (warp & 3) / 2, masks_at, m_full, m_empty);
+      load_row_masks(g, order, tile, (warp & 3) / 2, masks_at, m_full, m_empty);
     if (!kStores && warp == GROUPS * 4 + 2 && elected())
       for (;; q.next()) {
-        wait(q_full + 8 * q.slot * kTakers, q.phase);
+        wait(q_full + 8 * q.slot * kQueryBarriers, q.phase);
         tile = tiles[q.slot];
         if (tile.steps < 0) break;
         wait(y_full + 8 * q.slot, q.phase);
-        take_away(map_y, queries + q.slot * kSlot, tile, tile.m);
+        tma_store(map_y, queries + q.slot * kSlot, tile, tile.m);
         arrive(q_empty + 8 * q.slot);
       }
     if (warp != GROUPS * 4 || !elected()) return;
     after_previous();
     auto go_on = [&](int slot) {
-      for (int of = 0; of < kTakers; of++) arrive(q_full + 8 * (slot * kTakers + of));
+      for (int of = 0; of < kQueryBarriers; of++) arrive(q_full + 8 * (slot * kQueryBarriers + of));
     };
-    auto bring_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the
-                                        // others are on their way
-      const u32 full = q_full + 8 * (q.slot * kTakers + of),
+    auto load_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the
+                                       // others are on their way
+      const u32 full = q_full + 8 * (q.slot * kQueryBarriers + of),
                 to = queries + q.slot * kSlot + of * (64 * 128);
-      expect_bytes(full, kQueries / kTakers);
+      expect_bytes(full, kQueries / kQueryBarriers);
       for (int p = 0; p < kPanels; p++)
         copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
     };
@@ -130,7 +130,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         tiles[q.slot] = tile;
         if (tile.steps == 0) go_on(q.slot);
         for (int step = tile.steps - 1; step >= 0; step--) {
-          if (step == tile.steps - 1) bring_queries(0);
+          if (step == tile.steps - 1) load_queries(0);
           wait(k_empty + 8 * k.slot, k.phase ^ 1);
           expect_bytes(k_full + 8 * k.slot, kKeys);
           for (int p = 0; p < kPanels; p++)
@@ -138,7 +138,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
                   (from + step) * BN, kv, tile.b);
           k.next();
           if (step == tile.steps - 1)
-            for (int of = 1; of < kTakers; of++) bring_queries(of);
+            for (int of = 1; of < kQueryBarriers; of++) load_queries(of);
           wait(v_empty + 8 * v.slot, v.phase ^ 1);
           expect_bytes(v_full + 8 * v.slot, kValues);
           for (int p = 0; p < kPanelsV; p++)
@@ -156,12 +156,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   }
 
   after_previous();
-  registers_raised<REGISTERS>();
+  setmaxnreg_inc<REGISTERS>();
   const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64,
             row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
   const bool leader = threadIdx.x % 128 == 0;
-  const u32 query = place(queries + rows * 128, 16), key = place(keys, 16),
-            value = place(values, BN * 128);
+  const u32 query = descriptor_low(queries + rows * 128, 16), key = descriptor_low(keys, 16),
+            value = descriptor_low(values, BN * 128);
   const float log_scale = score_scale(g), unit = RAW ? 1.f / g.scale : kLog2e,
               fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
   const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 &&
@@ -172,7 +172,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
   if (SCHEDULE == PINGPONG && w == 1) arrive_group(1, 256);
   for (;; q.next()) {
-    wait(q_full + 8 * (q.slot * kTakers + (kTakers > 1 ? w : 0)), q.phase);
+    wait(q_full + 8 * (q.slot * kQueryBarriers + (kQueryBarriers > 1 ? w : 0)), q.phase);
     const Tile tile = tiles[q.slot];
     if (tile.steps < 0) break;
     const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)},
@@ -182,12 +182,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     const int from = first_step(g, tile),
               behind[2] = {bytes_behind((const MaskElement*)g.mask + mask_at[0]),
                            bytes_behind((const MaskElement*)g.mask + mask_at[1])};
-    float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f},
-                                   shrink[2] = {1.f, 1.f};
+    float out[kDV / 2], s[BN / 2], row_max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f},
+                                   rescale[2] = {1.f, 1.f};
     u32 p[BN / 4];
 #pragma unroll
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
-    results_ready(out);
+    fence_registers(out);
 
     auto scores = [&](auto width) {  // s = q k^T, not finished
       const u32 a = query + q.slot * (kSlot / 16), b = key + k.slot * (kKeys / 16);
@@ -244,8 +244,9 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
     };
     float shift[2];
-    auto weigh = [&](auto width, int step) {  // shift: of the exponents; shrink: what earlier sums
-                                              // and outputs, if any, must be multiplied by
+    auto update_max = [&](auto width,
+                          int step) {  // shift: of the exponents; rescale: what earlier sums
+                                       // and outputs, if any, must be multiplied by
       constexpr int N = width.keys;
       if ((from + step) * BN + N > least) {
         const int first = (from + step) * BN,
@@ -256,20 +257,20 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        float best = top[e];
+        float best = row_max[e];
 #pragma unroll
         for (int j = 0; j < N / 8; j++)
           best = fmaxf(best, fmaxf(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
-        if ((best - top[e]) * c <= kSlack)
-          best = top[e];  // weights up to 2^kSlack are as exact as those up to 1
+        if ((best - row_max[e]) * c <= kSlack)
+          best = row_max[e];  // weights up to 2^kSlack are as exact as those up to 1
         shift[e] = best == -INF ? 0.f : best * c;
-        shrink[e] = best == top[e] || kEager && top[e] == -INF
-                        ? 1.f
-                        : exp2_approximate(top[e] * c - shift[e]);
-        top[e] = best;
-        sum[e] *= shrink[e];
+        rescale[e] = best == row_max[e] || kEager && row_max[e] == -INF
+                         ? 1.f
+                         : exp2_approximate(row_max[e] * c - shift[e]);
+        row_max[e] = best;
+        sum[e] *= rescale[e];
       }
     };
     auto weights = [&](int from, int to) {  // s[from:to] become weights
@@ -282,13 +283,13 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       sum[0] += more[0], sum[1] += more[1];
     };
     auto softmax = [&](auto width, int step) {
-      weigh(width, step);
+      update_max(width, step);
       weights(0, width.keys / 2);
     };
-    auto rescale = [&] {
-      if (__any_sync(FULL_WARP, shrink[0] != 1.f || shrink[1] != 1.f))
+    auto rescale_outputs = [&] {
+      if (__any_sync(FULL_WARP, rescale[0] != 1.f || rescale[1] != 1.f))
 #pragma unroll
-        for (int d = 0; d < kDV / 2; d++) out[d] *= shrink[d >> 1 & 1];
+        for (int d = 0; d < kDV / 2; d++) out[d] *= rescale[d >> 1 & 1];
     };
     auto pack = [&](int from, int to) {
 #pragma unroll
@@ -301,19 +302,20 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       for (int t = 0; t < width.keys / 16; t++) add_values(out, p + 4 * t, descriptor(b + t * 128));
       multiply_commit();
     };
-    auto mixed_products = [&](auto width) {  // the same, weights first: the products of some keys
-                                             // run while the weights of the next are computed
-      const u32 b = value + v.slot * (kValues / 16);
+    auto overlapped_products =
+        [&](auto width) {  // the same, weights first: the products of some keys
+                           // run while the weights of the next are computed
+          const u32 b = value + v.slot * (kValues / 16);
 #pragma unroll
-      for (int t = 0; t < width.keys / 16; t++) {
-        weights(8 * t, 8 * t + 8);
-        pack(4 * t, 4 * t + 4);
-        if (kLate && t == 0) wait(v_full + 8 * v.slot, v.phase);
-        multiply_fence();
-        add_values(out, p + 4 * t, descriptor(b + t * 128));
-      }
-      multiply_commit();
-    };
+          for (int t = 0; t < width.keys / 16; t++) {
+            weights(8 * t, 8 * t + 8);
+            pack(4 * t, 4 * t + 4);
+            if (kLate && t == 0) wait(v_full + 8 * v.slot, v.phase);
+            multiply_fence();
+            add_values(out, p + 4 * t, descriptor(b + t * 128));
+          }
+          multiply_commit();
+        };
     auto free_keys = [&](int step = kStride) {
       if (leader) arrive(k_empty + 8 * k.slot);
       k.advance(min(kStride, step + 1));
@@ -348,7 +350,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     const int first = step;
     constexpr Width<BN> wide;
     constexpr Width<LAST> last;  // the tile of the last keys has only so many
-    if (kMixed && step >= 0) {
+    if (kOverlapped && step >= 0) {
       auto begin = [&](auto width) {
         wait(k_full + 8 * k.slot, k.phase);
         take_turn();
@@ -357,15 +359,15 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       };
       auto go_on = [&](auto width) {
         multiply_wait<0>();
-        results_ready(s);
+        fence_registers(s);
         finish_scores(width, step);
         free_keys(step);
-        results_ready(out);
+        fence_registers(out);
         if (step < first) free_values();
-        weigh(width, step);
-        rescale();
+        update_max(width, step);
+        rescale_outputs();
         if (!kLate) wait(v_full + 8 * v.slot, v.phase);
-        mixed_products(width);
+        overlapped_products(width);
       };
       if (LAST < BN) {
         begin(last);
@@ -382,13 +384,13 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       } else
         step = 0;
       multiply_wait<0>();
-      results_ready(out);
+      fence_registers(out);
       free_values(step);
     } else if (SCHEDULE == INTRA_WG && step >= 0) {
       wait(k_full + 8 * k.slot, k.phase);
       scores(wide);
       multiply_wait<0>();
-      results_ready(s);
+      fence_registers(s);
       finish_scores(wide, step);
       free_keys();
       softmax(wide, step);
@@ -399,48 +401,48 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         wait(v_full + 8 * v.slot, v.phase);
         products(wide);
         multiply_wait<1>();
-        results_ready(s);
+        fence_registers(s);
         finish_scores(wide, step);
         free_keys();
         softmax(wide, step);
-        results_ready(s);
+        fence_registers(s);
         // This wait stands here for the branch in it, too: the assembler would move the one for the
-        // products to the front of its block, and the softmax would run after the products instead
+        // products to the front of its CTA, and the softmax would run after the products instead
         // of beside them.
         if (step > 0) wait(k_full + 8 * k.slot, k.phase);
         multiply_wait<0>();
-        results_ready(out);
+        fence_registers(out);
         free_values();
-        rescale();
+        rescale_outputs();
         pack(0, BN / 4);
       }
       wait(v_full + 8 * v.slot, v.phase);
       products(wide);
       multiply_wait<0>();
-      results_ready(out);
+      fence_registers(out);
       free_values();
     } else {
       auto attend_to = [&](auto width) {
         wait(k_full + 8 * k.slot, k.phase);
         scores(width);
         multiply_wait<0>();
-        results_ready(s);
+        fence_registers(s);
         finish_scores(width, step);
         free_keys();
         softmax(width, step);
-        rescale();
+        rescale_outputs();
         pack(0, width.keys / 4);
         wait(v_full + 8 * v.slot, v.phase);
         products(width);
         multiply_wait<0>();
-        results_ready(out);
+        fence_registers(out);
         free_values();
       };
       if (LAST < BN && step >= 0) attend_to(last), step--;
       for (; step >= 0; step--) attend_to(wide);
     }
 
-    if (kSplit && !gather(parts, w, c, out, top, sum)) {
+    if (kSplit && !combine_warpgroups(parts, w, c, out, row_max, sum)) {
       arrive_warp(q_empty + 8 * q.slot);
       continue;
     }
@@ -450,18 +452,18 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
       if (!kDivided)
-        sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
+        sum[e] = sum[e] == 0.f || !kEager ? reciprocal_of(sum[e]) : reciprocal_approximate(sum[e]);
     }
     if (SPLIT_KV) {
-      store_part(g, tile, c, out, top, sum);
+      store_partial(g, tile, c, out, row_max, sum);
       arrive_warp(q_empty + 8 * q.slot);
       continue;
     }
     if (CLUSTER > 1) {
-      static_assert(CLUSTER == 1 || sizeof(Part<ROWS>) <= STAGES * (kKeys + kValues),
+      static_assert(CLUSTER == 1 || sizeof(Partial<ROWS>) <= STAGES * (kKeys + kValues),
                     "in the place of keys and values");
-      store_joined(g, *(Part<ROWS>*)(memory + (keys - start)), tile, c, out, top, sum,
-                   q_empty + 8 * q.slot);
+      store_cluster(g, *(Partial<ROWS>*)(memory + (keys - start)), tile, c, out, row_max, sum,
+                    q_empty + 8 * q.slot);
       continue;
     }
 
@@ -474,7 +476,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       if (!TMA_STORE)
         store_rows(g, memory + (output - start), tile, m);
       else if (lane == 0)
-        take_away(map_y, output + m * 128, tile, tile.m + m);
+        tma_store(map_y, output + m * 128, tile, tile.m + m);
     }
     arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
   }

@@ -1,4 +1,4 @@
-// Masks of attention on Hopper: one of keys is brought to shared memory by a warp, those that rows
+// Masks of attention on Hopper: one of keys is loaded to shared memory by a warp, those that rows
 // have of their own by several; where these do not have a row's elements beside each other, threads
 // read what they need.
 #pragma once
@@ -79,8 +79,8 @@ DEV void mask_two(float& a, float& b, u32 mask, float unit, float fill) {
 }
 
 // One warp: what the mask of keys does, a tile of keys after the other.
-DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* masks, u32 full,
-                     u32 empty) {
+DEV void load_key_masks(const Attention& g, const Order& order, Tile tile, float* masks, u32 full,
+                        u32 empty) {
   const int lane = threadIdx.x & 31;
   const float unit = RAW ? 1.f / g.scale : kLog2e;
   Ring<STAGES> k;
@@ -113,7 +113,7 @@ DEV void copy_piece(u32 to, const char* from, int count) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count)
                : "memory");
 }
-// As many bytes, one after the other, for others of the block to see.
+// As many bytes, one after the other, for others of the CTA to see.
 DEV void copy_bytes(u32 to, const char* from, int count) {
 #pragma unroll 1
   for (int k = 0; k < count; k++)
@@ -126,8 +126,8 @@ DEV void arrive_copied(u32 b) {
 // Warp `of` of kMaskWarps: its rows of the masks that rows have of their own, a tile of keys after
 // the other. A thread has the same 16 bytes of every kTogether-th row, none in which there is
 // nothing of it.
-DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, int of, u32 masks,
-                           u32 full, u32 empty) {
+DEV void load_row_masks(const Attention& g, const Order& order, Tile tile, int of, u32 masks,
+                        u32 full, u32 empty) {
   constexpr int kBytes = BN * int(sizeof(MaskElement)),
                 kPieces = kMaskUnits + (MASK_STEP * sizeof(MaskElement) < 16),
                 kRows = BM / kMaskWarps;

@@ -31,7 +31,7 @@ constexpr int MASK_STEP = 0;  // a power of two of elements of which mask rows b
 #include "attention/splitkv.cuh"
 #include "common/hopper.cuh"
 
-constexpr bool kMixed = SCHEDULE >= PINGPONG, kSplit = SCHEDULE == SPLIT_CTA;
+constexpr bool kOverlapped = SCHEDULE >= PINGPONG, kSplit = SCHEDULE == SPLIT_CTA;
 constexpr bool kStores =
     SCHEDULE >= SINGLE_WG || (GROUPS > 2 && !CAUSAL) ||
     !TMA_STORE;  // warps store their rows themselves, which is soonest, but work of theirs
@@ -46,7 +46,7 @@ constexpr int kSlot =
     kQueries > kOutput ? kQueries : kOutput;   // results take the place of the queries
 constexpr bool kEager = SCHEDULE != INTRA_WG;  // what shortens the way from the first copy to the
                                                // first products and from the last to the results
-constexpr int kTakers =
+constexpr int kQueryBarriers =
     kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
 constexpr int
     kReaders = kSplit ? 1 : GROUPS,
@@ -55,12 +55,12 @@ constexpr int
                   : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
 // Blocks that have the same rows and divide their keys: those of a cluster, or (SPLIT_KV) whichever
-// have a share of them where all blocks have equal shares of all keys of all output tiles, one
+// have a share of them where all CTAs have equal shares of all keys of all output tiles, one
 // behind the other; another kernel joins what these have.
 constexpr bool kDivided = SPLIT_KV || CLUSTER > 1;
 DEV int items_of(const Attention& g) { return g.B * g.H * ((g.S + BM - 1) / BM); }
-// Of the tiles of keys of an output tile, the item-th, those before the block's share, or before
-// the next block's.
+// Of the tiles of keys of an output tile, the item-th, those before the CTA's share, or before
+// the next CTA's.
 DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
   if (!SPLIT_KV) return (int(blockIdx.x) % CLUSTER + next) * tiles / CLUSTER;
   const int blocks = gridDim.x;
@@ -68,7 +68,7 @@ DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
          blocks;
 }
 
-// An output tile: its first row, batch and head, and how many tiles of keys the block has of it
+// An output tile: its first row, batch and head, and how many tiles of keys the CTA has of it
 // (-1: there is no such tile).
 struct alignas(16) Tile {
   int m, b, h, steps;
@@ -79,13 +79,13 @@ DEV int key_tiles(const Attention& g, int rows) {
 DEV int item_of(const Attention& g, const Tile& tile) {
   return (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM;
 }
-// The first of the block's tiles of keys.
+// The first of the CTA's tiles of keys.
 DEV int first_step(const Attention& g, const Tile& tile) {
   return kDivided ? before_part(g, key_tiles(g, tile.m + BM), item_of(g, tile)) : 0;
 }
 // Which rows come when. Causal: longest rows first in the last band of heads whose keys and values
 // fit the L2 cache, shortest first in the band before it, and so on: lengths never jump, so that
-// blocks that go there and back again get equal shares.
+// CTAs that go there and back again get equal shares.
 struct Order {
   int rows, count, together, bands;
   __device__ __forceinline__ Order(const Attention& g) {
@@ -109,13 +109,13 @@ struct Order {
     if (kDivided) tile.steps = before_part(g, tile.steps, t, 1) - before_part(g, tile.steps, t);
     return tile;
   }
-  // Whether any block, or cluster, whose blocks divide the keys, has an n-th.
+  // Whether any CTA, or cluster, whose CTAs divide the keys, has an n-th.
   __device__ __forceinline__ bool has(int n) const {
     if (SPLIT_KV)
       return (blockIdx.x * count / gridDim.x + n) * gridDim.x < (blockIdx.x + 1) * count;
     return n * (gridDim.x / CLUSTER) < count;
   }
-  // The block's n-th: there and back again, so that long and short tiles even out.
+  // The CTA's n-th: there and back again, so that long and short tiles even out.
   __device__ __forceinline__ Tile nth(const Attention& g, int n) const {
     if (SPLIT_KV) return has(n) ? tile(g, blockIdx.x * count / gridDim.x + n) : Tile{0, 0, 0, -1};
     const int block = blockIdx.x / CLUSTER, blocks = gridDim.x / CLUSTER;

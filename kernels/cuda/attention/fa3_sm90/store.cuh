@@ -1,21 +1,21 @@
 // What warpgroups that divide the keys have becomes one, and how results leave attention on Hopper:
-// a tile of shared memory by tensor copies, or, where these cannot write the result, by the threads
-// of the warp that has the rows; or, where blocks divide the keys, by threads that join what these
+// a tile of shared memory by TMA, or, where these cannot write the result, by the threads
+// of the warp that has the rows; or, where CTAs divide the keys, by threads that join what these
 // have.
 #pragma once
 #include "attention/fa3_sm90/pipeline.cuh"
 
-// What the warpgroups of a block have of the same rows becomes one, the first's; whether this is
+// What the warpgroups of a CTA have of the same rows becomes one, the first's; whether this is
 // it. parts: room for what the others have.
-DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2],
-                float (&sum)[2]) {
+DEV bool combine_warpgroups(float4* parts, int w, float c, float (&out)[kDV / 2],
+                            float (&row_max)[2], float (&sum)[2]) {
   const int at = threadIdx.x & 127;
   float4* const part = parts + (w - 1) * 128 * (kDV / 8 + 1) + at;
   if (w > 0) {
 #pragma unroll
     for (int j = 0; j < kDV / 8; j++)
       part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
-    part[kDV / 8 * 128] = {top[0], top[1], sum[0], sum[1]};
+    part[kDV / 8 * 128] = {row_max[0], row_max[1], sum[0], sum[1]};
   }
   sync_group(8, GROUPS * 128);
   if (w == 0)
@@ -23,14 +23,14 @@ DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&to
     for (int g = 1; g < GROUPS; g++) {
       const float4* const from = parts + (g - 1) * 128 * (kDV / 8 + 1) + at;
       const float4 of = from[kDV / 8 * 128];
-      const float tops[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
+      const float row_maxima[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
       float a[2], b[2];
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const float best = fmaxf(top[e], tops[e]);
-        a[e] = top[e] == best ? 1.f : exp2_approximate(top[e] * c - best * c);
-        b[e] = tops[e] == best ? 1.f : exp2_approximate(tops[e] * c - best * c);
-        top[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
+        const float best = fmaxf(row_max[e], row_maxima[e]);
+        a[e] = row_max[e] == best ? 1.f : exp2_approximate(row_max[e] * c - best * c);
+        b[e] = row_maxima[e] == best ? 1.f : exp2_approximate(row_maxima[e] * c - best * c);
+        row_max[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
       }
 #pragma unroll
       for (int j = 0; j < kDV / 8; j++) {
@@ -64,22 +64,23 @@ DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float 
 
 // A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies
 // have read what they copy.
-DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {
+DEV void tma_store_4d(const TensorMap* map, u32 from, int x, int y, int z, int w) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
           map),
       "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
-DEV void stores_read() {
+DEV void tma_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// The rows of results at `from`, in the output from row m on, leave by a tensor copy; done when
+// The rows of results at `from`, in the output from row m on, leave by TMA; done when
 // their memory can be used again.
-DEV void take_away(const TensorMap& map, u32 from, const Tile& tile, int m) {
+DEV void tma_store(const TensorMap& map, u32 from, const Tile& tile, int m) {
 #pragma unroll
-  for (int p = 0; p < kPanelsV; p++) store4(&map, from + p * BM * 128, p * 64, m, tile.h, tile.b);
-  stores_read();
+  for (int p = 0; p < kPanelsV; p++)
+    tma_store_4d(&map, from + p * BM * 128, p * 64, m, tile.h, tile.b);
+  tma_stores_read();
 }
 
 // The same by a warp: rows m to m + 15 of the tile, whose results begin at `from`.
@@ -97,18 +98,19 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
     }
   }
 }
-// The blocks of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some
-// of the results. part: room for what this block has, in the memory of its keys and values;
+// The CTAs of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some
+// of the results. part: room for what this CTA has, in the memory of its keys and values;
 // q_empty: what the warps arrive at when they are done with the queries.
-DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, float c,
-                      float (&out)[kDV / 2], float (&top)[2], float (&sum)[2], u32 q_empty) {
+DEV void store_cluster(const Attention& g, Partial<ROWS>& part, const Tile& tile, float c,
+                       float (&out)[kDV / 2], float (&row_max)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
   sync_group(8, 128);  // no warp multiplies any longer
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
     if (row >= ROWS) continue;
-    if (lane % 4 == 0) part.top[row] = top[e] == -INF ? -INF : top[e] * c, part.sum[row] = sum[e];
+    if (lane % 4 == 0)
+      part.row_max[row] = row_max[e] == -INF ? -INF : row_max[e] * c, part.sum[row] = sum[e];
 #pragma unroll
     for (int j = 0; j < kDV / 8; j++)
 #pragma unroll
@@ -118,20 +120,21 @@ DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, fl
   }
   arrive_warp(q_empty);
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + tile.m * g.y_s;
-  join_cluster<CLUSTER, 128>(part, min(ROWS, g.S - tile.m), [&](int row, int at, float value) {
+  combine_cluster<CLUSTER, 128>(part, min(ROWS, g.S - tile.m), [&](int row, int at, float value) {
     from_float(y[row * g.y_s + at], value);
   });
 }
-// What a block has of the rows' keys, for another kernel to join.
-DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2],
-                    const float (&top)[2], const float (&sum)[2]) {
+// What a CTA has of the rows' keys, for another kernel to join.
+DEV void store_partial(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2],
+                       const float (&row_max)[2], const float (&sum)[2]) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
-  Part<ROWS>& part = ((Part<ROWS>*)g.y)[item_of(g, tile) + int(blockIdx.x)];
+  Partial<ROWS>& part = ((Partial<ROWS>*)g.y)[item_of(g, tile) + int(blockIdx.x)];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
     if (tile.m + row >= g.S) continue;
-    if (lane % 4 == 0) part.top[row] = top[e] == -INF ? -INF : top[e] * c, part.sum[row] = sum[e];
+    if (lane % 4 == 0)
+      part.row_max[row] = row_max[e] == -INF ? -INF : row_max[e] * c, part.sum[row] = sum[e];
 #pragma unroll
     for (int j = 0; j < kDV / 8; j++) {
       const int at = 8 * j + column;
