@@ -10,7 +10,6 @@ from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
-from ..common.instantiate import instantiate, ints, sizes
 from ..common.launch import spread
 from ..gemm import select
 from . import problem
@@ -455,19 +454,13 @@ def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
     )
     tiles, beside = _grid(r, tile)
     blocks = D.minimum(tiles, max(1, _resident(r, tile) * r.sms // beside))
-    kernel = instantiate(
+    return problem.kernel(
         r,
-        "conv_narrow_simt",
         "conv/narrow_simt",
-        [
-            *problem.operands(),
-            *ints(sizes(r, "N", "IH", "IW", "OH", "OW", "PT", "PL")),
-            *problem.pitch_parameters(r),
-        ],
+        ("N", "IH", "IW", "OH", "OW", "PT", "PL"),
         (D.mul(blocks, active), beside, 1),
         tile.threads,
-        epilogue=problem.finish(r, 2 if together <= 2 else 4 if together <= 4 else 8, columns),
-        constants={
+        {
             **dict(zip(problem.WINDOW, window(r), strict=True)),
             "IN": inner,
             "OUT": outer,
@@ -486,8 +479,8 @@ def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
             "WRITTEN": _written(r, tile),
             "ONE_ROW": i["N"] == i["OH"] == 1,
             "TRANSPOSED": transposed(r),
-            "EARLY": "w" in r.constant,
         },
+        width=2 if together <= 2 else 4 if together <= 4 else 8,
+        columns=columns,
         smem=spread(r, D.mul(blocks, beside), smem(r, tile)),
     )
-    return [kernel]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Request
+from collections.abc import Mapping, Sequence
+
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import epilogue
-from ..common.epilogue import Epilogue, Parameter
-from ..common.instantiate import longs, pointer, sizes
+from ..common.epilogue import Parameter
+from ..common.instantiate import instantiate, ints, longs, pointer, sizes
 from ..gemm import persistent_sm90, select
 from . import transposed as phased
 
@@ -111,24 +113,58 @@ def stored_by_tensor_maps(r: Request) -> bool:
     return persistent_sm90.able(r, (r.ints["y_cs"], r.ints.get("r_cs", 0)), ("y", "res"))
 
 
-def operands() -> list[Parameter]:
-    return [pointer("const T", "x"), pointer("const T", "w"), pointer("T", "y")]
-
-
-def pitch_parameters(
-    r: Request, sides: str = "xyr", without: tuple[str, ...] = ()
-) -> list[Parameter]:
-    names = [f"{s}_{p}" for s in sides for p in _PIXELS]
-    return longs(sizes(r, *(n for n in names if n not in without)))
-
-
-def finish(r: Request, width: int, columns: DimLike = 0) -> Epilogue:
-    """The epilogue on `width` channels; columns: as in `epilogue.epilogue`."""
-    return epilogue.epilogue(r, pitches(r, "r"), columns, width=width)
-
-
 def vector(r: Request, side: str, columns: DimLike = 0) -> bool:
     """Whether pixels of an operand lie at multiples of 16 bytes; columns: as in
     `epilogue.vector`.
     """
     return epilogue.vector(r, side, pitches(r, side), columns)
+
+
+def kernel(
+    r: Request,
+    header: str,
+    names: tuple[str, ...],
+    grid: tuple[DimLike, DimLike, DimLike],
+    threads: int,
+    constants: Mapping[str, bool | int],
+    *,
+    more: Sequence[Parameter] = (),
+    width: int,
+    columns: DimLike = 0,
+    weight: int = 0,
+    unread: tuple[str, ...] = (),
+    macros: Mapping[str, bool | int | str] = {},
+    text: str = "",
+    smem: int = 0,
+) -> list[Kernel]:
+    """The kernel of a header that reads pixels by their addresses: of x, w (from byte `weight` on)
+    and y, sizes `names`, `more`, the pitches but for those `unread`, and the epilogue on `width`
+    channels (columns: as in `epilogue.epilogue`). The rest is as for `instantiate`.
+    """
+    found = sizes(r, *(f"{s}_{p}" for s in "xyr" for p in _PIXELS if f"{s}_{p}" not in unread))
+    one = instantiate(
+        r,
+        header.replace("/", "_"),
+        header,
+        [
+            pointer("const T", "x"),
+            ("const T*", "w", Pointer("w", weight)),
+            pointer("T", "y"),
+            *ints(sizes(r, *names)),
+            *more,
+            *longs(found),
+        ],
+        grid,
+        threads,
+        epilogue=epilogue.epilogue(r, pitches(r, "r"), columns, width=width),
+        macros=macros,
+        constants={
+            "EARLY": "w" in r.constant,
+            "Y_VECTOR": vector(r, "y"),
+            "WHOLE_CHUNKS": int(r.ints["OC"]) % 8 == 0,
+            **constants,
+        },
+        text=text,
+        smem=smem,
+    )
+    return [one]

@@ -13,7 +13,6 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
-from ..common.instantiate import instantiate, ints, sizes
 from ..common.launch import spread
 from ..gemm import persistent_sm90, select
 from . import problem
@@ -271,20 +270,13 @@ def emit(r: Request, tile: PatchTile, active: DimLike = 1) -> list[Kernel]:
     across = -(-oc // tile.columns)
     tiles = D.product([i["N"], D.ceildiv(i["OH"], tile.high), D.ceildiv(i["OW"], tile.wide)])
     blocks = D.minimum(D.ceildiv(tiles, tile.groups), max(1, _resident(s, tile) * r.sms // across))
-    kernel = instantiate(
+    return problem.kernel(
         r,
-        "conv_small_c_patch",
         "conv/small_c_patch",
-        [
-            *problem.operands(),
-            *ints(sizes(r, "N", "IH", "IW", "OH", "OW")),
-            *problem.pitch_parameters(r),
-        ],
+        ("N", "IH", "IW", "OH", "OW"),
         (D.mul(blocks, active), across, 1),
         128 * tile.groups,
-        epilogue=problem.finish(r, 2),
-        macros={"Y_VECTOR": problem.vector(r, "y")},
-        constants={
+        {
             "IC": whole.channels,
             "OC": oc,
             "C8": s.chunks,
@@ -307,12 +299,10 @@ def emit(r: Request, tile: PatchTile, active: DimLike = 1) -> list[Kernel]:
             "GROUPS": tile.groups,
             "RESIDENT": _resident(s, tile),
             "BN": tile.columns,
-            "EARLY": "w" in r.constant,
-            "WHOLE_CHUNKS": oc % 8 == 0,
         },
+        width=2,
         text=f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};\n"
         + _unit_of(s, unit_of, transposed)
         + persistent_sm90.multiply(tile.columns, select.MMA_TYPE[r.dtype]),
         smem=spread(r, D.mul(blocks, across), _smem(s, tile)),
     )
-    return [kernel]

@@ -13,7 +13,7 @@ from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import epilogue
-from ..common.instantiate import instantiate, ints, longs, sizes
+from ..common.instantiate import ints, longs
 from ..common.launch import shared
 from ..gemm import select
 from . import problem
@@ -212,32 +212,15 @@ def emit(r: Request, tile: PoolTile, active: DimLike = 1) -> list[Kernel]:
     lines = _lines(r, tile, height, D.product([i["N"], strips, columns]))
     # between channels, 0 where they are neighbours; symbolic where an image's size in planes is
     step = i.get("x_c", 0)
-    before = ("PPT", "PPL") if pooled else ()
-    parameters = [
-        *problem.operands(),
-        *ints(sizes(r, "IH", "IW", "OH", "OW", "OC", "PT", "PL", *before)),
-        *ints({"H": height, "W": width, "lines": lines}),
-        *longs({"x_c": 1 if isinstance(step, int) and step == 0 else step}),
-        *problem.pitch_parameters(r, "xy" if pooled else "xyr"),
-    ]
     relu = pooled and r.program is None and i.get("act", 0) == _RELU
     layout = _layout(r, tile)
-    mma = select.MMA_TYPE[r.dtype]
-    kernel = instantiate(
-        r,
-        "conv_small_c_pool",
+    return problem.kernel(
+        replace(r, ints={**i, "act": 0}) if relu else r,
         "conv/small_c_pool",
-        parameters,
+        ("IH", "IW", "OH", "OW", "OC", "PT", "PL", *(("PPT", "PPL") if pooled else ())),
         (D.product([i["N"], strips, D.ceildiv(height, D.mul(lines, down)), active]), columns, 1),
         128 * tile.teams,
-        epilogue=problem.finish(replace(r, ints={**i, "act": 0}) if relu else r, 2),
-        macros={
-            "WGMMA": wgmma,
-            "POOL": pooled,
-            "COPY": layout.pop("COPY"),
-            "Y_VECTOR": problem.vector(r, "y"),
-        },
-        constants={
+        {
             **{n: int(i[n]) for n in _STATIC},
             **{n: int(i[n]) if pooled else 0 for n in ("PKH", "PKW")},
             **({} if pooled else {"PPT": 0, "PPL": 0}),
@@ -245,15 +228,19 @@ def emit(r: Request, tile: PoolTile, active: DimLike = 1) -> list[Kernel]:
             "ACROSS": tile.across,
             "TEAMS": tile.teams,
             "RESIDENT": tile.resident,
-            **layout,
-            "EARLY": "w" in r.constant,
-            "WHOLE_CHUNKS": int(i["OC"]) % 8 == 0,
             "RELU": relu,
+            **{n: v for n, v in layout.items() if n != "COPY"},
         },
-        text=_multiply(tile.columns, mma) if wgmma else "",
+        more=[
+            *ints({"H": height, "W": width, "lines": lines}),
+            *longs({"x_c": 1 if isinstance(step, int) and step == 0 else step}),
+        ],
+        width=2,
+        unread=("r_cs", "r_rs", "r_ns") if pooled else (),
+        macros={"WGMMA": wgmma, "POOL": pooled, "COPY": layout["COPY"]},
+        text=_multiply(tile.columns, select.MMA_TYPE[r.dtype]) if wgmma else "",
         smem=_smem(r, tile),
     )
-    return [kernel]
 
 
 def _multiply(n: int, mma: str) -> str:

@@ -11,7 +11,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
-from ..common.instantiate import instantiate, ints, longs, sizes
+from ..common.instantiate import longs
 from ..common.launch import shared, spread
 from ..gemm import select
 from . import problem
@@ -211,21 +211,13 @@ def choose(r: Request) -> Iterator[tuple[SimtTile, DimLike]]:
 def emit(r: Request, tile: SimtTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
     i, (blocks, columns) = r.ints, _blocks(r, tile)
-    kernel = instantiate(
+    return problem.kernel(
         r,
-        "conv_small_c_simt",
         "conv/small_c_simt",
-        [
-            *problem.operands(),
-            *ints(sizes(r, "IH", "IW", "OH", "OW", "OC", "PT", "PL")),
-            *longs({"x_c": 1 if i.get("x_c", 0) == 0 else i["x_c"]}),
-            *problem.pitch_parameters(r),
-        ],
+        ("IH", "IW", "OH", "OW", "OC", "PT", "PL"),
         (D.mul(blocks, active), columns, 1),
         tile.threads,
-        epilogue=problem.finish(r, 4),
-        macros={"ASYNCHRONOUS": _asynchronous(r)},
-        constants={
+        {
             **{n: int(i[n]) for n in _STATIC},
             "P": tile.pixels,
             "GROUPS": tile.groups,
@@ -238,9 +230,9 @@ def emit(r: Request, tile: SimtTile, active: DimLike = 1) -> list[Kernel]:
             "FILTER_PITCH": select.channels(r, int(i["IC"])),
             "MULTIPLE": 1,
             "X_VECTOR": False,
-            "Y_VECTOR": problem.vector(r, "y"),
-            "EARLY": "w" in r.constant,
         },
+        more=longs({"x_c": 1 if i.get("x_c", 0) == 0 else i["x_c"]}),
+        width=4,
+        macros={"ASYNCHRONOUS": _asynchronous(r)},
         smem=_room(r, tile),
     )
-    return [kernel]

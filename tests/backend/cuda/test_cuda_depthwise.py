@@ -57,7 +57,7 @@ def _compiled(
     tmp_path: Path, constants: dict[str, int], flags: dict[str, int], width: int, header: str
 ) -> Any:
     sizes, truths = (", ".join(f"{k} = {v}" for k, v in d.items()) for d in (constants, flags))
-    run = _RUN.replace("SYMBOL", f"depthwise_{header}")
+    run = _RUN.replace("SYMBOL", f"conv_depthwise_{header}")
     text = f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\nconstexpr bool {truths};\n{cuda.template(f'conv/depthwise/{header}')}{run}"
     return library(tmp_path, "depthwise", text).run
 
@@ -133,7 +133,7 @@ def test_every_output_once(
         "LARGE": 16,
     }
     for c in (24, 5 * multiple):
-        flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}
+        flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "TRANSPOSED": 0}
         run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "direct")
         for n, h, w in _SHAPES:
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
@@ -209,7 +209,8 @@ def test_transposed(
 ) -> None:
     """Phases that every tap or no tap meets, what lies outside of the image."""
     sizes = {**_window(kernel, stride, 1), "MULTIPLE": multiple, "COLUMNS": 1, "LINES": 1, "C": c}
-    run = _compiled(tmp_path, sizes, {"X_VECTOR": vector, "Y_VECTOR": vector}, width, "transposed")
+    flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "TRANSPOSED": 1}
+    run = _compiled(tmp_path, {**sizes, "LARGE": 121}, flags, width, "direct")
     rng, pitch, channels = np.random.default_rng(1), -(-c // 8) * 8, c // multiple
     for n, h, w in _SHAPES:
         oh, ow = ((d - 1) * stride + kernel - 2 * pad + extra for d in (h, w))
@@ -278,10 +279,10 @@ def test_one_kernel_runs_for_each_batch(c: int, h: int, kernel: int) -> None:
 
 
 def test_strips_where_there_is_much_to_do() -> None:
-    assert [k.symbol for k in cuda.emit(_request(64, 144, 56, 3))] == ["depthwise_strips"]
-    assert [k.symbol for k in cuda.emit(_request(1, 144, 56, 3))] == ["depthwise_direct"]
+    assert [k.symbol for k in cuda.emit(_request(64, 144, 56, 3))] == ["conv_depthwise_strips"]
+    assert [k.symbol for k in cuda.emit(_request(1, 144, 56, 3))] == ["conv_depthwise_direct"]
     # such a window fits into no thread's registers
-    assert [k.symbol for k in cuda.emit(_request(64, 96, 64, 31))] == ["depthwise_direct"]
+    assert [k.symbol for k in cuda.emit(_request(64, 96, 64, 31))] == ["conv_depthwise_direct"]
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.F32])

@@ -179,7 +179,7 @@ def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) ->
     for v, symbols in (
         (Shape(64, 5, 28, 28, 5, (4, 4), (4, 4), pad=(0, 0), transposed=True), {"conv_narrow_simt"}),
         (Shape(8, 32, 27, 17, 32, (5, 5), pad=(2, 2), groups=16), {"conv_narrow_simt"}),
-        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"depthwise_direct"}), (Shape(1, 64, 56, 56, 64), set()),
+        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"conv_depthwise_direct"}), (Shape(1, 64, 56, 56, 64), set()),
     ):  # fmt: skip
         for n in (v.n, symbol("n")):
             kernels = cuda.emit(_request(v, dtype, arch, N=n))
@@ -188,7 +188,7 @@ def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) ->
             assert (
                 (symbols <= got)
                 if symbols and (dtype == F32 or v.family != "conv2d")
-                else "depthwise_direct" not in got
+                else "conv_depthwise_direct" not in got
             )
 
 

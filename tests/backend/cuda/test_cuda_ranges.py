@@ -304,7 +304,7 @@ def test_several_symbols_leave_no_size_out(case: str) -> None:
                 )
                 (lines,) = (
                     [D.evaluate(a.value, sizes) for a in k.args if isinstance(a, Int32)][-1:]
-                    if k.symbol == "depthwise_strips"
+                    if k.symbol == "conv_depthwise_strips"
                     else [1]
                 )
                 assert lines >= 1

@@ -8,6 +8,7 @@
 constexpr int KH = 3, KW = 3;          // filter window
 constexpr int SH = 1, SW = 1;          // stride
 constexpr int DH = 1, DW = 1;          // dilation
+constexpr bool TRANSPOSED = false;     // a transposed convolution, COLUMNS = LINES = 1
 constexpr int COLUMNS = 2, LINES = 2;  // neighbouring outputs of a thread
 constexpr int LARGE = 121;             // taps beyond which a thread goes on row by row
 constexpr int THREADS = 128;           // of a CTA
@@ -25,7 +26,7 @@ constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1,
                       1;  // input columns and rows that a thread reads
 constexpr int UNROLLED = KH * KW <= LARGE ? DEPTH : 1;
 
-extern "C" __global__ void __launch_bounds__(THREADS) depthwise_direct(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise_direct(PARAMETERS) {
   const i64 t = (i64)blockIdx.x * THREADS + threadIdx.x;
   const int chunks = (C + WIDTH - 1) / WIDTH, strips = (OW + COLUMNS - 1) / COLUMNS;
   i64 rest = t / chunks;
@@ -43,52 +44,81 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise_direct(PARAMETER
 #endif
   if (n >= N) return;
   float sum[LINES][COLUMNS][WIDTH] = {};
-  const int iw0 = ow0 * SW - PL;
-#pragma unroll UNROLLED
-  for (int d = 0; d < DEPTH; d++) {
-    bool read = false;
+  if constexpr (TRANSPOSED) {  // the taps that meet the output, every SH-th row and SW-th column
+    constexpr int HITS = (KW + SW - 1) / SW;
+    const int kh0 = (oh0 + PT) % SH, kw0 = (ow0 + PL) % SW, ih0 = (oh0 + PT) / SH,
+              iw0 = (ow0 + PL) / SW;  // the first tap, and the input that it takes
 #pragma unroll
-    for (int line = 0; line < LINES; line++)
-      read |= d >= line * SH && (d - line * SH) % DH == 0 && (d - line * SH) / DH < KH;
-    if (!read) continue;
-    const int ih = oh0 * SH - PT + d;
-    const bool inside = (u32)ih < (u32)IH;
-    if (UNROLLED == 1 && !inside) continue;
-    const T* row = x + n * x_ns + ih * x_rs + c / MULTIPLE;
-    Raw in[SPAN];
+    for (int j = 0; j < (KH + SH - 1) / SH; j++) {
+      const int kh = kh0 + j * SH, ih = ih0 - j;
+      const bool inside = kh < KH && (u32)ih < (u32)IH;
+      const T* row = x + n * x_ns + ih * x_rs + c / MULTIPLE;
+      Raw in[HITS], weight[HITS];
 #pragma unroll
-    for (int s = 0; s < SPAN; s++) {
-      in[s] = Raw{};
-      if (inside && (u32)(iw0 + s) < (u32)IW) in[s] = fetch_input(row + (iw0 + s) * x_cs, c, count);
+      for (int i = 0; i < HITS; i++) {
+        const int kw = kw0 + i * SW, iw = iw0 - i;
+        in[i] = weight[i] = Raw{};
+        if (!inside || kw >= KW || (u32)iw >= (u32)IW) continue;
+        in[i] = fetch_input(row + iw * x_cs, c, count);
+        weight[i] = fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, WIDTH);
+      }
+#pragma unroll
+      for (int i = 0; i < HITS; i++) {
+        float v[WIDTH], f[WIDTH];
+        widen(in[i], v), widen(weight[i], f);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) sum[0][0][k] = fmaf(v[k], f[k], sum[0][0][k]);
+      }
     }
+  } else {
+    const int iw0 = ow0 * SW - PL;
+#pragma unroll UNROLLED
+    for (int d = 0; d < DEPTH; d++) {
+      bool read = false;
 #pragma unroll
-    for (int line = 0; line < LINES; line++) {
-      const int kh = (d - line * SH) / DH;
-      if (d < line * SH || (d - line * SH) % DH || kh >= KH) continue;
-      float weight[KW][WIDTH];
-#pragma unroll
-      for (int kw = 0; kw < KW; kw++)
-        widen(EARLY ? early[EARLY ? kh * KW + kw : 0]
-                    : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, WIDTH),
-              weight[kw]);
+      for (int line = 0; line < LINES; line++)
+        read |= d >= line * SH && (d - line * SH) % DH == 0 && (d - line * SH) / DH < KH;
+      if (!read) continue;
+      const int ih = oh0 * SH - PT + d;
+      const bool inside = (u32)ih < (u32)IH;
+      if (UNROLLED == 1 && !inside) continue;
+      const T* row = x + n * x_ns + ih * x_rs + c / MULTIPLE;
+      Raw in[SPAN];
 #pragma unroll
       for (int s = 0; s < SPAN; s++) {
-        bool used = false;
+        in[s] = Raw{};
+        if (inside && (u32)(iw0 + s) < (u32)IW)
+          in[s] = fetch_input(row + (iw0 + s) * x_cs, c, count);
+      }
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+      for (int line = 0; line < LINES; line++) {
+        const int kh = (d - line * SH) / DH;
+        if (d < line * SH || (d - line * SH) % DH || kh >= KH) continue;
+        float weight[KW][WIDTH];
 #pragma unroll
-          for (int kw = 0; kw < KW; kw++) used |= j * SW + kw * DW == s;
-        if (!used) continue;
-        float v[WIDTH];
-        widen(in[s], v);
+        for (int kw = 0; kw < KW; kw++)
+          widen(EARLY ? early[EARLY ? kh * KW + kw : 0]
+                      : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, WIDTH),
+                weight[kw]);
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+        for (int s = 0; s < SPAN; s++) {
+          bool used = false;
 #pragma unroll
-          for (int kw = 0; kw < KW; kw++)
-            if (j * SW + kw * DW == s)
+          for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-              for (int k = 0; k < WIDTH; k++)
-                sum[line][j][k] = fmaf(v[k], weight[kw][k], sum[line][j][k]);
+            for (int kw = 0; kw < KW; kw++) used |= j * SW + kw * DW == s;
+          if (!used) continue;
+          float v[WIDTH];
+          widen(in[s], v);
+#pragma unroll
+          for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int kw = 0; kw < KW; kw++)
+              if (j * SW + kw * DW == s)
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++)
+                  sum[line][j][k] = fmaf(v[k], weight[kw][k], sum[line][j][k]);
+        }
       }
     }
   }

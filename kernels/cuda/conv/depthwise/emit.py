@@ -1,6 +1,6 @@
-"""Depthwise convolutions: an output or a few a thread where there is little to do (`direct.cuh`),
-else strips of the image that threads march down (`strips.cuh`); transposed ones: an output a thread
-(`transposed.cuh`). Packed weights are [KH * KW, round_up(C, 8)]."""
+"""Depthwise convolutions: an output or a few a thread where there is little to do (`direct.cuh`;
+transposed ones, too), else strips of the image that threads march down (`strips.cuh`). Packed
+weights are [KH * KW, round_up(C, 8)]."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from tracea_onnx.codegen import kernel_choice
-from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike
 
 from ...common.epilogue import Parameter
-from ...common.instantiate import instantiate, ints, pointer, sizes
+from ...common.instantiate import ints, pointer, sizes
 from ...common.launch import about, known, settled
 from ...gemm import select
 from .. import problem
@@ -312,7 +312,7 @@ def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
             "EARLY": r.operands & {"w", "bias"} <= r.constant,
         },
         [*ints({"lines": lines}), *([pointer("const float", "bias")] if biased else [])],
-        fixed=("x_cs", "y_cs", "r_cs"),  # a thread's accesses differ by immediate offsets
+        immediate=("x_cs", "y_cs", "r_cs"),  # a thread's accesses differ by immediate offsets
         macros={"BIAS(k)": "bias[c + (k)]" if biased else "0.f"},
     )
 
@@ -325,20 +325,27 @@ def _width(r: Request) -> int:
     return next((w for w in (8, 4) if kh * kw * w * r.dtype.size <= _EARLY), 2)
 
 
-def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
-    """A thread has `columns` x `lines` outputs of a few channels; all loads of a row are under way
-    together.
+def single(r: Request, columns: int, lines: int, use: DimLike, width: int = 0) -> Kernel:
+    """A thread has `columns` x `lines` outputs of a few channels (`width` if not 0); all loads of a
+    row are under way together.
     """
-    kh, kw, width = *window(r)[:2], _width(r)
-    early = columns * lines == 1 and "w" in r.constant and kh * kw * width * r.dtype.size <= _EARLY
+    kh, kw, width = *window(r)[:2], width or _width(r)
+    few = columns * lines == 1 and kh * kw * width * r.dtype.size <= _EARLY
+    gathered = problem.transposed(r) and "last_tap" not in r.ints
     return _kernel(
         r,
         "conv/depthwise/direct",
         width,
         D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use),
-        {"COLUMNS": columns, "LINES": lines, "LARGE": _LARGE, "EARLY": early},
+        {
+            "COLUMNS": columns,
+            "LINES": lines,
+            "LARGE": _LARGE,
+            "TRANSPOSED": gathered,
+            "EARLY": few and "w" in r.constant and not gathered,
+        },
         ints({"C": r.ints["OC"]}),
-        fixed=("x_cs",),
+        immediate=() if gathered else ("x_cs",),
     )
 
 
@@ -351,8 +358,7 @@ def transposed(r: Request) -> list[Kernel]:
             replace(r, ints={**i, **pads, "last_tap": int(i["KH"]) * int(i["KW"]) - 1})
         )
     width = next((w for w in (8, 4) if known(D.less(_threads(r, 1, 1, w), r.sms * _FILL)) != 1), 2)
-    grid = D.ceildiv(_threads(r, 1, 1, width), _BLOCK)
-    return [_kernel(r, "conv/depthwise/transposed", width, grid, {}, ints({"C": r.ints["OC"]}))]
+    return [single(r, 1, 1, 1, width)]
 
 
 def _kernel(
@@ -362,38 +368,33 @@ def _kernel(
     grid: DimLike,
     constants: Mapping[str, bool | int],
     more: Sequence[Parameter],
-    fixed: Sequence[str] = (),
+    immediate: Sequence[str],
     macros: Mapping[str, str] = {},
 ) -> Kernel:
-    """width: channels that the epilogue takes. more: parameters. fixed: pitches that the text
+    """width: channels that the epilogue takes. more: parameters. immediate: pitches that the text
     knows, where they are numbers.
     """
     pitch, last = -(-select.static(r, "OC") // 8) * 8, int(r.ints.get("last_tap", 0))
-    known_pitches = {n: v for n, v in sizes(r, *fixed).items() if isinstance(v, int)}
-    return instantiate(
+    pitches = {n: v for n, v in sizes(r, *immediate).items() if isinstance(v, int)}
+    (kernel,) = problem.kernel(
         r,
-        header.removeprefix("conv/").replace("/", "_"),
         header,
-        [
-            pointer("const T", "x"),
-            ("const T*", "w", Pointer("w", last * pitch * r.dtype.size)),
-            pointer("T", "y"),
-            *ints(sizes(r, "N", "IH", "IW", "OH", "OW", "PT", "PL")),
-            *more,
-            *problem.pitch_parameters(r, without=tuple(known_pitches)),
-        ],
+        ("N", "IH", "IW", "OH", "OW", "PT", "PL"),
         (grid, 1, 1),
         _BLOCK,
-        epilogue=problem.finish(r, width),
-        macros=macros,
-        constants={
+        {
             **dict(zip(problem.WINDOW, window(r), strict=True)),
             "THREADS": _BLOCK,
             "MULTIPLE": _multiple(r),
             "weight_pitch": -pitch if last else pitch,
             "X_VECTOR": problem.vector(r, "x"),
-            "Y_VECTOR": problem.vector(r, "y"),
             **constants,
         },
-        text="".join(f"constexpr i64 {n} = {v};\n" for n, v in known_pitches.items()),
+        more=more,
+        width=width,
+        weight=last * pitch * r.dtype.size,
+        unread=tuple(pitches),
+        macros=macros,
+        text="".join(f"constexpr i64 {n} = {v};\n" for n, v in pitches.items()),
     )
+    return kernel

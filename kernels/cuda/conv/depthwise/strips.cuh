@@ -50,7 +50,7 @@ constexpr int window_row(int behind, int p) {
   return d % DH == 0 && d / DH < KH ? d / DH : -1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise_strips(PARAMETERS) {
   const u32 t = blockIdx.x * THREADS + threadIdx.x, strips = (OW + COLUMNS - 1) / COLUMNS,
             bands = (OH + lines - 1) / lines;
   const int c = int(t % CHUNKS) * 2, count = C % 2 ? min(C - c, 2) : 2;
