@@ -103,7 +103,7 @@ def tiles(r: Request, width: int) -> int:
 
 
 def _mixed(r: Request) -> bool:
-    """Whether a tile multiplies channels of other groups by the zeros of a filter, or of its end."""
+    """Whether a tile multiplies other groups' channels by zeros of a filter, or of its end."""
     b = of(r)
     return int(r.ints["G"]) > 1 and (b.groups > 1 or b.channels % 64 > 0)
 

@@ -4,7 +4,7 @@
 // A thread computes P output pixels of a row for OCT channels of a group: neighbours, or of a
 // transposed convolution those SW apart, which the same taps meet; where a window is one pixel
 // those PIXELS apart, so that a warp reads and writes memory that follows each other. KS threads
-// divide the input channels of a group, CSTEP of them at a time. A block has CB of the CHUNKS
+// divide the input channels of a group, CSTEP of them at a time. A CTA has CB of the CHUNKS
 // groups of OCT channels for each pixel; where there are no groups of the convolution, neighbouring
 // threads have U neighbouring channels each, several times.
 #pragma once

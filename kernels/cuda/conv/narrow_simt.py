@@ -15,17 +15,17 @@ from ..gemm import select
 from . import problem
 from .problem import transposed, window
 
-#: Groups of output channels of a block at most.
+#: Groups of output channels of a CTA at most.
 _BESIDE = 32
 #: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most;
-#: bytes of filters of a block.
+#: bytes of filters of a CTA.
 _HELD, _SUMS, _TEXT, _SMEM = 96, 40, 1536, 96 * 1024
 #: Sums where a whole warp divides the input channels, and those bytes then and of more channels, on
 #: Hopper.
 _SUMS_OF_WARPS, _SMEM_OF_WARPS = 16, 200 * 1024
 #: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels
 #: of which each may have a warp. In f32 outputs may be more where pixels are so many that copies of
-#: filters do not count, in blocks of this many threads; where they are yet more, they fill the 32
+#: filters do not count, in CTAs of this many threads; where they are yet more, they fill the 32
 #: columns of a product's tile.
 _FEW, _MOST, _FEW_PIXELS, _MORE, _MANY_PIXELS, _WIDEST = 20, 640, 4096, 28, 65536, 256
 #: Channels of which a pixel may have a multiple: pad channels up to it are written where that makes
@@ -43,7 +43,7 @@ _READ, _WRITE, _PARTS = 1400.0, 1200.0, 500.0
 _SHORT, _FORCED = 1.25, 1.4
 #: Of windows of one pixel, fitted to measurements of their own: clocks to start, to copy filters
 #: for each four elements of a thread; bytes a clock; how much longer that takes for each 100 KB
-#: beyond 100 that a multiprocessor's threads read at a time in several steps; of an instruction, of
+#: beyond 100 that an SM's threads read at a time in several steps; of an instruction, of
 #: an access to shared memory or L1, of an instruction of a thread; elements of two bytes beside all
 #: this, and the bytes of theirs.
 _ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED = 2400.0, 600.0, 2.5e3, 0.2
@@ -56,7 +56,7 @@ _WOVEN = 0.75
 @dataclass(frozen=True)
 class NarrowTile:
     """Output pixels and channels of a thread, threads that divide the input channels, groups of
-    output channels of a block, input channels at a time; its threads; ahead: times as many input
+    output channels of a CTA, input channels at a time; its threads; ahead: times as many input
     channels whose loads are under way together."""
 
     pixels: int
@@ -156,7 +156,7 @@ def _tiles(r: Request) -> dict[NarrowTile, float]:
 
 
 def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
-    """most: times as many blocks beside each other as channels ask for, where filters need the
+    """most: times as many CTAs beside each other as channels ask for, where filters need the
     room.
     """
     (inner, outer), one = _of_group(r), _spread(r)
@@ -188,7 +188,7 @@ def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
                 options = [
                     -(-count // blocks) for blocks in range(least, min(least * most, count) + 1)
                 ]
-                # One block a multiprocessor rather than threads that have all channels of a pixel.
+                # One CTA an SM rather than threads that have all channels of a pixel.
                 rooms = (
                     (room, _SMEM_OF_WARPS)
                     if parts > 1 and outer <= WRITTEN and r.arch == 90
@@ -242,7 +242,7 @@ def _pixels_of(r: Request) -> int:
 
 
 def _grid(r: Request, tile: NarrowTile) -> tuple[DimLike, int]:
-    """Tiles of pixels, and blocks beside each other."""
+    """Tiles of pixels, and CTAs beside each other."""
     i, sw = r.ints, int(r.ints["SW"])
     if _spread(r):
         return D.ceildiv(select.pixels(r), tile.threads // tile.together * tile.pixels), -(
@@ -297,7 +297,7 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     beside = -(-_chunks(r, tile) // tile.beside)
     resident, warps = _resident(r, tile), tile.threads / 32
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
-    # of a block; blocks of a multiprocessor
+    # of a CTA; CTAs of an SM
     turns, here = -(-tiles * beside // blocks), -(-blocks // r.sms)
     # neighbouring threads have different columns' taps
     taps = (min(down, kh / sh + 0.5) if transposed(r) else down) * across
@@ -345,7 +345,7 @@ def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
     beside = -(-_chunks(r, tile) // tile.beside)
     tiles = -(-rows // (tile.threads // tile.together * tile.pixels))
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
-    # of a block; warps of a multiprocessor
+    # of a CTA; warps of an SM
     turns, warps = -(-tiles * beside // blocks), -(-blocks // r.sms) * tile.threads / 32
     rounds = -(-inner // (tile.step * tile.parts))
     each, filters, halvings = (
@@ -367,7 +367,7 @@ def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
     )
     if _written(r, tile) or tile.channels * size % 16 == 0:
         accesses += 8 * tile.pixels * -(-tile.channels * size // 16) / tile.parts
-    else:  # each element of threads whose results lie apart is a sector; those of groups follow each other
+    else:  # elements of threads whose results lie apart are sectors; those of groups are not apart
         accesses += sums * (2 if i["G"] != 1 else min(32, tile.channels * size)) / tile.parts
     read, spilled = (
         rows * beside * max(pitch, 32),

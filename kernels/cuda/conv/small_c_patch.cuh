@@ -8,7 +8,7 @@
 // two; results of the places behind TILE_W are not stored. Filters stay in shared memory while
 // warpgroups go from tile to tile, each for itself; the next patch is copied while one is
 // multiplied. Of more channels, PASSES parts follow each other, their patches and filters copied in
-// the same way, and warpgroups of a block share the filters.
+// the same way, and warpgroups of a CTA share the filters.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2

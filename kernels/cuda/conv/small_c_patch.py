@@ -17,14 +17,14 @@ from ..common.launch import spread
 from ..gemm import persistent_sm90, select
 from . import problem
 
-#: Input channels of one pass, units of k whose text stays small, output channels of a block, and
+#: Input channels of one pass, units of k whose text stays small, output channels of a CTA, and
 #: where there are several passes.
 _MOST, _UNITS, _COLUMNS, _FEW = 64, 400, 128, 64
 #: An image's height or width where it is symbolic.
 _USUAL = 56
 #: Clocks to start, for a tile beside its products, to copy 16 bytes for a pixel, for 64 results of
 #: a warpgroup; bytes of filters a clock; how much of the time that wgmma should take it does, and
-#: of the rest that no product hides; of a multiprocessor for each result at least.
+#: of the rest that no product hides; of an SM for each result at least.
 _START, _TILE, _COPY, _RESULT, _BYTES = 4900.0, 520.0, 0.94, 8.1, 7.0
 _MULTIPLY, _SHOWN, _STORE = 0.75, 0.8, 0.55
 #: Of several passes: clocks of a turn beside them, of a wgmma (the pixels of a tap begin anywhere
@@ -34,7 +34,7 @@ _TURN, _WGMMA, _COLUMN, _STREAM = 7000.0, 21.0, 1.05, 17.0
 
 @dataclass(frozen=True)
 class PatchTile:
-    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a block,
+    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a CTA,
     its output channels, parts of the input channels that follow each other."""
 
     high: int
@@ -188,7 +188,7 @@ def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
     other = _TILE + copies * _COPY + t.blocks * t.columns * _RESULT
     resident = _resident(s, t)
     turns = -(-tiles // (max(1, r.sms * resident // across) * t.groups))
-    here = max(1.0, tiles * across / r.sms)  # tiles of a multiprocessor
+    here = max(1.0, tiles * across / r.sms)  # tiles of an SM
     together = min(resident * t.groups, here)
     filters = s.units * t.columns * 16 / _BYTES * min(resident, max(1.0, here / t.groups))
     results = images * high * wide * int(r.ints["OC"]) / r.sms
@@ -207,7 +207,7 @@ def _price_of_passes(r: Request, s: _Shape, t: PatchTile, tiles: float) -> float
     )
     resident = _resident(s, t)
     blocks = -(-tiles // t.groups)
-    here = min(resident, -(-blocks // r.sms))  # of a multiprocessor
+    here = min(resident, -(-blocks // r.sms))  # of an SM
     multiply = here * t.groups * -(-s.units // 2) * t.blocks * (_WGMMA + _COLUMN * t.columns)
     fetch = here * (t.groups * s.chunks * pixels + 2 * s.units * t.columns) * 16 / _STREAM
     return -(-blocks // (r.sms * resident)) * (_TURN + t.passes * (100.0 + max(multiply, fetch)))
@@ -245,7 +245,10 @@ def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
         tap = f"{taps - 1} - j / {s.chunks}" if transposed else f"j / {s.chunks}"
         return f"DEV int unit_of(int j) {{ return j % {s.chunks} * {taps} + {tap}; }}\n"
     table = ", ".join(map(str, units))
-    return f"static __constant__ u16 UNITS_OF[] = {{{table}}};\nDEV int unit_of(int j) {{ return UNITS_OF[j]; }}\n"
+    return (
+        f"static __constant__ u16 UNITS_OF[] = {{{table}}};\n"
+        "DEV int unit_of(int j) { return UNITS_OF[j]; }\n"
+    )
 
 
 def emit(r: Request, tile: PatchTile, active: DimLike = 1) -> list[Kernel]:

@@ -8,7 +8,7 @@
 // cores from there, whatever the stride is. They are copied in pieces of COPY bytes, two steps
 // ahead, or (COPY 0) pass through registers one by one. Of a window's rows only NEW are new with
 // every row of the convolution; the others stay in registers and move up. A unit of the product's k
-// is 4 words of a row of taps, two units a step. The TEAMS of a block share its weights and
+// is 4 words of a row of taps, two units a step. The TEAMS of a CTA share its weights and
 // multiply in turn: else all multiply at once and then none does.
 //
 // With POOL the 16 columns of a warp are interleaved, even ones in the upper half of the fragment

@@ -23,18 +23,18 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW")
 #: Most steps along k whose pixels fit into registers, most rows of results that a warp computes,
 #: and height and width of results that are not known.
 _STEPS, _LONGEST, _USUAL = 20, 16, 112
-#: Clocks: of a block before its first row; of a team's row apart from products at the least, for
+#: Clocks: of a CTA before its first row; of a team's row apart from products at the least, for
 #: each channel and for each piece of the image that a thread copies; of a row when little else
 #: runs.
 _START, _ROW, _CHANNEL, _PIECE, _LATENCY = 6000.0, 60.0, 5.0, 10.0, 1500.0
-#: Bytes of shared memory of a block at most.
+#: Bytes of shared memory of a CTA at most.
 _SMEM = 96 * 1024
 
 
 @dataclass(frozen=True)
 class PoolTile:
-    """Warps side by side (the others of four lie below), output channels of one block, blocks of a
-    multiprocessor, teams of four warps in a block.
+    """Warps side by side (the others of four lie below), output channels of one CTA, CTAs of a
+    SM, teams of four warps in a CTA.
     """
 
     across: int
@@ -126,8 +126,8 @@ def supports(r: Request) -> bool:
 
 
 def configs(r: Request) -> list[PoolTile]:
-    """What may be chosen: of one or two teams, as many blocks as the registers and the shared
-    memory of a multiprocessor hold.
+    """What may be chosen: of one or two teams, as many CTAs as the registers and the shared
+    memory of an SM hold.
     """
     oc = int(r.ints["OC"])
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
@@ -174,7 +174,7 @@ def cost(r: Request, tile: PoolTile, images: int) -> float:
         _shape(r)[1] * tile.columns / 2,
         _ROW + _CHANNEL * tile.columns + _PIECE * _copied(r, tile),
     )
-    # blocks side by side fall into step, the teams of one do not
+    # CTAs side by side fall into step, the teams of one do not
     one = max(product, rest) if tile.teams > 1 else product + rest
     row = max(_LATENCY, min(tile.resident, -(-blocks // r.sms)) * tile.teams * one)
     return -(-blocks // (tile.resident * r.sms)) * (_START + rows * row)
@@ -193,8 +193,8 @@ def choose(r: Request) -> Iterator[tuple[PoolTile, DimLike]]:
 
 
 def _lines(r: Request, tile: PoolTile, height: DimLike, across: DimLike) -> DimLike:
-    """Rows of results of a warp: so many that all blocks run at once, where that is not too many.
-    across: blocks beside each other, all images included.
+    """Rows of results of a warp: so many that all CTAs run at once, where that is not too many.
+    across: CTAs beside each other, all images included.
     """
     down = tile.teams * 4 // tile.across
     bands = D.maximum(

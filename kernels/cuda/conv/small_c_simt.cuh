@@ -1,9 +1,9 @@
 // Convolutions of few input channels by FFMA: the image lies in any order of axes, filters and the
-// pixels that a block reads are f32 in shared memory.
+// pixels that a CTA reads are f32 in shared memory.
 //
-// A block computes DOWN rows of GROUPS groups of P neighbouring output pixels, for BN channels; a
+// A CTA computes DOWN rows of GROUPS groups of P neighbouring output pixels, for BN channels; a
 // thread one such group for 8 channels, 4 from each half of BN. Of a row of the window it reads
-// every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide
+// every pixel once, for PIECE taps at a time. Where there are few CTAs, PARTS such threads divide
 // the rows of all channels' windows.
 #pragma once
 #ifndef GENERATED

@@ -26,21 +26,21 @@ _USUAL, _BATCH, _PIECE = 112, 8, 8
 #: Where several sizes are symbolic: a tile serves more pixels, too, while it takes at most so many
 #: times the clocks; of what parts of the pixels.
 _ALIKE, _PARTS = 1.05, (1.0, 0.8, 0.64)
-#: Results beyond which what blocks copy is hidden by other blocks' products: through registers that
+#: Results beyond which what CTAs copy is hidden by other CTAs' products: through registers that
 #: takes fewer instructions.
 _MANY = 1 << 24
 #: Clocks to start; of products for one warp of a scheduler and for each, of asynchronous copies the
 #: same; of a copied row of pixels and of 32 of them.
 _START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER = 3060.0, 0.36, 0.93, 4.5, 2.5
 _ROW, _PIECE_OF_ROW = 20.0, 9.0
-#: Where copies go through registers: clocks to start, to start a block, for 32 pixels or half as
+#: Where copies go through registers: clocks to start, to start a CTA, for 32 pixels or half as
 #: many filters that a warp copies; how many warps' time products wait.
 _BEGIN, _BLOCK, _COPY, _WAITS = 1100.0, 3500.0, 46.0, 1.5
 
 
 @dataclass(frozen=True)
 class SimtTile:
-    """Output pixels of a thread, groups of them side by side and rows of a block, its output
+    """Output pixels of a thread, groups of them side by side and rows of a CTA, its output
     channels, threads that divide the rows of a window.
     """
 
@@ -70,7 +70,7 @@ def _held(r: Request, tile: SimtTile) -> int:
 
 
 def _patch(r: Request, tile: SimtTile) -> tuple[int, int]:
-    """Rows of all channels that a block reads, floats of one of them."""
+    """Rows of all channels that a CTA reads, floats of one of them."""
     ic, kh, kw, sh, sw, dh, dw = _sizes(r)
     pitch = (
         (tile.groups - 1) * tile.pixels * sw
@@ -94,7 +94,7 @@ def _smem(r: Request, tile: SimtTile) -> int:
 
 
 def _resident(r: Request, tile: SimtTile) -> int:
-    """Blocks of a multiprocessor, by shared memory and registers."""
+    """CTAs of an SM, by shared memory and registers."""
     registers = tile.pixels * 8 + _held(r, tile) + 40
     return min(shared(r) // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
 
@@ -144,7 +144,7 @@ def _asynchronous(r: Request) -> bool:
 
 
 def _room(r: Request, tile: SimtTile) -> int:
-    """Shared memory of a block."""
+    """Shared memory of a CTA."""
     blocks, columns = _blocks(r, tile)
     return spread(r, D.mul(blocks, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
 

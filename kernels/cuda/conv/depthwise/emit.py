@@ -22,7 +22,7 @@ from .. import problem
 from ..problem import window
 
 _BLOCK = 128
-#: Threads a multiprocessor should have before a thread of `direct.cuh` computes more than one
+#: Threads an SM should have before a thread of `direct.cuh` computes more than one
 #: output, and multiply-adds before strips pay (half of them where a thread of `direct.cuh` would
 #: read twice as many bytes, for each row of a larger window after the last).
 _FILL, _STRIPS_FROM = 192, 65536
@@ -146,13 +146,13 @@ def _multiple(r: Request) -> int:
     return count
 
 
-# --- the division into strips -----------------------------------------------------------------------------------------------------
+# --- the division into strips ---
 
 
 @dataclass(frozen=True)
 class Strips:
     """Output columns and rows of one strip, steps that its loads are ahead (1, or as many as there
-    are open rows), blocks that a multiprocessor shall hold.
+    are open rows), CTAs that an SM shall hold.
     """
 
     columns: int
@@ -162,7 +162,7 @@ class Strips:
 
 
 #: What takes how long on an H200, fitted to measured divisions: microseconds to start and for each
-#: wave of blocks, clocks of one; bytes of DRAM in one and how much less of that time what lies in
+#: wave of CTAs, clocks of one; bytes of DRAM in one and how much less of that time what lies in
 #: L2 takes; how far the shorter of computing and reading adds to the longer. A scheduler issues 1 /
 #: (1 + _ALONE) instructions a clock with one warp, and with k of them k / (k + _ALONE).
 _START, _WAVE, _CLOCKS, _BYTES, _NEAR, _ADDED, _ALONE = 2.0, 1.0, 1750.0, 3.8e6, 0.5, 0.15, 1.5
@@ -172,7 +172,7 @@ _FAR, _REGISTERS = 40_000_000, 232
 
 
 def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
-    """The division that should take least time for batch `n` (of those with the columns and blocks
+    """The division that should take least time for batch `n` (of those with the columns and CTAs
     of `like`); None where no strip fits into registers.
     """
     costs = {
@@ -220,7 +220,7 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
                 instructions += min(lines, oh) * (columns * (2 * epilogue + 5) + 10)
                 grid = -(-n * -(-ow // columns) * bands * -(-channels // 2) // _BLOCK)
                 full = grid // (r.sms * blocks)  # waves
-                # blocks that a multiprocessor computes
+                # CTAs that an SM computes
                 most = full * blocks + -(-(grid - full * blocks * r.sms) // r.sms)
                 warps = min(blocks, max(1, -(-grid // r.sms)))  # a scheduler has at a time
                 busy = (
@@ -289,7 +289,7 @@ def _lines(r: Request, tile: Strips) -> DimLike:
     return lines
 
 
-# --- kernels ----------------------------------------------------------------------------------------------------------------------
+# --- kernels ---
 
 
 def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
