@@ -27,7 +27,8 @@ def match(graph: Graph, node: Node) -> Match:
     x, w = (dims_of(graph, name) for name in node.inputs)
     if x is None or w is None:
         raise Refuse(Why.RANK_UNKNOWN, node, value=node.input(int(x is not None)))
-    if not same(x[-1], w[1 if transposed else 0]):  # Einsum would broadcast a size of 1
+    # Einsum would broadcast a size of 1
+    if not x or len(w) != 2 or not same(x[-1], w[1 if transposed else 0]):
         raise Refuse(Why.NOT_LINEAR, node)
     spec = GemmSpec(trans_b=int(transposed))
     found = Linear(node, *node.inputs, "", spec, node.outputs[0], [node])

@@ -302,7 +302,7 @@ def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any
         for ins in expr.code:
             if ins.op not in I64_OPCODES:
                 raise ValueError(f"opcode {ins.op} does not exist for integers")
-            if ins.op == "const" and (ins.imm != int(ins.imm) or abs(ins.imm) >= 2**24):
+            if ins.op == "const" and not (abs(ins.imm) < 2**24 and ins.imm == int(ins.imm)):
                 raise ValueError(f"{ins.imm} is not an exact integer constant")
     expr = _constants_late(simplify(expr, integer=integer))
     last = _last_uses(expr)

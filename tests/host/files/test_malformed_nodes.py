@@ -136,6 +136,18 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             {"i": 1},
             "tuples of None",
         ),
+        (
+            helper.make_node("OneHot", ["i", "d", "v"], ["y"]),
+            {},
+            {"i": [0], "d": [7], "v": [1]},
+            "no cpu kernel computes OneHot",
+        ),
+        (
+            helper.make_node("OneHot", ["i", "d", "v"], ["y"]),
+            {},
+            {"i": [0], "d": [1 << 40], "v": [0, 1]},
+            "no cpu kernel computes OneHot",
+        ),
         (helper.make_node("GatherND", ["x", "i"], ["y"]), {"x": (2, 3)}, {"i": 1}, "single index"),
         *(
             (helper.make_node("MatMul", n, ["y"]), {"x": (2, 3), "z": ()}, {}, "of a scalar")
@@ -160,6 +172,12 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
                 ("ij,j...kl->ikl", "is not for tensors of rank [2, 2]"),
                 ("ij,jk->iz", "makes an axis that no tensor has"),
             )
+        ),
+        (
+            helper.make_node("Einsum", ["x", "z"], ["y"], equation="ij,jk->ik"),
+            {"x": (2, 3), "z": ()},
+            {},
+            "is not for tensors of rank [2, 0]",
         ),
         (
             helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]),

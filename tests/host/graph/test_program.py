@@ -215,7 +215,11 @@ def test_identity_and_constants() -> None:
 
 
 @pytest.mark.parametrize(
-    "expr", [_expr(1, ("exp", 0)), _expr(1, ("add", 0, 0.5)), _expr(1, ("add", 0, float(2**24)))]
+    "expr",
+    [
+        _expr(1, ("exp", 0)),
+        *(_expr(1, ("add", 0, n)) for n in (0.5, float(2**24), float("inf"), float("nan"))),
+    ],
 )
 def test_integer_programs_refuse_what_they_cannot_do_exactly(expr: Expr) -> None:
     with pytest.raises(ValueError, match="integer"):

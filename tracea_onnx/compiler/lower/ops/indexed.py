@@ -16,6 +16,8 @@ from tracea_onnx.shapes.operands import axis_of, constant, integer
 
 #: Dims the kernels take.
 _RANK = 5
+#: A OneHot of more is no list of sizes.
+_SIZES = 64
 
 
 def _axis(op: Op, x: Value) -> int:
@@ -197,7 +199,9 @@ def one_hot(ctx: Lowering, op: Op) -> None:
         values.ints is not None
         and idx.ints is not None
         and len(idx.ints) == 1
+        and len(values.ints) == 2
         and all(isinstance(d, int) for d in (depth, *idx.ints))
+        and int(depth) <= _SIZES
     ):
         # How TorchScript writes the repeats of `repeat_interleave`: one dim among ones.
         ctx.define(op.outputs[0], values.dtype, shape).ints = tuple(
