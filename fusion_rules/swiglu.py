@@ -17,6 +17,8 @@ from tracea_onnx.match.attention import region
 from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, grow_epilogue, same_shape
 from tracea_onnx.match.gemm import LINEAR_OPS, Linear, columns, read_linear
 from tracea_onnx.match.spec_table import SwigluSpec
+from tracea_onnx.shapes.operators import slice_ranges
+from tracea_onnx.shapes.symbolic import shapes
 
 
 @dataclass(frozen=True)
@@ -111,47 +113,24 @@ def _swap(expr: Expr) -> Expr:
 
 def _halves(graph: Graph, found: Linear) -> _Halves | None:
     """Split in two, or two Slices, of the last axis."""
-    readers, n, rank = graph.consumers(found.value), columns(graph, found), graph.rank(found.value)
-    if graph.is_output(found.value) or n is None or n % 2 or rank is None:
+    s, readers, n = shapes(graph), graph.consumers(found.value), columns(graph, found)
+    last = len(s.dims(found.value) or ()) - 1
+    if graph.is_output(found.value) or n is None or n % 2 or last < 0:
         return None
-    if len(readers) == 1 and readers[0].op == "Split":
+    if [c.op for c in readers] == ["Split"]:
         split = readers[0]
-        sizes = graph.ints(split.input(1)) if split.input(1) else split.attr("split")
-        if split.input(1) and sizes is None:
-            return None
-        even = sizes == [n // 2, n // 2] or (
-            sizes is None and len(split.outputs) == 2 and split.attr("num_outputs", 2) == 2
-        )
-        if split.attr("axis", 0) not in (-1, rank - 1) or not even:
+        sizes = [(s.dims(o) or (0,))[-1] for o in split.outputs]
+        if split.attr("axis", 0) not in (-1, last) or sizes != [n // 2, n // 2]:
             return None
         return _Halves((split.outputs[0], split.outputs[1]), (split,))
-    if len(readers) == 2 and all(c.op == "Slice" for c in readers):
-        by_start: dict[int, Node] = {}
-        for c in readers:
-            cut = _slice(graph, c)
-            if cut is None or cut[2] not in (-1, rank - 1):
-                return None
-            start, end = cut[0] + n * (cut[0] < 0), min(cut[1] + n * (cut[1] < 0), n)
-            if (start, end) not in ((0, n // 2), (n // 2, n)):
-                return None
-            by_start[start] = c
-        if len(by_start) == 2:
-            low, high = by_start[0], by_start[n // 2]
-            return _Halves((low.outputs[0], high.outputs[0]), (low, high))
+    if [c.op for c in readers] == ["Slice", "Slice"]:
+        cuts = [slice_ranges(s, c) for c in readers]
+        halves = [[(last, 0, n // 2, 1)], [(last, n // 2, n, 1)]]
+        if cuts not in (halves, halves[::-1]):
+            return None
+        first, second = readers if cuts == halves else readers[::-1]
+        return _Halves((first.outputs[0], second.outputs[0]), tuple(readers))
     return None
-
-
-def _slice(graph: Graph, node: Node) -> tuple[int, int, int] | None:
-    """(start, end, axis) of a Slice of one axis with step 1, in attribute or input form."""
-    given = [
-        node.attr(k) if k in node.attrs else graph.ints(node.input(1 + j))
-        for j, k in enumerate(("starts", "ends", "axes"))
-    ]
-    starts, ends, axes = given
-    steps = graph.ints(node.input(4)) if node.input(4) else [1]
-    if not (starts and ends and axes and steps) or len(axes) != 1 or steps != [1]:
-        return None
-    return int(starts[0]), int(ends[0]), int(axes[0])
 
 
 RULE = Rule("swiglu", "SwiGLU", LINEAR_OPS, match, priority=20)

@@ -13,6 +13,7 @@ from tracea_onnx.shapes.operands import (
     axis_of,
     bounds,
     broadcast,
+    integer,
     integers,
     need,
     pads,
@@ -222,6 +223,35 @@ def _reduce(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return tuple(1 if k in gone else v for k, v in enumerate(d) if keep or k not in gone)
 
 
+def _arg(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    d = _first(s, n)
+    return _replaced(d, axis_of(n.attr("axis", 0), len(d)), *[1] * n.attr("keepdims", 1))
+
+
+def _topk(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    d = _first(s, n)
+    k = integer(s, n.input(1), "the number of results") if n.input(1) else n.attr("k")
+    return _replaced(d, axis_of(n.attr("axis", -1), len(d)), k)
+
+
+def _one_hot(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    d = _first(s, n)
+    axis = axis_of(n.attr("axis", -1), len(d) + 1)
+    return (*d[:axis], integer(s, n.input(1), "the depth"), *d[axis:])
+
+
+def _gather_nd(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    d, (*lead, members) = _first(s, n), need(s, n.input(1))
+    return (*lead, *d[n.attr("batch_dims", 0) + int(members) :])
+
+
+def _recurrent(s: ShapeEnv, n: Operator, k: int) -> Dims:
+    x, w, r = (need(s, i) for i in n.inputs[:3])
+    if n.attr("layout", 0):
+        return (x[0], x[1], w[0], r[2]) if k == 0 else (x[0], w[0], r[2])
+    return (x[0], w[0], x[1], r[2]) if k == 0 else (w[0], x[1], r[2])
+
+
 # --- images -----------------------------------------------------------------------------------------
 def _conv(s: ShapeEnv, n: Operator, _: int) -> Dims:
     """Of a convolution, transposed or not."""
@@ -278,7 +308,9 @@ DIMS: dict[str, Rule] = {
     **dict.fromkeys(operators(Trait.POOL), _pool),
     **dict.fromkeys(operators(Trait.GLOBAL_POOL), _global_pool),
     **dict.fromkeys(operators(Trait.PRODUCT, Trait.FUSED_PRODUCT), _matmul),
-    "Einsum": _einsum, "com.microsoft.MultiHeadAttention": _merged_heads,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    "ArgMax": _arg, "ArgMin": _arg, "TopK": _topk, "OneHot": _one_hot, "GatherND": _gather_nd,
+    "ImageScaler": _same, "Einsum": _einsum, "com.microsoft.MultiHeadAttention": _merged_heads,
     "Reshape": _reshape, "Flatten": _flatten, "Transpose": _transpose, "Unsqueeze": _placed,
     "Squeeze": _placed, "Gather": _gather, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,

@@ -279,19 +279,6 @@ ASKS: dict[str, Callable[[Follower, Node], None]] = {
 
 
 # --- dims that rules do not ask for ---------------------------------------------------------------------------------------
-def _recurrent_dims(s: Follower, n: Node, k: int) -> Dims:
-    x, w, r = (need(s, i) for i in n.inputs[:3])
-    if n.attr("layout", 0):
-        return (x[0], x[1], w[0], r[2]) if k == 0 else (x[0], w[0], r[2])
-    return (x[0], w[0], x[1], r[2]) if k == 0 else (w[0], x[1], r[2])
-
-
-def _one_hot(s: Follower, n: Node, _: int) -> Dims | None:
-    indices, depth = need(s, n.input(0)), s.scalar(n.input(1))
-    axis = n.attr("axis", -1) % (len(indices) + 1)
-    return None if depth is None else (*indices[:axis], int(depth), *indices[axis:])
-
-
 def _slice_dims(s: Follower, n: Node, k: int) -> Dims | None:
     """As the rules have it; a part with ends that are numbers is as long as they say, or as its
     source allows.
@@ -319,8 +306,7 @@ def _control_dims(s: Follower, n: Node, k: int) -> Dims | None:
 
 
 _RULES: dict[str, Callable[[Follower, Node, int], Dims | None]] = {
-    "LSTM": _recurrent_dims, "GRU": _recurrent_dims, "RNN": _recurrent_dims, "OneHot": _one_hot, "Slice": _slice_dims, "If": _control_dims,
-    "ImageScaler": lambda s, n, _: s.dims(n.input(0)),
+    "Slice": _slice_dims, "If": _control_dims,
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguou
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.shapes.operands import axis_of, constant, integer
+from tracea_onnx.shapes.operands import axis_of, constant
+from tracea_onnx.shapes.operators import result
 
 #: Dims the kernels take.
 _RANK = 5
@@ -94,7 +95,7 @@ def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
     _require(ctx, op, idx, k)
     lead, strides = idx.shape[:-1], contiguous(x.shape)
     operands = {"x": ctx.plain(x), "idx": ctx.plain(idx)}
-    out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[b + k :]))
+    out = ctx.define(op.outputs[0], x.dtype, result(ctx, op))
     ints: dict[str, DimLike] = {
         "elem": x.dtype.size,
         "idx_dtype": int(idx.dtype),
@@ -192,9 +193,8 @@ def trilu(ctx: Lowering, op: Op) -> None:
 
 def one_hot(ctx: Lowering, op: Op) -> None:
     idx, values = ctx.value(op.input(0)), ctx.value(op.input(2))
-    depth = integer(ctx, op.input(1), "the depth")
-    axis = axis_of(int(op.attr("axis", -1)), idx.rank + 1)
-    shape = (*idx.shape[:axis], depth, *idx.shape[axis:])
+    axis, shape = axis_of(op.attr("axis", -1), idx.rank + 1), result(ctx, op)
+    depth = shape[axis]
     if (
         values.ints is not None
         and idx.ints is not None

@@ -236,13 +236,11 @@ def argmax(ctx: Lowering, op: Op) -> None:
     whole = {DType.I64, DType.I32} if "topk" in ctx.target.families else {DType.I64}
     if x.dtype not in whole | ctx.target.types:
         raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
-    axis = axis_of(int(op.attr("axis", 0)), x.rank)
+    axis = axis_of(op.attr("axis", 0), x.rank)
     ctx.at_least(
         x.shape[axis], 1, f"axis {axis} of '{x.name}', of which {op.kind} takes an element,"
     )
-    keep = bool(op.attr("keepdims", 1))
-    shape = tuple(1 if k == axis else d for k, d in enumerate(x.shape) if keep or k != axis)
-    out = ctx.define(op.outputs[0], DType.I64, shape)
+    out = ctx.define(op.outputs[0], DType.I64, result(ctx, op))
     ints = {
         **around(x.shape, axis), "min": int(op.kind == "ArgMin"),
         "last": int(op.attr("select_last_index", 0)), "dtype": int(x.dtype),

@@ -7,7 +7,8 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.shapes.operands import axis_of, integer
+from tracea_onnx.shapes.operands import axis_of
+from tracea_onnx.shapes.operators import result
 
 
 def topk(ctx: Lowering, op: Op) -> None:
@@ -15,12 +16,11 @@ def topk(ctx: Lowering, op: Op) -> None:
     ctx.available("topk", "TopK")
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes TopK of type {x.dtype.name}")
-    k = integer(ctx, op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
+    axis, shape = axis_of(op.attr("axis", -1), x.rank), result(ctx, op)
+    k = shape[axis]
     if not isinstance(k, int):
         raise Unsupported(f"TopK takes {k} results; the number must be constant")
-    axis = axis_of(int(op.attr("axis", -1)), x.rank)
     ctx.at_least(x.shape[axis], k, f"axis {axis} of '{x.name}', of which TopK takes {k},")
-    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     source = ctx.plain(x)
     written = {
         role: ctx.new_plain(ctx.define(name, dtype, shape))
