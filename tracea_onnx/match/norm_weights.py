@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.epilogue import broadcasts_into, same_shape
-from tracea_onnx.match.norm import Norm, is_weight, scalar_operand, through_casts
+from tracea_onnx.match.norm import (
+    Norm,
+    build,
+    decomposed,
+    is_weight,
+    operator,
+    scalar_operand,
+    through_casts,
+)
+from tracea_onnx.match.operator_specs import OPERATORS
+from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.shapes.symbolic import shapes
 
 
@@ -99,3 +111,36 @@ def absorb_residual(g: Graph, norm: Norm) -> bool:
     if g.is_output(sum_) or any(id(c) not in inside for c in g.consumers(sum_)):
         norm.skip = sum_
     return True
+
+
+def norm_rules(name: str, op: str, *, rms: bool) -> tuple[Rule, Rule]:
+    """The rule of a layer or RMS normalization, and that of one of a residual sum."""
+
+    def read(g: Graph, anchor: Node) -> Norm:
+        if anchor.op != "ReduceMean":
+            return operator(g, anchor)
+        norm = decomposed(g, anchor)
+        if norm.rms != rms:
+            raise Refuse(Why.IS_RMS if norm.rms else Why.IS_LAYER_NORM, anchor)
+        absorb_weights(g, norm)
+        return norm
+
+    def match(g: Graph, anchor: Node) -> Match:
+        return build(g, name, anchor, read(g, anchor))
+
+    def match_skip(g: Graph, anchor: Node) -> Match:
+        norm = read(g, anchor)
+        if not norm.res and not absorb_residual(g, norm):
+            raise Refuse(Why.NO_RESIDUAL, anchor, value=norm.x)
+        return build(g, f"skip_{name}", anchor, norm)
+
+    operators = {
+        o: roles
+        for o, (spec, roles, given) in OPERATORS.items()
+        if spec is LayerNormSpec and given.get("rms", False) == rms
+    }
+    alone = {o for o, roles in operators.items() if "res" not in roles}
+    return (
+        Rule(name, op, frozenset({"ReduceMean", *alone}), match),
+        Rule(f"skip_{name}", f"Skip{op}", frozenset({"ReduceMean", *operators}), match_skip, 1),
+    )

@@ -198,6 +198,11 @@ def pads(s: ShapeEnv, n: Operator, rank: int) -> list[DimLike]:
     return out
 
 
+def padded(shape: Dims, amounts: Sequence[DimLike]) -> Dims:
+    """A shape with so much more before each axis, and behind each."""
+    return tuple(d + (amounts[k] + amounts[k + len(shape)]) for k, d in enumerate(shape))
+
+
 def times(size: DimLike, scale: float) -> DimLike:
     """A size that Resize multiplies by a scale."""
     if isinstance(size, int):

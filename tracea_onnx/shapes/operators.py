@@ -16,6 +16,7 @@ from tracea_onnx.shapes.operands import (
     integer,
     integers,
     need,
+    padded,
     pads,
     parts,
     permutation,
@@ -276,8 +277,7 @@ def _global_pool(s: ShapeEnv, n: Operator, _: int) -> Dims:
 
 def _pad(s: ShapeEnv, n: Operator, _: int) -> Dims:
     x = _first(s, n)
-    added = pads(s, n, len(x))
-    return tuple(d + b + a for d, b, a in zip(x, added, added[len(x) :], strict=False))
+    return padded(x, pads(s, n, len(x)))
 
 
 def _resize(s: ShapeEnv, n: Operator, _: int) -> Dims:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
@@ -101,39 +99,27 @@ def resize(ctx: Lowering, op: Op) -> None:
         if scales is None
         else (float(scales[2]) if x.rank == 4 else 1.0, float(scales[-1]))
     )
-    cubic = mode == "cubic"
-    how = _Sampling(
-        "resize_cubic" if cubic else "resize2d",
-        {"coord": _COORD[coord]}
-        | ({} if cubic else {"mode": int(mode == "linear"), "rounding": _ROUNDING[rounding]}),
-        {"scale_h": scale_h, "scale_w": scale_w}
-        | ({"a": float(op.attr("cubic_coeff_a", -0.75))} if cubic else {}),
-    )
+    family, how = "resize2d", {"coord": _COORD[coord]}
+    floats = {"scale_h": scale_h, "scale_w": scale_w}
+    if mode == "cubic":
+        family, floats["a"] = "resize_cubic", float(op.attr("cubic_coeff_a", -0.75))
+    else:
+        how |= {"mode": int(mode == "linear"), "rounding": _ROUNDING[rounding]}
     if not isinstance(c, int):  # images of one channel each
         planes, made = (
             ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size))
             for k, size in (("planes", (h, w)), ("resized", (oh, ow)))
         )
         planes.view = View(ctx.plain(x), contiguous(planes.shape))
-        _resize(ctx, planes, made, how)
-        out.view = View(ctx.plain(made), contiguous(out.shape))
-        return
-    _resize(ctx, x, out, how)
-
-
-@dataclass(frozen=True)
-class _Sampling:
-    family: str
-    ints: dict[str, int]
-    floats: dict[str, float]
-
-
-def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
-    n, c, h, w = x.image()
-    _, _, oh, ow = out.image()
+        x, whole, out = planes, out, made
+        n, c = D.mul(n, c), 1
+    else:
+        whole = out
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
-    ints = {**how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow}
-    ctx.run_image(how.family, src, dst, x.dtype, ints, how.floats)
+    ints = {**how, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow}
+    ctx.run_image(family, src, dst, x.dtype, ints, floats)
+    if whole is not out:
+        whole.view = View(ctx.plain(out), contiguous(whole.shape))
 
 
 def lrn(ctx: Lowering, op: Op) -> None:

@@ -18,6 +18,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import PADDED
+from tracea_onnx.shapes.operands import padded
 from tracea_onnx.shapes.operands import pads as pads_of
 
 MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
@@ -62,9 +63,7 @@ def with_zeros(ctx: Lowering, name: str, x: Value, pads: Sequence[int]) -> Value
 
 
 def _fill_and_copy(ctx: Lowering, name: str, x: Value, pads: Sequence[int], value: int) -> Value:
-    out = ctx.define(
-        name, x.dtype, tuple(d + (pads[k] + pads[k + x.rank]) for k, d in enumerate(x.shape))
-    )
+    out = ctx.define(name, x.dtype, padded(x.shape, pads))
     ref, strides = ctx.new_plain(out), contiguous(out.shape)
     ctx.plan.launch(
         "fill",
@@ -93,9 +92,7 @@ def _pad_at_once(
     before, after = pads[: x.rank], pads[x.rank :]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported(f"the kernel does not pad elements of {x.dtype.size} bytes")
-    out = ctx.define(
-        name, x.dtype, tuple(d + b + a for d, b, a in zip(x.shape, before, after, strict=True))
-    )
+    out = ctx.define(name, x.dtype, padded(x.shape, pads))
     image = (
         x.nhwc is not None
         and x.view is None
