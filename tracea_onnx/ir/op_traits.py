@@ -121,6 +121,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
         f"alpha {_TRANSPOSED} transBatchA transBatchB",
     ),
     ("Einsum", _SEED | T.BATCHED, "equation"),
+    ("DFT STFT", _HEAVY, "axis inverse onesided"),
     (":swiglu", _SEED | T.NARROW_BODY, None),
     (
         "Attention",

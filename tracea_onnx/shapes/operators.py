@@ -25,6 +25,7 @@ from tracea_onnx.shapes.operands import (
     terms,
     times,
 )
+from tracea_onnx.shapes.spectra import dft, stft
 from tracea_onnx.shapes.windows import windows
 
 #: The dims of result `k`. Raises Unsupported where they are not known.
@@ -315,6 +316,7 @@ DIMS: dict[str, Rule] = {
     "Squeeze": _placed, "Gather": _gather, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,
     "SpaceToDepth": _blocks, "Pad": _pad, "Resize": _resize, "Upsample": _resize,
+    "DFT": dft, "STFT": stft,
     "GatherElements": lambda s, n, _: need(s, n.input(1)),
     "ConstantOfShape": lambda s, n, _: tuple(integers(s, n.input(0), "the shape")),
     "Shape": lambda s, n, _: (len(_first(s, n)[slice(n.attr("start", 0), n.attr("end"))]),),
