@@ -447,7 +447,29 @@ def attention(d: Draw) -> None:
     d.add("Attention", *inputs, is_causal=causal, softcap=r.choice((0.0, 0.0, 3.0)), **more)
 
 
+def fourier(d: Draw) -> None:
+    r = d.random
+    length = d.size(200, large=True)
+    if r.random() < 0.5:
+        step, batch = r.randrange(1, length + 3), r.choice((1, 2, 3))
+        x = d.feed((batch, length + r.randrange(0, 6 * step), 1))
+        window = d.weight((length,)) if r.random() < 0.6 else ""
+        names = [x, d.store(np.int64(step)), window, d.store(np.int64(length))]
+        d.add("STFT", *names, onesided=int(r.random() < 0.7))
+        return
+    parts = r.choice((1, 2))
+    shape = [*d.shape(r.randrange(1, 4), 60), parts]
+    axis = r.randrange(0, len(shape) - 1)
+    shape[axis] = length
+    given = d.store(np.int64(d.size(200))) if r.random() < 0.4 else ""
+    half = int(parts == 1 and r.random() < 0.5)
+    inverse = int(not half and r.random() < 0.4)
+    at = d.store(np.int64(axis if r.random() < 0.5 else axis - len(shape)))
+    d.add("DFT", d.feed(shape), given, at, onesided=half, inverse=inverse)
+
+
 KINDS: Mapping[str, Callable[[Draw], None]] = {
     "conv": conv, "conv_transpose": conv_transpose, "pool": pool, "reduce": reduce,
     "along_axis": along_axis, "norm": norm, "matmul": matmul, "attention": attention,
+    "fourier": fourier,
 }  # fmt: skip

@@ -51,6 +51,9 @@ COMPOSED: dict[str, Composed] = {
         _UNARY | T.NARROW,
         {"lambd": 0.5, "bias": 0.0},
     ),
+    "SwiGLU": Composed(
+        "mul(quick_gelu(x, alpha), y)", T.SAME_SHAPE | T.SAME_TYPE | T.NARROW, {"alpha": 1.0}
+    ),
     "Sum": Composed("add(...)", _BINARY | T.NARROW),
     "ThresholdedRelu": Composed("where(lt(alpha, x), x, 0)", _UNARY | T.NARROW, {"alpha": 1.0}),
     f"{_ORT}QuickGelu": Composed("quick_gelu(x, alpha)", _UNARY, {"alpha": 1.702}),
@@ -62,6 +65,7 @@ COMPOSED: dict[str, Composed] = {
 _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     # --- pointwise, by functions of `pointwise_ops.py`
     ("Cast", T.SAME_SHAPE | T.EXACT, "round_mode saturate to"),
+    ("CastLike", T.SAME_SHAPE | T.EXACT, "round_mode saturate"),
     ("Clip", _UNARY | T.NARROW, "max min"),
     ("Gelu", _UNARY | T.NARROW, "approximate"),
     ("IsInf", T.SAME_SHAPE | T.BOOLEAN, "detect_negative detect_positive"),
@@ -87,12 +91,14 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("Tile", _MOVE | T.STRIDED | T.GROWS, ""),
     ("Transpose", _BF16 | T.PERMUTE | T.STRIDED, "perm"),
     ("Trilu", _MOVE | T.SAME_SHAPE, "upper"),
+    ("ReverseSequence", _MOVE | T.SAME_SHAPE | T.PERMUTE, "batch_axis time_axis"),
     ("Scatter", _UNARY, "axis"),
     ("ScatterElements", _UNARY, "axis reduction"),
     ("ScatterND", _UNARY | T.GROWS, "reduction"),
     ("Constant", T.EXACT, None),
     ("ConstantOfShape", T.EXACT | T.GROWS, "value"),
     ("EyeLike", T.GROWS, None),
+    ("BlackmanWindow HammingWindow HannWindow MelWeightMatrix", T.GROWS, None),
     ("OneHot", T.GROWS, "axis"),
     ("Range", T.GROWS, "stash_type"),
     ("Shape", T.SHAPE_ONLY, "end start"),
@@ -176,7 +182,9 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("LogSoftmax Softmax", _NORM | T.ASKED, "axis"),
     (":softmax", _NORM | T.ASKED, None),
     ("LRN", _UNARY | T.ASKED, "alpha beta bias size"),
-    ("Hardmax LpNormalization MeanVarianceNormalization", _UNARY | T.ASKED, None),
+    ("Hardmax", _UNARY | T.ASKED, "axis"),
+    ("LpNormalization", _UNARY | T.ASKED, "axis p"),
+    ("MeanVarianceNormalization", _UNARY | T.ASKED, "axes"),
     ("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean", T.SAME_TYPE | T.SUM, _REDUCTION),
     ("ReduceProd ReduceSum ReduceSumSquare", T.SAME_TYPE | T.SUM, _REDUCTION),
     ("ReduceMax ReduceMin", T.SAME_TYPE | T.EXACT, _REDUCTION),
@@ -196,6 +204,8 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("LpPool", T.POOL | T.SAME_TYPE, None),
     ("GlobalAveragePool", T.GLOBAL_POOL | T.SAME_TYPE | T.NARROW, ""),
     ("GlobalMaxPool", T.GLOBAL_POOL | T.SAME_TYPE | T.EXACT | T.NARROW, ""),
+    ("GlobalLpPool", T.GLOBAL_POOL | T.SAME_TYPE, "p"),
+    ("AffineGrid", T.SAME_TYPE | T.GROWS, "align_corners"),
     ("GridSample", T(0), "align_corners mode padding_mode"),
     (
         "Resize",

@@ -254,6 +254,11 @@ def _recurrent(s: ShapeEnv, n: Operator, k: int) -> Dims:
     return (x[0], w[0], x[1], r[2]) if k == 0 else (w[0], x[1], r[2])
 
 
+def _affine_grid(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    batch, _channels, *image = integers(s, n.input(1), "the size")
+    return (batch, *image, len(image))
+
+
 # --- images -----------------------------------------------------------------------------------------
 def _conv(s: ShapeEnv, n: Operator, _: int) -> Dims:
     """Of a convolution, transposed or not."""
@@ -316,7 +321,7 @@ DIMS: dict[str, Rule] = {
     "Squeeze": _placed, "Gather": _gather, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,
     "SpaceToDepth": _blocks, "Pad": _pad, "Resize": _resize, "Upsample": _resize,
-    "DFT": dft, "STFT": stft,
+    "DFT": dft, "STFT": stft, "AffineGrid": _affine_grid,
     "GatherElements": lambda s, n, _: need(s, n.input(1)),
     "ConstantOfShape": lambda s, n, _: tuple(integers(s, n.input(0), "the shape")),
     "Shape": lambda s, n, _: (len(_first(s, n)[slice(n.attr("start", 0), n.attr("end"))]),),

@@ -272,3 +272,27 @@ def test_equal_layers_are_emitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         launches(layers, {"x": (F16, ("n", 64))}, {"y": F16}, weights, monkeypatch) == ["gemm"] * 4
     )
     assert asked.count("gemm") == 1 and len(asked) == 2  # and the weights are packed alike
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "found"), [(F32, 1, "gemm"), (F16, 1, "gemm"), (F32, "b", "matmul")]
+)
+def test_frames_are_read_in_place(
+    kind: int, batch: int | str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = np.float16 if kind == F16 else np.float32
+    weights = {"step": np.array(160), "window": np.hanning(400).astype(dtype)}
+    nodes = [node("STFT", "x step window", "y")]
+    given = {"x": (kind, (batch, "n", 1))}
+    assert launches(nodes, given, {"y": kind}, weights, monkeypatch) == [found]
+
+
+@pytest.mark.parametrize("kind", [F32, F16])
+def test_operators_made_of_others(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        node("LpNormalization", "x", "a"), node("MeanVarianceNormalization", "a", "b"), node("Hardmax", "b", "c"),
+        node("ReverseSequence", "c lengths", "d"), node("DFT", "d", "y", axis=1),
+    ]  # fmt: skip
+    given = {"x": (kind, ("t", 5, 3, 2)), "lengths": (I64, (5,))}
+    found = launches(nodes, given, {"y": kind}, {}, monkeypatch)
+    assert "gather" in found and found.count("reduce") == 3 and {"argmax", "gemm"} < set(found)

@@ -204,6 +204,11 @@ class Lowering:
         v.view = View(ref, contiguous(v.shape))
         return ref
 
+    def relabelled(self, part: str, name: str) -> None:
+        """`part` will have the elements of `name` in their order: it is written where that lies."""
+        if target := name if name in self._outputs else self.alias.get(name, ""):
+            self.alias[part] = target
+
     def new_nhwc(self, v: Value) -> Nhwc:
         """Give the image `v` channels-last storage with the zero border its readers need."""
         n, _, h, w = v.image()

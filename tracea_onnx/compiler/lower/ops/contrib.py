@@ -24,7 +24,7 @@ from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import AttentionSpec, LayerNormSpec
 
 
-def _counted(ctx: Lowering, name: str, n: DimLike) -> Value:
+def counted(ctx: Lowering, name: str, n: DimLike) -> Value:
     """0, 1, ... n - 1."""
     bounds = [f"{name}{k}" for k in range(3)]
     for bound, value in zip(bounds, (0, n, 1), strict=True):
@@ -50,7 +50,7 @@ def embedding(ctx: Lowering, op: Op) -> None:
             ctx, Expr(2, (Instr("add", (0, 1)),), 2), [x, ctx.value(second)], both, x.dtype
         )
         x = ctx.value(both)
-    at = places or _counted(ctx, f"{first}\0places", x.shape[1]).name
+    at = places or counted(ctx, f"{first}\0places", x.shape[1]).name
     placed = f"{first}\0placed"
     gather(ctx, Op("Gather", op.label, (position, at), (placed,), {"axis": 0}, op.nodes))
     roles = {
@@ -96,7 +96,7 @@ def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtyp
         lower_expression(
             ctx,
             Expr(2, (*constants, Instr("lt", (0, 1)), Instr("where", (4, 2, 3))), 5),
-            [_counted(ctx, f"{made}\0at", keys), seen],
+            [counted(ctx, f"{made}\0at", keys), seen],
             made,
             dtype,
         )

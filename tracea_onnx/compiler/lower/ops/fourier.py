@@ -120,6 +120,8 @@ def dft(ctx: Lowering, op: Op) -> None:
     else:
         rows.view = View(ctx.plain(moved), contiguous(rows.shape))
     constant = _constant(ctx, f"{name}\0matrix", matrix, x.dtype)
+    if axis == x.rank - 2:
+        ctx.relabelled(f"{name}\0product", name)
     made = ctx.strided(_apply(ctx, rows, constant, f"{name}\0product"))
     last = shape[-1]
     assert isinstance(last, int)
@@ -159,6 +161,7 @@ def stft(ctx: Lowering, op: Op) -> None:
     view = ctx.plain(x)
     frames = ctx.define(f"{name}\0frames", x.dtype, (shape[0], shape[1], length * parts))
     frames.view = View(view, (D.mul(x.shape[1], parts), step * parts, 1))
+    ctx.relabelled(f"{name}\0product", name)
     made = ctx.strided(_apply(ctx, frames, matrix, f"{name}\0product"))
     out = ctx.define(name, x.dtype, shape)
     out.view = View(made.ref, (*made.strides[:-1], 2, 1))

@@ -1,0 +1,135 @@
+"""Operators that lowering makes of others, against their definitions in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.support.sessions import assigned, session
+
+RNG = np.random.default_rng(0)
+
+
+def _run(
+    op: str, inputs: dict[str, Any], stored: dict[str, Any], opset: int = 22, **attrs: Any
+) -> tuple[Any, Any]:
+    """The provider's result, of inputs of unknown sizes, and ONNX Runtime's."""
+    given = [
+        helper.make_tensor_value_info(
+            k, helper.np_dtype_to_tensor_dtype(v.dtype), [f"{k}{a}" for a in range(v.ndim)]
+        )
+        for k, v in inputs.items()
+    ]
+    kept = [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()]
+    graph = helper.make_graph(
+        [helper.make_node(op, [*inputs, *stored], ["y"], **attrs)],
+        "g",
+        given,
+        [onnx.ValueInfoProto(name="y")],
+        kept,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    made = session(model, provider=True, everything=True)
+    assert assigned(made) == (1, 1)
+    return made.run(None, inputs)[0], session(model).run(None, inputs)[0]
+
+
+def _signal(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 17), -1), ((2, 5, 7), 1), ((4, 3, 1), 0)])
+def test_lp_normalization(shape: tuple[int, ...], axis: int, p: int) -> None:
+    x = _signal(*shape)
+    x[:, 0] = 0.0
+    norm = np.linalg.norm(x.astype(np.float64), p, axis, keepdims=True)
+    got, peer = _run("LpNormalization", {"x": x}, {}, axis=axis, p=p)
+    want = np.where(norm == 0, 0.0, x / np.where(norm == 0, 1.0, norm))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(got, peer, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 3), (1,), (2, 3), (-1, 0), (0, 1, 2, 3)])
+def test_mean_variance_normalization(axes: tuple[int, ...]) -> None:
+    x = _signal(3, 5, 7, 4) * 3 + 10
+    z = x.astype(np.float64)
+    want = (z - z.mean(axes, keepdims=True)) / (z.std(axes, keepdims=True) + 1e-9)
+    got, _ = _run("MeanVarianceNormalization", {"x": x}, {}, opset=13, axes=list(axes))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6)
+
+
+def test_a_constant_has_no_variance() -> None:
+    x = np.full((2, 3, 4, 5), 2.5, np.float32)
+    got, _ = _run("MeanVarianceNormalization", {"x": x}, {}, opset=13)
+    np.testing.assert_array_equal(got, 0.0)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 3, 5, 7), (1, 2, 3, 4, 5)])
+def test_global_lp_pool(shape: tuple[int, ...], p: int) -> None:
+    x = _signal(*shape)
+    axes = tuple(range(2, len(shape)))
+    want = (np.abs(x.astype(np.float64)) ** p).sum(axes, keepdims=True) ** (1 / p)
+    got, peer = _run("GlobalLpPool", {"x": x}, {}, opset=13, p=p)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose(got, peer, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 17), -1), ((2, 5, 7), 1), ((4, 3, 1), 0)])
+def test_hardmax(shape: tuple[int, ...], axis: int) -> None:
+    x = np.round(_signal(*shape) * 2)  # equal ones
+    got, peer = _run("Hardmax", {"x": x}, {}, opset=13, axis=axis)
+    want = np.arange(shape[axis]) == np.moveaxis(x, axis, -1).argmax(-1)[..., None]
+    np.testing.assert_array_equal(got, np.moveaxis(want, -1, axis))
+    np.testing.assert_array_equal(got, peer)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64, np.bool_])
+def test_cast_like(kind: Any) -> None:
+    x = _signal(3, 4) * 3
+    got, peer = _run("CastLike", {"x": x}, {"like": np.zeros(1, kind)})
+    assert got.dtype == peer.dtype
+    np.testing.assert_array_equal(got, peer)
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("size", [(2, 3, 5, 7), (1, 1, 1, 4), (2, 1, 3, 4, 5)])
+def test_affine_grid(size: tuple[int, ...], corners: int) -> None:
+    if corners and 1 in size[2:]:
+        pytest.skip("ONNX does not say where the one center between two corners lies")
+    n = len(size) - 2
+    theta = _signal(size[0], n, n + 1)
+    got, peer = _run(
+        "AffineGrid", {"theta": theta}, {"size": np.array(size)}, align_corners=corners
+    )
+    assert got.shape == (size[0], *size[2:], n)
+    np.testing.assert_allclose(got, peer, atol=2e-6)
+
+
+@pytest.mark.parametrize("time", [0, 1])
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4, 3), (13, 13, 2, 3), (1, 1, 5)])
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_reverse_sequence(shape: tuple[int, ...], time: int, kind: Any) -> None:
+    x = (_signal(*shape) * 100).astype(kind)
+    lengths = RNG.integers(0, shape[time] + 1, shape[1 - time])
+    got, peer = _run(
+        "ReverseSequence",
+        {"x": x, "lengths": lengths},
+        {},
+        opset=10,
+        time_axis=time,
+        batch_axis=1 - time,
+    )
+    np.testing.assert_array_equal(got, peer)
+
+
+@pytest.mark.parametrize("length", [-1, 5])
+def test_a_sequence_longer_than_its_axis_fails(length: int) -> None:
+    x, lengths = _signal(4, 3), np.array([1, length, 2])
+    with pytest.raises(Exception, match="index"):
+        _run("ReverseSequence", {"x": x, "lengths": lengths}, {}, opset=10)
