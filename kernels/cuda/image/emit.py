@@ -17,7 +17,7 @@ from ..common.prelude import C_TYPES
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice,
 #: and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
-#: Pixels that a thread of global pooling has on their way at once, how often it should, and blocks
+#: Pixels that a thread of global pooling has on their way at once, how often it should, and CTAs
 #: of a cluster (that divide an image, where clusters are few).
 _AHEAD, _ROUNDS, _BESIDE = 8, 6, 8
 #: Bytes of images from which on memory bounds global pooling; pixels that threads beside each other
@@ -64,7 +64,7 @@ def _units(request: Request, bytes: int = 16) -> DimLike:
 
 
 def _pixels(request: Request, bytes: int = 16, lanes: int = 1) -> DimLike:
-    """Blocks for so many threads of each of these."""
+    """CTAs for so many threads of each of these."""
     return blocks(D.mul(_units(request, bytes), lanes), 256, request.sms * 16)
 
 
@@ -74,7 +74,7 @@ _RESIZE = ("N", "C", "IH", "IW", "OH", "OW")
 _POOL = (*_RESIZE, "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR")
 
 
-#: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and
+#: Threads of an SM that neighbours should divide windows for, taps of such a window and
 #: of such a thread at least.
 _DIVIDE, _WINDOW_FROM, _LEAST_TAPS = 1024, 12, 2
 
@@ -126,7 +126,7 @@ def global_pool(request: Request) -> list[Kernel]:
         )
         else 1
     )
-    # As many threads across the channels as leave a block for each multiprocessor, but whole lines
+    # As many threads across the channels as leave a CTA for each SM, but whole lines
     # of memory where they can.
     lanes = next(
         (k for k in (32, 16, 8) if about(n, 1) * -(-c // (k * wide)) >= request.sms),
@@ -139,7 +139,7 @@ def global_pool(request: Request) -> list[Kernel]:
         else 1
     )
     across = -(-c // (lanes * wide))
-    beside = _beside(request, size, 256 // lanes, across)
+    beside = _clusters(request, size, 256 // lanes, across)
     slices = 1 if beside > 1 else slices
     sums = pointer("const float", "scratch0", "partial")
     given = [
@@ -158,7 +158,7 @@ def global_pool(request: Request) -> list[Kernel]:
         *longs({"y_ns": i["y_ns"]}),
     ]
     flags = f"{largest}, {'true' if wide > 1 else 'false'}, {lanes}, {beside}"
-    join = f"pool_join<{largest}>(partial, y, slices, N, C, pixels, y_ns);"
+    join = f"combine_pool<{largest}>(partial, y, slices, N, C, pixels, y_ns);"
     first = instance(
         request,
         "global_pool",
@@ -166,15 +166,18 @@ def global_pool(request: Request) -> list[Kernel]:
         given,
         (D.mul(n, across * beside), slices, 1),
         256,
-        f"after_previous();\n  pool_whole<{flags}>(x, y, partial, N, C, H, W, {_X}, y_ns, across);",
-        after=entry("join", joined, 256, f"after_previous();\n  {join}"),
+        f"after_previous();\n  pool_all<{flags}>(x, y, partial, N, C, H, W, {_X}, y_ns, across);",
+        after=entry("global_pool_join", joined, 256, f"after_previous();\n  {join}"),
         cluster=beside,
         scratch=(D.mul(n, slices * c * 4),) if slices > 1 else (),
     )
     if slices == 1:
         return [first]
     grid, args = (D.ceildiv(D.mul(n, c), 256), 1, 1), tuple(v for _, _, v in joined)
-    return [first, replace(first, symbol="join", grid=grid, args=args, cluster=1, scratch=())]
+    return [
+        first,
+        replace(first, symbol="global_pool_join", grid=grid, args=args, cluster=1, scratch=()),
+    ]
 
 
 def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
@@ -202,8 +205,8 @@ def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
     return lanes
 
 
-def _beside(request: Request, pixels: int | None, down: int, across: int) -> int:
-    """Blocks of a cluster that divide the pixels of a few images, of which each reads `down` at a
+def _clusters(request: Request, pixels: int | None, down: int, across: int) -> int:
+    """CTAs of a cluster that divide the pixels of a few images, of which each reads `down` at a
     time.
     """
     n = about(request.ints["N"], 0)
@@ -223,7 +226,7 @@ def _beside(request: Request, pixels: int | None, down: int, across: int) -> int
 
 #: Channels that a response is normalised by, at most: a thread has them in registers.
 _MOST_CHANNELS = 65
-#: Threads of a multiprocessor up to which resizing has small blocks, which spread evenly.
+#: Threads of an SM up to which resizing has small CTAs, which spread evenly.
 _FEW, _FEW_BLOCK = 1024, 64
 
 
@@ -297,7 +300,7 @@ def lrn(request: Request) -> list[Kernel]:
         *ints({n: i[n] for n in ("N", "C", "H", "W")}),
         *floats({n: request.floats[n] for n in ("alpha", "beta", "bias")}),
     ]
-    call = f"respond<{size}>(x, y, N, C, H, W, alpha, beta, bias, {_X}, {_Y});"
+    call = f"local_response<{size}>(x, y, N, C, H, W, alpha, beta, bias, {_X}, {_Y});"
     grid = blocks(D.product([i["N"], i["H"], i["W"], D.ceildiv(i["C"], 8)]), 256, request.sms * 16)
     return [_image(request, "lrn", call, grid, given)]
 

@@ -185,7 +185,7 @@ DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   const u64 total = u64(g.N) * g.OH * g.OW * vectors, apart = u64(gridDim.x) * (blockDim.x / LANES);
   const int lane = threadIdx.x % LANES;
   for (u64 first = u64(blockIdx.x) * (blockDim.x / LANES); first < total;
-       first += apart) {  // all of a block take each turn
+       first += apart) {  // all of a CTA take each turn
     const u64 u = min(first + threadIdx.x / LANES, total - 1);
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
@@ -234,7 +234,7 @@ DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
 // LANES threads across vectors of V channels, the others down the pixels; partial sums meet in a
 // warp, then in shared memory. blockIdx.x: image x channel block
 // (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with
-// more, f32 sums (or maxima) go to partial[slice, n, c]. The BESIDE blocks of a cluster have a
+// more, f32 sums (or maxima) go to partial[slice, n, c]. The BESIDE CTAs of a cluster have a
 // slice each and join these themselves.
 template <bool MAX, int V, int LANES, int BESIDE>
 DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
@@ -307,14 +307,14 @@ DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W
         }
         from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
       }
-      cluster_arrive_relaxed();  // until the first block has read what the others have
+      cluster_arrive_relaxed();  // until the first CTA has read what the others have
       cluster_wait();
     }
   }
 }
 template <bool MAX, bool WIDE, int LANES, int BESIDE>
-DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
-                    i64 y_ns, int across) {
+DEV void pool_all(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
+                  i64 y_ns, int across) {
   constexpr int V = 16 / sizeof(T);
   if (WIDE && wide_pitch(x, from, V))
     pool_slice<MAX, V, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
@@ -322,7 +322,7 @@ DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W
     pool_slice<MAX, 1, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
 }
 template <bool MAX>
-DEV void pool_join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
+DEV void combine_pool(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= N * C) return;
   float s = partial[at];
@@ -484,8 +484,8 @@ DEV void resize(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
 // Each channel divided by (bias + alpha / SIZE * the sum of squares of the SIZE channels around it)
 // to the power of beta.
 template <int SIZE>
-DEV void respond(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta, float bias,
-                 Pitch from, Pitch to) {
+DEV void local_response(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta,
+                        float bias, Pitch from, Pitch to) {
   constexpr int V = 8, before = (SIZE - 1) / 2;
   const u32 vectors = (C + V - 1) / V;
   const u64 total = u64(N) * H * W * vectors;

@@ -1,22 +1,22 @@
 // Squeeze-excite of channels-last images in one launch: y = x * f2(w2 f1(w1 mean(x) + b1) + b2) per
 // image.
 //
-// A cluster has IMAGES images: its blocks share them by channels (ACROSS slices of SLICE vectors of
-// V channels) and by pixels (DOWN ranges). Sums over pixels meet among the blocks of a slice, then
-// what the slices add to the hidden layer meets among the slices, through the blocks' shared
-// memory. Each block keeps HELD pixels of its part of an image in shared memory for the product;
+// A cluster has IMAGES images: its CTAs share them by channels (ACROSS slices of SLICE vectors of
+// V channels) and by pixels (DOWN ranges). Sums over pixels meet among the CTAs of a slice, then
+// what the slices add to the hidden layer meets among the slices, through the CTAs' shared
+// memory. Each CTA keeps HELD pixels of its part of an image in shared memory for the product;
 // the others are read again.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
 constexpr int C = 96, R = 24;          // channels and hidden channels
 constexpr int PITCH = 96;              // of both packed weights, a multiple of 8
-constexpr int THREADS = 256;           // of a block
-constexpr int ACROSS = 4;              // blocks of a cluster that divide the channels
-constexpr int DOWN = 1;                // blocks that divide the pixels; ACROSS * DOWN is 1 to 16
+constexpr int THREADS = 256;           // of a CTA
+constexpr int ACROSS = 4;              // CTAs of a cluster that divide the channels
+constexpr int DOWN = 1;                // CTAs that divide the pixels; ACROSS * DOWN is 1 to 16
 constexpr int IMAGES = 1;              // of a cluster
-constexpr int SLICE = 3;               // vectors of channels of a block, up to THREADS
-constexpr int HELD = 64;               // pixels of an image that a block keeps in shared memory
+constexpr int SLICE = 3;               // vectors of channels of a CTA, up to THREADS
+constexpr int HELD = 64;               // pixels of an image that a CTA keeps in shared memory
 constexpr int X_FLAT = 1, Y_FLAT = 1;  // rows of pixels follow each other
 constexpr int EARLY = 1;  // weights and biases are constants, read while the kernel before runs
 DEV float first_act(float x, float, float) { return x; }
@@ -29,7 +29,7 @@ constexpr int V = 16 / sizeof(T), CHANNELS = SLICE * V, BLOCKS = ACROSS * DOWN;
 constexpr int floor_2(int n) { return n < 2 ? 1 : 2 * floor_2(n / 2); }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a < b ? b : a; }
-constexpr int ROWS = THREADS / SLICE;  // pixels, and rows of the second weight, that the block has
+constexpr int ROWS = THREADS / SLICE;  // pixels, and rows of the second weight, that the CTA has
                                        // before it at once, a vector a thread
 // Sums of pixels: a thread has half a vector (HALF channels) of every GROUPS-th pixel.
 constexpr int HALF = V / 2, HALVES = SLICE * 2, TURNS = (HALVES + THREADS - 1) / THREADS,
@@ -63,8 +63,8 @@ template <int N>
 DEV void copies_arrived() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// Stores `v` in another block of the cluster at the place of `mine` in this one, and counts its
-// bytes at that block's barrier.
+// Stores `v` in another CTA of the cluster at the place of `mine` in this one, and counts its
+// bytes at that CTA's barrier.
 DEV void push(const float* mine, float v, u32 barrier, int block) {
   asm volatile(
       "{.reg .b32 to, b; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 b, %2, %3;"
@@ -73,7 +73,7 @@ DEV void push(const float* mine, float v, u32 barrier, int block) {
       "f"(v), "r"(barrier), "r"(block)
       : "memory");
 }
-// What the blocks of the cluster pushed is here.
+// What the CTAs of the cluster pushed is here.
 DEV void pushes_arrived(u32 barrier) {
   u32 done = 0;
   while (!done)
@@ -123,7 +123,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
                 int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
   extern __shared__ uint4 kept[];  // [IMAGES][HELD][SLICE]
   // means: [IMAGES][CHANNELS], at last the gates; bias: [CHANNELS]; hidden: [IMAGES][R]; sums:
-  // [DOWN][IMAGES][CHANNELS] and arrived: [ACROSS][IMAGES][R] come from the blocks
+  // [DOWN][IMAGES][CHANNELS] and arrived: [ACROSS][IMAGES][R] come from the CTAs
   u64* const barriers = (u64*)(kept + IMAGES * HELD * SLICE);
   float *const scratch = (float*)(barriers + 2), *const means = scratch + SCRATCH,
                *const bias = means + IMAGES * CHANNELS;
@@ -230,7 +230,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   auto mean = [&](int c, float s) {
     means[c] = first + c % CHANNELS < C ? s / size : 0.f;
   };  // pad channels hold anything
-  if (BLOCKS > 1) cluster_wait();  // every block has set up its barriers
+  if (BLOCKS > 1) cluster_wait();  // every CTA has set up its barriers
   join<GROUPS, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(scratch, [&](int c, float s, int part) {
     if constexpr (DOWN == 1) {
       if (part == 0) mean(c, s);

@@ -13,21 +13,21 @@ from ..common.instantiate import constexprs, floats, instance, ints, longs, poin
 from ..common.launch import known, parameters, static
 from ..common.prelude import activation_source
 
-#: Most channels times hidden channels that the few blocks of a cluster should compute with; that
-#: many make weights costlier than pixels; and from that many on a block reads its part of the
+#: Most channels times hidden channels that the few CTAs of a cluster should compute with; that
+#: many make weights costlier than pixels; and from that many on a CTA reads its part of the
 #: weights, not all of them.
 _MOST_WEIGHTS, _HEAVY, _SLICED = 1 << 20, 100000, 9000
-#: Bytes of an image from which the time is that of moving it; bytes that a block keeps of images of
+#: Bytes of an image from which the time is that of moving it; bytes that a CTA keeps of images of
 #: unknown size.
 _LARGE, _KEPT = 400 * 1024, 64 * 1024
-#: Blocks of a cluster that fits most devices, multiprocessors from which on clusters of 16 find
-#: room; bytes of sums that a block may have, and bytes of shared memory that these leave at least.
+#: CTAs of a cluster that fits most devices, SMs from which on clusters of 16 find
+#: room; bytes of sums that a CTA may have, and bytes of shared memory that these leave at least.
 _CLUSTER, _BIG_DEVICE, _MOST_SUMS, _LEFT = 8, 132, 96 * 1024, 16 * 1024
 
 
 class Shape(NamedTuple):
     """How a cluster shares its images: slices of the channels, ranges of pixels, images, threads of
-    a block.
+    a CTA.
     """
 
     across: int
@@ -52,7 +52,7 @@ def squeeze_excite(request: Request) -> list[Kernel]:
 
 def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
     """(most images, shape), ascending; None: any number. By measurement on an H200, which has room
-    for 7 clusters of 16 large blocks at once, for 15 of 8, 30 of 4, 66 of 2: one cluster too many
+    for 7 clusters of 16 large CTAs at once, for 15 of 8, 30 of 4, 66 of 2: one cluster too many
     costs as much as that many again."""
     i, sms, caps = parameters(request), request.sms, request.caps
     most_sums, cluster = min(_MOST_SUMS, caps.smem_block - _LEFT), caps.largest_cluster(_CLUSTER)
@@ -100,7 +100,7 @@ def _sums(shape: Shape, vectors: int, wide: int, r: int) -> int:
 
 
 def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
-    """The launch in that shape; no blocks where `use` is 0."""
+    """The launch in that shape; no CTAs where `use` is 0."""
     i, size = parameters(request), request.dtype.size
     wide = 16 // size
     c, r = static(i["C"], "channel count"), static(i["R"], "hidden channel count")

@@ -76,7 +76,7 @@ DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, cons
   }
 }
 
-// Threads of whole blocks for the 16-byte pieces of so many elements, wherever they start.
+// Threads of whole CTAs for the 16-byte pieces of so many elements, wherever they start.
 template <int V>
 DEV u32 ahead(u32 total) {
   return ((total + V - 1) / V + 256) / 256 * 256;
@@ -294,7 +294,7 @@ DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], c
 }
 
 // One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block`
-// counts the blocks of this copy; single: a thread takes an element, else 16 bytes. `units` (of
+// counts the CTAs of this copy; single: a thread takes an element, else 16 bytes. `units` (of
 // which `per` is) are those of a row.
 template <class E>
 struct Part {
@@ -326,14 +326,14 @@ DEV void copy_part(const Part<E>& p) {
 typedef Vec<u32, 4> Words;
 // Rows of y that hold one row of each of P tensors side by side; y is one run.
 template <class E, int P>
-struct Beside {
+struct Concatenation {
   const E* x[P];
   i64 pitch[P];
   int end[P];
 };  // where columns of a tensor end in y
 // Where element c of y's row comes from, and where the columns of that tensor end.
 template <class E, int P>
-DEV const E* source_of(const Beside<E, P>& p, u32 row, int c, int& end) {
+DEV const E* source_of(const Concatenation<E, P>& p, u32 row, int c, int& end) {
   const E* x = p.x[0];
   i64 pitch = p.pitch[0];
   end = p.end[0];
@@ -345,7 +345,7 @@ DEV const E* source_of(const Beside<E, P>& p, u32 row, int c, int& end) {
 // A thread has U elements, which are under way together; neighbouring threads have neighbouring
 // ones.
 template <int U, class E, int P>
-DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
+DEV void concatenate(const Concatenation<E, P>& p, E* y, u32 total, u32 per) {
   const u32 first = blockIdx.x * (blockDim.x * U) + threadIdx.x, width = p.end[P - 1];
   const E* from[U];
   Places places;
@@ -367,7 +367,7 @@ DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
 // one tensor. Those where one ends and another begins are made by as many threads as they have
 // elements, behind the others.
 template <class E, int P>
-DEV void copy_beside_pieces(const Beside<E, P>& p, E* y, u32 total, u32 per) {
+DEV void concatenate_pieces(const Concatenation<E, P>& p, E* y, u32 total, u32 per) {
   constexpr int V = 16 / sizeof(E);
   const u32 pieces = ahead<V>(total);
   const u32 u = blockIdx.x * blockDim.x + threadIdx.x, before = past<V>(y), width = p.end[P - 1];
@@ -418,7 +418,7 @@ struct Image {
 };  // pitches of the channels-last side
 DEV i64 pixel(const Image& g, int p) { return i64(p / g.W) * g.rs + i64(p % g.W) * g.cs; }
 
-// Blocks are image x channel tile x pixel tile.
+// CTAs are image x channel tile x pixel tile.
 template <bool TO_NHWC, class E>
 DEV void change_layout(const E* x, E* y, Image g) {
   const u32 plane = g.H * g.W, tiles = (plane + 63) / 64, bands = (g.C + 63) / 64;
@@ -427,12 +427,12 @@ DEV void change_layout(const E* x, E* y, Image g) {
   const int pixels = min(int(plane) - p0, 64), channels = min(g.C - c0, 64);
   if (TO_NHWC) {
     x += (image * g.C + c0) * plane + p0, y += image * g.ns + c0;
-    turn_tile<E, 64>(
+    transpose_tile<E, 64>(
         channels, pixels, [&](int r) { return x + i64(r) * plane; },
         [&](int c) { return y + pixel(g, p0 + c); });
   } else {
     x += image * g.ns + c0, y += (image * g.C + c0) * plane + p0;
-    turn_tile<E, 64>(
+    transpose_tile<E, 64>(
         pixels, channels, [&](int r) { return x + pixel(g, p0 + r); },
         [&](int c) { return y + i64(c) * plane; });
   }

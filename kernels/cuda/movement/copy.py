@@ -24,9 +24,9 @@ _NARROW = 16
 _LONG, _LANES = 64, {1: 16, 2: 8, 4: 4, 8: 4}
 #: Up to as many elements a copy takes no longer than its launch and a few loads that wait for each
 #: other: a thread has up to _SINGLE single elements, and half of the device room for the next
-#: kernel's blocks.
+#: kernel's CTAs.
 _SMALL, _SINGLE = 1 << 19, 4
-#: The same where rows of the target are not rows of the source, so that what a block reads together
+#: The same where rows of the target are not rows of the source, so that what a CTA reads together
 #: lies far apart.
 _SCATTERED = 1 << 15
 #: Up to as many elements of one of several copies a thread has a single one, where rows have
@@ -117,11 +117,11 @@ def strided_copy(
     rows = merge_dims(shape, [xs, ys]) or [(1, [1, 1])]
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
     rank, word, wide = len(rows), WORDS[elem], 16 // elem
-    few, turned = known(_is_small(D.product(n))), transpose.turned_dims(n, xs, ys)
+    few, transposed = known(_is_small(D.product(n))), transpose.transposed_dims(n, xs, ys)
     if few and known(D.less(D.product(n), _SCATTERED + 1)):
-        turned = None
+        transposed = None
     tiled = (
-        transpose.short_lines(elem, n, xs, ys, turned, request.sms)
+        transpose.short_lines(elem, n, xs, ys, transposed, request.sms)
         if known(D.less(_SCATTERED, D.product(n)))
         else None
     )
@@ -129,7 +129,7 @@ def strided_copy(
     if tiled is not None:
         body = f"  {tiled.call};"
         grid: tuple[DimLike, DimLike, DimLike] = (tiled.blocks, 1, 1)
-    elif turned is None:
+    elif transposed is None:
         arrays = "".join(
             f"  const {c} {a}[{rank}] = {{{', '.join(f'{a}{k}' for k in range(rank))}}};\n"
             for c, a in (("int", "n"), ("i64", "xs"), ("i64", "ys"))
@@ -181,13 +181,13 @@ def strided_copy(
                 1,
             )
     else:
-        call, count = transpose.whole_tiles(elem, n, turned, request.sms)
+        call, count = transpose.whole_tiles(elem, n, transposed, request.sms)
         body, grid = f"  {call};", (count, 1, 1)
     given = [pointer(f"const {word}", "x"), pointer(word, "y")]
     given += ints({f"n{k}": d for k, d in enumerate(n)})
     given += longs({f"{a}{k}": d for a, ds in (("xs", xs), ("ys", ys)) for k, d in enumerate(ds)})
     given += unsigned({f"per{k}": d for k, d in enumerate(pers)})
-    lane = _lane_words(n[-1], elem) if turned is None else _LANES[elem]
+    lane = _lane_words(n[-1], elem) if transposed is None else _LANES[elem]
     return [_instance(request, "copy", given, grid, _moving(body), lane=lane)]
 
 
@@ -285,7 +285,7 @@ def copies(request: Request) -> list[Kernel]:
         values.append(v)
         units = D.mul(D.product([v["n0"], v["n1"], v["units"]]), D.minimum(v["n2"], 1))
         ends.append(D.add(ends[-1], D.ceildiv(units, 256)))
-    beside, use = _beside(request, values)
+    beside, use = _concatenation(request, values)
     if use == 1:
         return beside
     others = beside if use != 0 else []
@@ -307,7 +307,9 @@ def copies(request: Request) -> list[Kernel]:
     return [*others, _instance(request, "copies", given, ends[-1], body)]
 
 
-def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[list[Kernel], DimLike]:
+def _concatenation(
+    request: Request, values: Sequence[dict[str, DimLike]]
+) -> tuple[list[Kernel], DimLike]:
     """One run of rows that hold a row of each part, if that is what they are, and whether (0 or 1)
     there are not too many elements for it.
     """
@@ -346,11 +348,11 @@ def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[lis
         and known(D.less(width, 2 * wide * len(values))) == 0
     ):
         call, units = (
-            "copy_beside_pieces",
+            "concatenate_pieces",
             D.add(pieces, D.mul(D.add(D.mul(rows, len(values)), 1), wide)),
         )
     else:
-        call, units = f"copy_beside<{each}>", D.ceildiv(total, each)
+        call, units = f"concatenate<{each}>", D.ceildiv(total, each)
     filled = ", ".join(
         f"{{{', '.join(f'{name}{k}' for k in count)}}}" for name in ("x", "pitch", "end")
     )
@@ -360,7 +362,7 @@ def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[lis
     given += longs({f"pitch{k}": D.floordiv(v["x1"], held) for k, v in enumerate(values)})
     given += ints({f"end{k}": d for k, d in enumerate(ends)})
     given += unsigned({"total": total, "per": reciprocal(width)})
-    body = f"  {call}(Beside<{word}, {len(values)}>{{{filled}}}, y, total, per);"
+    body = f"  {call}(Concatenation<{word}, {len(values)}>{{{filled}}}, y, total, per);"
     grid = D.product([D.ceildiv(units, 256), use, D.minimum(total, 1)])
     return [_instance(request, "copies", given, grid, _moving(body))], use
 

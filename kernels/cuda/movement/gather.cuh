@@ -78,7 +78,7 @@ DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int i
   }
 }
 // Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than
-// elements: fewer registers than with a choice, and so a whole wave of blocks at once.
+// elements: fewer registers than with a choice, and so a whole wave of CTAs at once.
 template <int W, class E, class Index>
 DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
                       u32 per, u32 per_count, u32* fault) {
@@ -93,7 +93,7 @@ DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int 
 }
 // Rows known to be whole aligned words of W bytes: LANES lanes next to each other have U words each
 // of a row at a time (PARTS times; 0: as often as it takes). An index is asked for once for all of
-// them, and those words are under way together. ROUND: blocks next to each other have the same
+// them, and those words are under way together. ROUND: CTAs next to each other have the same
 // piece of one row after the other, so that what rows share is read once.
 template <int W, int U, int LANES, int PARTS, bool ROUND, class E, class Index>
 DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
@@ -174,7 +174,7 @@ DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int c
 
 // y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and
 // `count`. V elements of a thread lie side by side, and U times as many are under way together;
-// those of a block follow each other, so that what several of them read is asked for once.
+// those of a CTA follow each other, so that what several of them read is asked for once.
 template <int V, int U, class I, class E, class Index>
 DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inner, int count,
                      u32 per, u32 per_count, u32* fault) {

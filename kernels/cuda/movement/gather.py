@@ -24,10 +24,10 @@ _ROWS = 8
 #: how many elements each of them has at a time.
 _ODD = {1: (64, 1 << 21), 2: (64, 1 << 19), 4: (64, 1 << 30), 8: (16, 1 << 30)}
 _LONG, _ODD_EACH = 64, 4
-#: Threads that each row takes from which on blocks have pieces of one row after the other, where
+#: Threads that each row takes from which on CTAs have pieces of one row after the other, where
 #: there are more of these than rows to gather: what is gathered again is then read once.
 _ROUND = 2048
-#: Blocks that a multiprocessor has of two single elements a thread, from which on a thread has as
+#: CTAs that an SM has of two single elements a thread, from which on a thread has as
 #: many times two.
 _AGAIN = ((64, 4), (8, 2))
 
@@ -87,7 +87,7 @@ def _odd_lanes(row: int, elem: int) -> tuple[int, int, int]:
 
 
 def _across(count: int | None) -> int:
-    """Threads of a block next to each other: as many as leave few of them idle."""
+    """Threads of a CTA next to each other: as many as leave few of them idle."""
     return (
         64
         if count is None
@@ -115,7 +115,7 @@ def gather(request: Request) -> list[Kernel]:
     if known(inner) == 1 and known(i["outer"]) != 1:
         across = _across(known(i["count"]))
         tiles, rounds = D.ceildiv(i["count"], across), D.ceildiv(i["outer"], 256 // across)
-        # half of a multiprocessor's threads: room for the next kernel's, and no block waits for
+        # half of an SM's threads: room for the next kernel's, and no CTA waits for
         # another to end
         parts = D.minimum(
             rounds,
@@ -178,7 +178,7 @@ def gather(request: Request) -> list[Kernel]:
     return _gather(request, "gather_kernel", sizes, grid, body)
 
 
-def _beside(total: DimLike, sms: int) -> tuple[int, int]:
+def _side_by_side(total: DimLike, sms: int) -> tuple[int, int]:
     """How many elements of a thread lie side by side, and how often it has as many."""
     count = about(total, -1)
     if count < 0:
@@ -194,7 +194,7 @@ def gather_elements(request: Request) -> list[Kernel]:
     i = parameters(request)
     total, all_ = (D.product([i["outer"], i[k], i["inner"]]) for k in ("count", "n"))
     few = all(known(D.less(d, 1 << 31)) == 1 for d in (total, all_))
-    wide, each = _beside(total, request.sms)
+    wide, each = _side_by_side(total, request.sms)
     if {"idx", "y"} & request.unaligned:
         wide, each = 1, wide * each
     call = invoke("gather_elements", (wide, each, few), _GIVEN + "per, per_count, fault")

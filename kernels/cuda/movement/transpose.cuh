@@ -3,11 +3,11 @@
 #pragma once
 #include "common/vector_io.cuh"
 
-// A tile of at most S x S elements turned: element (r, c) is read at from(r)[c] and written at
+// A tile of at most S x S elements transposed: element (r, c) is read at from(r)[c] and written at
 // to(c)[r]. 256 threads. All of a thread's loads are under way together: those outside the tile
 // read a neighbour again.
 template <class E, int S, class From, class To>
-DEV void turn_tile(int rows, int columns, From from, To to) {
+DEV void transpose_tile(int rows, int columns, From from, To to) {
   constexpr int pitch = S + (sizeof(E) < 4 ? 4 / sizeof(E) : 1), lines = S / 8,
                 parts = S / 32;  // an odd number of banks
   __shared__ E tile[S * pitch];
@@ -48,7 +48,7 @@ DEV void turn_tile(int rows, int columns, From from, To to) {
 
 // The same of R x C elements at most. What lies outside is neither read nor written.
 template <class E, int R, int C, class From, class To>
-DEV void turn_block(int rows, int columns, From from, To to) {
+DEV void transpose_block(int rows, int columns, From from, To to) {
   constexpr int pitch = C + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
   constexpr int across = C < 32 ? C : 32, down = 256 / across, lines = R / down, parts = C / across;
   constexpr int run = R < 32 ? R : 32, beside = 256 / run, turns = C / beside, pieces = R / run;
@@ -112,15 +112,15 @@ struct Side {
   }
 };
 // A copy whose target is one run along the dims of `down` (whose strides in x these are) and whose
-// source is one along those of `across` (with strides in y). A block per tile.
+// source is one along those of `across` (with strides in y). A CTA per tile.
 template <class E, int R, int C, class Down, class Across, class Outer>
-DEV void copy_turned(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
+DEV void copy_transposed(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
   const u32 height = down.size(), width = across.size(), tiles = (height + R - 1) / R,
             bands = (width + C - 1) / C;
   const u32 r0 = blockIdx.x % tiles * R, c0 = blockIdx.x / tiles % bands * C,
             rest = blockIdx.x / tiles / bands;
   x += outer_x.at(rest) + c0, y += outer_y.at(rest) + r0;
-  turn_block<E, R, C>(
+  transpose_block<E, R, C>(
       int(min(height - r0, u32(R))), int(min(width - c0, u32(C))),
       [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
 }
@@ -130,7 +130,7 @@ constexpr i64 OUTSIDE = i64(1) << 62;
 
 // Elements of Q that stay side by side: L times R x C of them, of which those of a line of C follow
 // each other in x and those of a line of R in y. `down` and `across` are those dims, with strides
-// in x and in y; a block takes L of what `outer` counts. Lines' places are found once for all of
+// in x and in y; a CTA takes L of what `outer` counts. Lines' places are found once for all of
 // their threads, and these are as many as a line has elements (or a half of them, ...), so that
 // lines of any length leave few threads idle.
 template <class E, int L, int R, int C, int Q, class Down, class Across, class Outer>

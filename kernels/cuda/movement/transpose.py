@@ -17,7 +17,7 @@ from ..common.launch import WORDS, about, known
 #: dims follow each other.
 _TILE_SIDE, _TILE_FILL = 8, 32
 #: Tiles that 256 threads turn, how many elements take as long as what is done for a tile beside
-#: them, and how many tiles a multiprocessor has at once.
+#: them, and how many tiles an SM has at once.
 _TILES = tuple(
     (r, c)
     for r in (16, 32, 64, 128, 256, 512)
@@ -25,7 +25,7 @@ _TILES = tuple(
     if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32)
 )
 _TILE_COST, _TILE_LEAST = 1500, 4
-#: Tiles of short lines (transpose.cuh): elements of one by their size, of how few a block has
+#: Tiles of short lines (transpose.cuh): elements of one by their size, of how few a CTA has
 #: no longer much to do, and lines at most.
 _ROOM, _LITTLE, _LINES = {1: 4096, 2: 2048, 4: 4096, 8: 2048}, 1024, 512
 #: They are better than whole tiles where these would be filled to less than that or lines have at
@@ -52,7 +52,9 @@ def _side(dims: Sequence[int], strides: str) -> str:
     return f"Side<{len(sizes)}>{{{{{', '.join(sizes)}}}, {{{', '.join(steps)}}}}}"
 
 
-def turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]) -> Sides | None:
+def transposed_dims(
+    n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]
+) -> Sides | None:
     """Dims, innermost first, along which the target is one run, and those along which the source is
     one, when both runs are long enough for tiles.
     """
@@ -89,7 +91,7 @@ def _call(name: str, forms: Sequence[int], elem: int, sides: Sides, outer: Seque
 
 
 def whole_tiles(elem: int, n: Sequence[DimLike], sides: Sides, sms: int) -> tuple[str, DimLike]:
-    """The call of `copy_turned`, and its blocks."""
+    """The call of `copy_transposed`, and its CTAs."""
     outer = [k for k in range(len(n) - 1, -1, -1) if k not in (*sides[0], *sides[1])]
     lengths, count = (
         [D.product([n[k] for k in side]) for side in sides],
@@ -97,17 +99,17 @@ def whole_tiles(elem: int, n: Sequence[DimLike], sides: Sides, sms: int) -> tupl
     )
     high, wide = _tile(elem, lengths, count, sms)
     blocks = D.product([D.ceildiv(lengths[0], high), D.ceildiv(lengths[1], wide), count])
-    return _call("copy_turned", (high, wide), elem, sides, outer), blocks
+    return _call("copy_transposed", (high, wide), elem, sides, outer), blocks
 
 
 def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tuple[int, int]:
-    """Rows and columns of a tile (`turn_block` of transpose.cuh)."""
+    """Rows and columns of a tile (`transpose_block` of transpose.cuh)."""
     height, width, outer = (about(d, 0) for d in (*sides, count))
     if not height or not width:
         return 64, 64
 
     def cost(rows: int, columns: int) -> float:
-        """Of all tiles, of which as many as multiprocessors have at once take no longer than one.
+        """Of all tiles, of which as many as SMs have at once take no longer than one.
 
         Shorter runs are written and read as more bytes than they have.
         """
@@ -223,7 +225,7 @@ def _even(n: int, most: int) -> int:
 def _layers(
     elem: int, height: int, width: int, kept: int, count: int, sms: int
 ) -> tuple[int, int, int]:
-    """Layers, rows and columns of a tile of short lines: as large as leaves enough blocks."""
+    """Layers, rows and columns of a tile of short lines: as large as leaves enough CTAs."""
     room = _ROOM[elem]
     while True:
         side = max(math.isqrt(room // kept), 1)

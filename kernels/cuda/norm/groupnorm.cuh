@@ -1,5 +1,5 @@
-// Group normalisation with an activation: a block has one group of one image, or a cluster of
-// BLOCKS blocks has it. Two passes for mean and variance, a third writes; a plain group of known
+// Group normalisation with an activation: a CTA has one group of one image, or a cluster of
+// BLOCKS CTAs has it. Two passes for mean and variance, a third writes; a plain group of known
 // size that is not too large stays in registers meanwhile.
 #pragma once
 #ifndef GENERATED
@@ -10,7 +10,7 @@
 #include "common/cluster.cuh"
 #include "common/ragged_rows.cuh"
 
-// f(vector of V elements within the group, values) over this block's share of a group; `at(i)` is
+// f(vector of V elements within the group, values) over this CTA's share of a group; `at(i)` is
 // where vector i lies.
 template <int V, int BLOCKS, class At, class F>
 DEV void each_vector(int vectors, At at, F f) {
@@ -43,7 +43,7 @@ DEV void normalise_group(int vectors, float eps, At at, Finish finish) {
             eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
   each_vector<V, BLOCKS>(vectors, at, [&](int i, Vec<T, V>& raw) { finish(i, raw, mean, scale); });
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }
 
 DEV float affine(float v, float mean, float scale, const T* gamma, const T* beta, int channel,
@@ -118,7 +118,7 @@ DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int
     }
     store_anywhere<COUNT>(y + at, v);
   });
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }
 
 struct Plane {

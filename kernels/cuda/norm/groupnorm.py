@@ -14,7 +14,7 @@ from ..common.prelude import activation_source
 
 
 def _threads(elements: DimLike, v: int) -> int:
-    """Threads of a block for a group of this many elements."""
+    """Threads of a CTA for a group of this many elements."""
     n = known(elements)
     wanted = 512 if n is None else n // (4 * v)
     return next((t for t in (32, 64, 128, 256, 512) if t >= wanted), 512)
@@ -28,7 +28,7 @@ _SOME, _SOME_OF_CLUSTERS = ((2, 256), (4, 512), (8, 1024), (0, 512)), ((8, 512),
 
 
 def _shares(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, DimLike]]:
-    """Blocks of a cluster for each group, and whether they are for the sizes of a run; more than
+    """CTAs of a cluster for each group, and whether they are for the sizes of a run; more than
     one choice where the groups are not known.
     """
     share, many = axis_layout.clusters(request, groups, elements, factor(groups))
@@ -55,7 +55,7 @@ def _kernel(
     blocks: int,
     use: DimLike,
 ) -> Kernel:
-    """`call`: statements, which may name gamma and beta; `blocks` blocks for each group."""
+    """`call`: statements, which may name gamma and beta; `blocks` CTAs for each group."""
     present = [o for o in ("x", "gamma", "beta", "y") if o in request.operands]
     absent = [o for o in ("gamma", "beta") if o not in present]
     given = [
@@ -82,7 +82,7 @@ def _kernel(
 def _plain_shapes(
     request: Request, groups: DimLike, elements: DimLike
 ) -> list[tuple[int, int, int, DimLike]]:
-    """(vectors, threads, blocks, use) of the kernels that share plain groups: a block or a cluster
+    """(vectors, threads, CTAs, use) of the kernels that share plain groups: a CTA or a cluster
     for each.
     """
     v, n = 16 // request.dtype.size, known(elements)
@@ -97,7 +97,7 @@ def _plain_shapes(
     share, many = axis_layout.clusters(request, groups, elements, factor(groups))
     threads = next((t for t in (32, 64, 128, 256, 512) if 2 * t * v >= n), 1024)
     if share == 2 and n * request.dtype.size <= _KEPT * threads:
-        share, many = 1, 0  # the exchange costs what the second block saves
+        share, many = 1, 0  # the exchange costs what the second CTA saves
     shapes = []
     for t, b, use in ((threads, 1, axis_layout.negated(many)), (512, share, many)):
         k = max(-(-n // (t * b * v)), 1)
@@ -131,7 +131,7 @@ def groupnorm(request: Request) -> list[Kernel]:
 
 
 def groupnorm_nhwc(request: Request) -> list[Kernel]:
-    """One block for each group, or a cluster where that leaves most of the device idle."""
+    """One CTA for each group, or a cluster where that leaves most of the device idle."""
     i = parameters(request)
     c, g = static(i["C"], "channel count"), static(i["G"], "group count")
     pitches = [f"{s}_{p}" for s in ("x", "y") for p in ("cs", "rs", "ns")]

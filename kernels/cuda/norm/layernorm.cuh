@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm over contiguous rows, and rotary embedding. A warp, a block or a cluster
+// LayerNorm and RMSNorm over contiguous rows, and rotary embedding. A warp, a CTA or a cluster
 // has a row; it stays in registers when its length is known (K vectors of V elements a thread),
 // else it is read again from cache. Some lanes of a warp have a short row.
 #pragma once
@@ -153,7 +153,7 @@ DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> 
       l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
 }
 
-// A row that is read again for each pass; the BLOCKS blocks of a cluster share it.
+// A row that is read again for each pass; the BLOCKS CTAs of a cluster share it.
 template <int V, int THREADS, int BLOCKS, class Norm>
 DEV void norm_again(const Norm& l, int lane, float* shared) {
   constexpr int STEP = THREADS * BLOCKS;
@@ -196,7 +196,7 @@ DEV void norm_again(const Norm& l, int lane, float* shared) {
     l.template weights<V, false>(at, g, b);
     l.template finish<V, false>(at, s, mean, scale, g, b);
   }
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }
 
 // Row number index[at] of a table of n rows, null and a fault when there is none.
@@ -305,7 +305,7 @@ DEV void norm_short(const Norm& l, int rows, Place place) {
   lanes.row(l, blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, rows, place);
 }
 
-// Contiguous rows at any address: a block brings `each` of them, of BYTES bytes at most, to shared
+// Contiguous rows at any address: a CTA brings `each` of them, of BYTES bytes at most, to shared
 // memory and back. The first SLABS summands are such rows, the others one row for all; ROOMS: as
 // many slabs as there are such summands, or results.
 template <int K, int LANES, int SLABS, int ROOMS, int BYTES, int THREADS, int N, bool EARLY,

@@ -24,19 +24,19 @@ _LONGEST, _VECTORS, _MOST = 1024, 8, 16
 _ELEMENTS, _FEWER = 24, 8
 #: Instructions for an element, a step of the sums, and besides, about.
 _ELEMENT, _STEP, _REST = 8, 4, 40
-#: Threads of a block where few threads are needed, and where there are more than so many for each
-#: multiprocessor: blocks start only so fast.
+#: Threads of a CTA where few threads are needed, and where there are more than so many for each
+#: SM: CTAs start only so fast.
 _THREADS, _LARGE, _MANY = 128, 256, 512
 #: Single elements of two bytes go through shared memory where rows are this long, where so many
-#: tensors have them and so many bytes a multiprocessor.
+#: tensors have them and so many bytes an SM.
 _SLAB_ROW, _SLAB_TENSORS, _SLAB_BYTES = 16, 4, 16384
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
 #: A norm gives so many warps to a row of more than 96 vectors and so many elements where there are
-#: at most this many rows for each multiprocessor: it is over sooner.
+#: at most this many rows for each SM: it is over sooner.
 _WARPS, _FEW_ROWS, _FEW_LONG = 4, 2, 256
-#: Threads of blocks from which on these are any number of warps; of the largest block of which a
-#: multiprocessor should hold two.
+#: Threads of CTAs from which on these are any number of warps; of the largest CTA of which a
+#: SM should hold two.
 _ODD, _TWO = 256, 768
 
 
@@ -60,7 +60,7 @@ def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
 
 
 def _grid(rows: DimLike, threads: int) -> tuple[DimLike, int]:
-    """Blocks and their threads: four rows a block when a warp has a row, else one."""
+    """CTAs and their threads: four rows a CTA when a warp has a row, else one."""
     return (D.ceildiv(rows, 4), 128) if threads == 32 else (rows, threads)
 
 
@@ -180,7 +180,7 @@ def _cpp(flag: bool) -> str:
 
 
 def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Body]:
-    """`short`, a warp, a block or a cluster for each row."""
+    """`short`, a warp, a CTA or a cluster for each row."""
     n = parameters(request)["N"]
     v, k, threads = row_shape(request, n)
     few = (

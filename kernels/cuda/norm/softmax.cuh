@@ -1,6 +1,6 @@
 // Softmax over n of [outer, n, inner]: y = e^(x - max) / sum, or x - max - log(sum); NaN, +inf, or
 // nothing but -inf makes all of it NaN. A column is shared by threads, and where there are few long
-// ones by the BLOCKS blocks of a cluster: each has its own maximum and sum, and these are joined.
+// ones by the BLOCKS CTAs of a cluster: each has its own maximum and sum, and these are joined.
 #pragma once
 #include "common/base.cuh"
 #include "common/ragged_rows.cuh"
@@ -48,7 +48,7 @@ DEV Tally join_lanes(Tally t) {
   for (int o = LANES / 2; o; o >>= 1) t.sum += __shfl_xor_sync(FULL_WARP, t.sum, o);
   return {top, t.sum};
 }
-// The tallies of the cluster's blocks; each has left its own at `mine`.
+// The tallies of the cluster's CTAs; each has left its own at `mine`.
 template <int BLOCKS>
 DEV Tally join_cluster(const Tally* mine) {
   Tally t = nothing();
@@ -88,8 +88,8 @@ struct Change {
 };
 
 // The vectors of a row in registers: K for each lane, of EDGES rows one element before or after
-// them, too. `late`: the next kernel may start once they are there; its blocks come sooner
-// otherwise, where others are done first, and so many together that some multiprocessors have much
+// them, too. `late`: the next kernel may start once they are there; its CTAs come sooner
+// otherwise, where others are done first, and so many together that some SMs have much
 // to read and others little.
 template <int V, int K, int LANES, int BLOCKS, bool LOG, bool EDGES>
 DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, bool late, Tally* shared) {
@@ -140,7 +140,7 @@ DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, bool la
     if (edge >= 0)
       from_float(y[edge - s.head], LOG ? v[K * V] - change.shift + scale : v[K * V] * scale);
   }
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }
 
 // A row that is read twice.
@@ -194,7 +194,7 @@ DEV void softmax_rows(const T* x, T* y, int rows, int n) {
     softmax_registers<V, K ? K : 1, LANES, BLOCKS, LOG, EDGES>(x, y, n, lane, live, late, shared);
 }
 
-// Small slabs [n, inner], so many a block; LANES lanes have a column, PER elements each in
+// Small slabs [n, inner], so many a CTA; LANES lanes have a column, PER elements each in
 // registers (0: n is not known).
 template <int BYTES, int LANES, int PER, int THREADS, bool LOG>
 DEV void softmax_slabs(const T* x, T* y, int outer, int n, int inner, int each) {
@@ -274,7 +274,7 @@ DEV void softmax_flat(const T* x, T* y, int outer, int inner) {
     run(u32(0));
 }
 
-// W columns a thread, ACROSS threads next to each other, the block's and the cluster's others
+// W columns a thread, ACROSS threads next to each other, the CTA's and the cluster's others
 // below. KEPT: a thread has at most DEPTH elements of a column.
 template <int W, int ACROSS, int THREADS, int BLOCKS, bool LOG, bool KEPT>
 DEV void softmax_columns(const T* x, T* y, int n, int inner) {
@@ -347,5 +347,5 @@ DEV void softmax_columns(const T* x, T* y, int n, int inner) {
       if (j + k * STEP < end) store<W>(y + i64(j + k * STEP) * inner, raw[k]);
     if (KEPT) break;
   }
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }

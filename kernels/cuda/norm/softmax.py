@@ -10,11 +10,11 @@ from ..common import axis_layout
 from ..common.instantiate import instance, ints, invoke, pointer
 from ..common.launch import about, known, parameters
 
-#: Elements of a row that one thread keeps in registers, where a warp or the largest block has the
-#: row; half of it in other blocks.
+#: Elements of a row that one thread keeps in registers, where a warp or the largest CTA has the
+#: row; half of it in other CTAs.
 _PER_THREAD = 32
 #: So many warps have a row of at least as many vectors for each lane of one where there are at most
-#: so many rows for each multiprocessor; the last of them, where rows are counted and a lane of one
+#: so many rows for each SM; the last of them, where rows are counted and a lane of one
 #: had so many bytes, up to so many times those vectors.
 _WARPS, _FEW_ROWS, _SOME_ROWS, _LONG = (8, 4), 8, 4, 64
 #: Elements of the longest contiguous row, its length not known, that is read through shared memory;
@@ -26,23 +26,23 @@ _SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, {2: 90, 4: 256}, (4, 8), 1024
 #: longer ones by sixteen between their first and last elements.
 _EDGES = 200
 #: Elements of vectors that each lane of half a warp takes, and where there are so many rows for
-#: each multiprocessor, of so many vectors.
+#: each SM, of so many vectors.
 _HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
 #: Threads that have rows of unknown length, and vectors of each at most, where rows are whole
 #: vectors and where not.
 _SOME, _SOME_ODD = ((4, 1), (16, 1), (32, 2), (32, 8), (256, 4)), ((16, 1), (32, 8), (256, 4))
 #: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest
-#: of which a thread keeps all, and its block.
+#: of which a thread keeps all, and its CTA.
 _SLAB_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
 #: Elements of a slab's column that one thread keeps in registers rather than share them with a
 #: neighbour.
 _SLAB_ELEMENTS = 32
-#: The same of a slab that has a block alone, of up to so many bytes, where columns would be read
+#: The same of a slab that has a CTA alone, of up to so many bytes, where columns would be read
 #: twice; of one whose columns stay in shared memory, where there are more slabs than
-#: multiprocessors.
+#: SMs.
 _LARGE_COLUMN, _LARGE_SLAB, _SHARED_COLUMN = 1536, 40960, 4096
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few
-#: make another block of a cluster worth it.
+#: make another CTA of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
 
@@ -110,7 +110,7 @@ def _slabs(request: Request, use: DimLike) -> Kernel:
 
 
 def _rows(request: Request, use: DimLike) -> list[Kernel]:
-    """A row for some lanes of a warp, a warp, a block or a cluster."""
+    """A row for some lanes of a warp, a warp, a CTA or a cluster."""
     outer, n, _ = _sizes(request)
     length, widest = known(n), 16 // request.dtype.size
     if length is None:
@@ -212,7 +212,7 @@ def _row_kernel(
 
 
 def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
-    """(elements of a vector, vectors next to each other, threads of a block, blocks of a cluster,
+    """(elements of a vector, vectors next to each other, threads of a CTA, CTAs of a cluster,
     whether (0 or 1) clusters run).
     """
     outer, n, inner = _sizes(request)
@@ -246,7 +246,7 @@ def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
 
 
 def _again(request: Request) -> bool:
-    """Whether blocks that go down columns would read them twice where one has room for [n, inner]
+    """Whether CTAs that go down columns would read them twice where one has room for [n, inner]
     of few columns, which do not meet in few banks.
     """
     outer, n, inner = _sizes(request)[0], *(known(d) for d in _sizes(request)[1:])

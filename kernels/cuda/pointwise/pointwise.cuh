@@ -1,5 +1,5 @@
 // Pointwise programs over an iteration space of up to six dims: a thread makes vectors of the
-// result, or single elements, or a block tiles of 64 x 64 where operands are transposed.
+// result, or single elements, or a CTA tiles of 64 x 64 where operands are transposed.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -261,7 +261,7 @@ DEV void pointwise(const Operands& o) {
   }
 }
 
-// Tiles of 64 x 64 elements in a block of 256 threads.
+// Tiles of 64 x 64 elements in a CTA of 256 threads.
 template <class E>
 constexpr int TILE_PITCH = 64 + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
 // Elements (row k * 8 + warp, column lane and lane + 32) of a tile; outside it, a neighbour again.

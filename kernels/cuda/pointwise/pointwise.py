@@ -19,7 +19,7 @@ from ..common.instantiate import constexprs, defines, instance, ints, longs, poi
 from ..common.launch import blocks, known, parameters, reciprocal, static
 from ..common.prelude import C_TYPES, stages_source
 
-#: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a block may have.
+#: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a CTA may have.
 _TILE_SIDE, _TILE_BYTES = 16, 40_000
 #: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE
 #: single ones; where rows are shorter than _SHORT, up to twice as many.
@@ -136,16 +136,16 @@ def _kernel(
     if v == 2 and ragged and (known(n[-1]) or _WIDE_ROW) < _WIDE_ROW:
         v = _WIDE
         space = replace(space, v=v)
-    turned = _turned_dim(space)
+    transposed = _transposed_dim(space)
     # equal kernels have equal text, so what one does not use has one value
     whole, few, run = space.whole, known(space.small()), space.run
-    if turned is not None:
-        whole, few, run, marked = None, None, True, turned[1]
+    if transposed is not None:
+        whole, few, run, marked = None, None, True, transposed[1]
     elif whole:
         few, run, marked = few if v == 1 or out.inner != 1 else None, True, []
     else:
         marked = [o for o in inputs if space.flows(o)]
-    grid = _grid(space, request) if turned is None else space.tile_count(turned[0])
+    grid = _grid(space, request) if transposed is None else space.tile_count(transposed[0])
 
     def listed(operands: Sequence[_Operand]) -> str:
         return " ".join(
@@ -163,7 +163,7 @@ def _kernel(
                 "WHOLE": -1 if whole is None else int(whole),
                 "FEW": -1 if few is None else few,
                 "RUN": run,
-                "TILED": 0 if turned is None else turned[0],
+                "TILED": 0 if transposed is None else transposed[0],
                 "SINGLE": _SINGLE,
                 "SMALL": _SMALL,
                 "SHORT": _SHORT,
@@ -180,7 +180,7 @@ def _kernel(
     filled += [_braced(f"n{d}" for d in range(rank))]
     filled += [_braced(["0", *(f"per{k}" for k in range(rank - 1))])]
     filled += [f"per{rank - 1}" if pers else "0"]
-    call = "pointwise" if turned is None else "each_tile"
+    call = "pointwise" if transposed is None else "each_tile"
     return [
         instance(
             request,
@@ -202,7 +202,7 @@ def _braced(values: Iterable[str]) -> str:
 
 
 def _grid(space: _Space, request: Request) -> DimLike:
-    """Blocks of a grid-stride loop: not so few that some threads of the last turn have much to do
+    """CTAs of a grid-stride loop: not so few that some threads of the last turn have much to do
     that others have not; where elements are single, as many as have all that a thread takes at
     once, since finding places costs as much as moving what is there."""
     units, total = space.units(), D.product(space.n)
@@ -214,22 +214,22 @@ def _grid(space: _Space, request: Request) -> DimLike:
     )
 
 
-def _turned_dim(space: _Space) -> tuple[int, list[_Operand]] | None:
+def _transposed_dim(space: _Space) -> tuple[int, list[_Operand]] | None:
     """The dim along which operands are contiguous that jump along the last one, when both are long
     enough for tiles, and those operands: as many as there is shared memory for."""
     last = len(space.n) - 1
     if known(space.small()) == 1:
         return None
     for d in range(last):
-        turned = [o for o in space.inputs if o.inner == 2 and known(o.strides[d]) == 1]
+        transposed = [o for o in space.inputs if o.inner == 2 and known(o.strides[d]) == 1]
         if (
-            turned
+            transposed
             and space.out.inner == 1
             and all((size := known(space.n[k])) is None or size >= _TILE_SIDE for k in (d, last))
         ):
-            while sum(64 * 65 * max(o.dtype.size, 2) for o in turned) > _TILE_BYTES:
-                turned.pop()
-            return d, turned
+            while sum(64 * 65 * max(o.dtype.size, 2) for o in transposed) > _TILE_BYTES:
+                transposed.pop()
+            return d, transposed
     return None
 
 

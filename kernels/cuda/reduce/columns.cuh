@@ -4,12 +4,13 @@
 
 // Rows of `wide` columns of [n, inner] as the vectors of V elements, at multiples of their size,
 // that they lie in: ACROSS threads have those of a row, DOWN rows of which all lie alike every DOWN
-// rows (EVEN: every row begins at a whole one), TEAMS such tiles of columns a block. The `parts`
-// blocks that share columns are BLOCKS of a cluster, or each leaves what it holds. Threads have
+// rows (EVEN: every row begins at a whole one), TEAMS such tiles of columns a CTA. The `parts`
+// CTAs that share columns are BLOCKS of a cluster, or each leaves what it holds. Threads have
 // DEPTH vectors on their way at a time. A row has V - 1 elements at least.
 template <class R, int V, int ACROSS, int DOWN, int TEAMS, int DEPTH, int BLOCKS, bool EVEN>
-DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, typename R::Held* held,
-                       int outer, int n, int inner, int wide, int parts) {
+DEV void reduce_unaligned_columns(const typename R::Element* x, typename R::Result* y,
+                                  typename R::Held* held, int outer, int n, int inner, int wide,
+                                  int parts) {
   typedef typename R::Element E;
   typedef typename R::Held H;
   constexpr int TEAM = ACROSS * DOWN, THREADS = (TEAM * TEAMS + 31) / 32 * 32;
@@ -115,7 +116,7 @@ DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, type
       y[i64(t.o) * inner + t.left + c] = R::finish(other[0], n, t.top + c);
     }
     cluster_arrive_relaxed();
-    cluster_wait();  // nobody reads this block's shared memory any more
+    cluster_wait();  // nobody reads this CTA's shared memory any more
   } else {
     for (int first = 0; first < TEAMS * wide; first += THREADS / SPLIT) {
       const int k = first + threadIdx.x / SPLIT, team = TEAMS == 1 ? 0 : min(k / wide, TEAMS - 1),

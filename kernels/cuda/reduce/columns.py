@@ -1,5 +1,5 @@
-"""How columns are divided that are read as the vectors that they lie in (reduce_sheets): by the
-time that measurements of others make likely.
+"""How columns are divided that are read as the vectors that they lie in
+(`reduce_unaligned_columns`): by the time that measurements of others make likely.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: Vectors beside each other, threads, and rows of a thread with the vectors that it has on their
-#: way at once, that blocks are tried with.
+#: way at once, that CTAs are tried with.
 _LANES, _THREADS, _ROWS = (16, 32, 64), (128, 256, 512), ((4, 4), (8, 8), (16, 4), (16, 8), (32, 8))
-#: Threads that several tiles of columns share at most: larger blocks wait longer for their slowest.
+#: Threads that several tiles of columns share at most: larger CTAs wait longer for their slowest.
 _TEAMS = 256
 #: Registers of a thread beside what it has on its way and what it holds, where rows begin at whole
-#: vectors and elsewhere; bytes of a block's shared memory at most, and of a multiprocessor's.
+#: vectors and elsewhere; bytes of a CTA's shared memory at most, and of an SM's.
 _REGISTERS, _SHARED, _MULTIPROCESSOR = (12, 22), 40000, 232448
-#: Microseconds that a launch takes, a block before and after its loads, those that a thread has
-#: under way, each vector of them; what joining the blocks of a cluster or of another launch adds;
-#: bytes that all memory and one multiprocessor bring in a microsecond; what of a last wave counts
+#: Microseconds that a launch takes, a CTA before and after its loads, those that a thread has
+#: under way, each vector of them; what joining the CTAs of a cluster or of another launch adds;
+#: bytes that all memory and one SM bring in a microsecond; what of a last wave counts
 #: that is not full.
 _LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = (
     1.7,
@@ -34,7 +34,7 @@ _LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = (
 #: What a thread takes whose rows do not begin at whole vectors: it finds the elements that are its
 #: own before and after its loads.
 _THREAD = 4e-6
-#: How much longer memory takes where all blocks run at once and so wait together, turn by turn;
+#: How much longer memory takes where all CTAs run at once and so wait together, turn by turn;
 #: waves that make half of it.
 _TOGETHER, _HALF = 0.084, 0.93
 
@@ -42,7 +42,7 @@ _TOGETHER, _HALF = 0.084, 0.93
 @dataclass(frozen=True)
 class Sheet:
     """`lanes` vectors beside each other and `down` rows of a tile of `wide` columns, of which
-    `tiles` make a row and a block has `teams`; `parts` blocks that share one (of a cluster, or each
+    `tiles` make a row and a CTA has `teams`; `parts` CTAs that share one (of a cluster, or each
     leaves what it holds); `depth` vectors of a thread under way at once."""
 
     lanes: int
@@ -61,7 +61,7 @@ class Sheet:
 
 def sheet(outer: int, n: int, inner: int, size: int, held: int, sms: int, cluster: int) -> Sheet:
     """For n of [outer, n, inner] elements of `size` bytes, of which `held` bytes are kept of every
-    column. cluster: blocks of the largest one.
+    column. cluster: CTAs of the largest one.
     """
     return min(
         _sheets(outer, n, inner, size, held, sms, cluster),
@@ -97,7 +97,7 @@ def _sheets(
 
 
 def _cost(s: Sheet, outer: int, n: int, inner: int, size: int, held: int, sms: int) -> float:
-    """Microseconds that it should take: what memory takes, and waves of blocks, each as many turns
+    """Microseconds that it should take: what memory takes, and waves of CTAs, each as many turns
     as their threads need.
     """
     v, warps = 16 // size, s.threads // 32

@@ -1,6 +1,6 @@
 // Reductions over n of [outer, n, inner], argmax among them. A policy R says what is held of the
 // values seen (R::Held): start (given the row's first element), take (in the order of their
-// places), join, across (another lane's), finish. Where rows are few and long, `parts` blocks share
+// places), join, across (another lane's), finish. Where rows are few and long, `parts` CTAs share
 // a row: each leaves what it holds, and join_parts finishes.
 #pragma once
 #include "common/base.cuh"
@@ -114,7 +114,7 @@ struct Extremum {
   }
 };
 
-// What LANES lanes of a warp, or a block of so many threads, hold.
+// What LANES lanes of a warp, or a CTA of so many threads, hold.
 template <class R, int LANES, class H>
 DEV H join_held(H h, H* shared) {
 #pragma unroll
@@ -190,7 +190,7 @@ struct Column {
 };
 
 // W columns a thread, ACROSS threads next to each other (in the next row of columns where one
-// ends), the block's others below, and those of the other BLOCKS of a cluster: parts counts these
+// ends), the CTA's others below, and those of the other BLOCKS of a cluster: parts counts these
 // then.
 template <class R, int W, int ACROSS, int THREADS, int BLOCKS>
 DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typename R::Held* held,
@@ -247,7 +247,7 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
         for (int b = 1; b < BLOCKS; b++) h[w] = R::join(h[w], other[b]);
       }
     cluster_arrive_relaxed();
-    cluster_wait();  // nobody reads this block's shared memory any more
+    cluster_wait();  // nobody reads this CTA's shared memory any more
   }
   if (down || !column.real || (BLOCKS > 1 && mine)) return;
 #pragma unroll
@@ -312,7 +312,7 @@ DEV void reduce_flat(const typename R::Element* x, typename R::Result* y, int ou
     run(u32(0));
 }
 
-// Small slabs [n, inner], so many a block; LANES lanes have a column.
+// Small slabs [n, inner], so many a CTA; LANES lanes have a column.
 template <class R, int BYTES, int LANES, int THREADS>
 DEV void reduce_slabs(const typename R::Element* x, typename R::Result* y, int outer, int n,
                       int inner, int each) {
@@ -334,7 +334,7 @@ DEV void reduce_slabs(const typename R::Element* x, typename R::Result* y, int o
   }
 }
 
-// What `parts` blocks left of every result, [outer, parts, inner]: a warp each.
+// What `parts` CTAs left of every result, [outer, parts, inner]: a warp each.
 template <class R, int THREADS>
 DEV void join_parts(const typename R::Element* x, typename R::Result* y,
                     const typename R::Held* held, int outer, int n, int inner, int parts) {

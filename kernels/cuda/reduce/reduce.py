@@ -32,9 +32,9 @@ _KINDS = (
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Bytes of the longest row that a warp reduces alone.
 _WARP_ROW = 4096
-#: Threads of a block that has a row, of up to so many bytes, and where its length is not known; how
-#: many such blocks a multiprocessor holds; bytes of a row that make it worth another block, where
-#: every multiprocessor has one, too; most blocks of a row.
+#: Threads of a CTA that has a row, of up to so many bytes, and where its length is not known; how
+#: many such CTAs an SM holds; bytes of a row that make it worth another CTA, where
+#: every SM has one, too; most CTAs of a row.
 _BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = (
     ((8192, 128), (65535, 256), (1 << 31, 512)),
     256,
@@ -44,19 +44,19 @@ _BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = (
     512,
 )
 _LONG = 1 << 32
-#: The same of blocks that go down columns, of which a thread has at least so many elements.
+#: The same of CTAs that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of the longest columns of which a thread has all; its block, and that of so many columns
-#: for each multiprocessor: blocks that have little to do are over before more of them can start.
+#: Elements of the longest columns of which a thread has all; its CTA, and that of so many columns
+#: for each SM: CTAs that have little to do are over before more of them can start.
 _FLAT, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 128, 256, 2048
 #: Elements of the shortest columns that are read as the vectors that they lie in, and bytes of the
 #: longest of which a thread has rather all where it can.
 _SHEET, _FLAT_COLUMN = 17, 48
-#: Rows of columns for each multiprocessor that such are divided for where it is not known how many
-#: there are, as many as need no blocks to share columns; threads of each from which on they are
+#: Rows of columns for each SM that such are divided for where it is not known how many
+#: there are, as many as need no CTAs to share columns; threads of each from which on they are
 #: then taken.
 _UNKNOWN, _ENOUGH = 8, 512
-#: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread
+#: CTAs of a cluster that goes down columns, of which an SM holds so many and a thread
 #: has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
@@ -117,7 +117,7 @@ class _Reduction:
         scratch: DimLike | None = None,
         cluster: int = 1,
     ) -> list[Kernel]:
-        """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a
+        """One kernel, and where `scratch` counts its bytes, another that joins what the CTAs of a
         row left.
         """
         outer, _, inner = self.sizes
@@ -243,7 +243,7 @@ class _Reduction:
     def _sheets(self) -> tuple[list[Kernel], DimLike]:
         """Columns as the vectors that they lie in, where there are rows to be shared by threads,
         and whether (0 or 1) they are taken so: where it is not known how many rows of columns there
-        are, if these are threads enough for every multiprocessor, which have all of their
+        are, if these are threads enough for every SM, which have all of their
         columns."""
         size = self.element.size
         n, inner = (known(d) or 0 for d in self.sizes[1:])
@@ -283,7 +283,7 @@ class _Reduction:
         grid = D.mul(D.ceildiv(D.mul(outer, s.tiles * s.parts), s.teams), use)
         return self._kernel(
             s.threads,
-            invoke("reduce_sheets", forms, f"x, y, {places}"),
+            invoke("reduce_unaligned_columns", forms, f"x, y, {places}"),
             grid,
             s.parts,
             scratch,
@@ -291,7 +291,7 @@ class _Reduction:
         )
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
-        """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so
+        """CTAs of the clusters that share tiles of columns, and whether (0 or 1) these are so
         few, and so long but no longer, that one launch is best.
         """
         n, sms = self.sizes[1], self.request.sms * _CLUSTER_RESIDENT
@@ -324,7 +324,7 @@ def operands(
     inner: DimLike,
     parts: DimLike,
 ) -> list[Parameter]:
-    """Parameters of a kernel over an axis; held: with what blocks leave in scratch."""
+    """Parameters of a kernel over an axis; held: with what CTAs leave in scratch."""
     return [
         pointer(f"const {element}", "x"),
         pointer(result, "y"),

@@ -1,5 +1,5 @@
 // Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself
-// (EXCLUSIVE) or from the end (REVERSE). Where columns are few and long, `parts` blocks share one:
+// (EXCLUSIVE) or from the end (REVERSE). Where columns are few and long, `parts` CTAs share one:
 // reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
 #pragma once
 #include "reduce/reduce.cuh"
@@ -141,7 +141,7 @@ DEV void scan_down(A v, A* shared) {
   }
 }
 
-// ACROSS columns next to each other (in the next row of columns where one ends), the block's other
+// ACROSS columns next to each other (in the next row of columns where one ends), the CTA's other
 // threads below: K elements below each other each.
 template <int K, int ACROSS, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inner, int parts) {
@@ -225,7 +225,7 @@ DEV void scan_flat(const E* x, E* y, int outer, int n, int inner) {
   }
 }
 
-// Small slabs [n, inner], so many a block; LANES lanes have a column, a run of it each.
+// Small slabs [n, inner], so many a CTA; LANES lanes have a column, a run of it each.
 template <int BYTES, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E>
 DEV void scan_slabs(const E* x, E* y, int outer, int n, int inner, int each) {
   typedef decltype(summand(E())) A;

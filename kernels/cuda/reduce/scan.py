@@ -19,14 +19,14 @@ _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Arguments of what leaves the sum of every part.
 _SUMS = "x, (Policy::Result*)nullptr, held, outer"
 #: Elements of the longest row that a warp goes along alone, and where rows are so few that there is
-#: a block for each; those of a thread at a time at least.
+#: a CTA for each; those of a thread at a time at least.
 _WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
-#: Threads of a block; those of one that has all of a row at once, and of how many elements at most.
+#: Threads of a CTA; those of one that has all of a row at once, and of how many elements at most.
 _BLOCK, _LARGEST, _ALONE = 256, 1024, 4096
-#: How many blocks a multiprocessor holds, and most blocks of a row or of columns, of which each
+#: How many CTAs an SM holds, and most CTAs of a row or of columns, of which each
 #: thread has so many elements at a time.
 _RESIDENT, _MOST, _COLUMN_PER_THREAD = 4, 512, 8
-#: Elements of the longest columns of which a thread has all, and its block.
+#: Elements of the longest columns of which a thread has all, and its CTA.
 _FLAT, _FLAT_BLOCK = 1024, 64
 
 
@@ -84,7 +84,7 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
         few = known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1
         w = 1 if few else w
         units = D.mul(outer, D.floordiv(inner, w))
-        # Small blocks of short columns would be over before more of them can start; single elements
+        # Small CTAs of short columns would be over before more of them can start; single elements
         # of 2 bytes were measured faster in large ones
         large = int(n) <= _COLUMN_PER_THREAD or (w == 1 and dtype.size == 2)
         block = _BLOCK if large and not few else _FLAT_BLOCK
@@ -106,7 +106,7 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
 
 
 def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
-    """Blocks that share each of so many rows or tiles of columns, of which `worth` pay."""
+    """CTAs that share each of so many rows or tiles of columns, of which `worth` pay."""
     return D.maximum(
         D.minimum(
             D.minimum(D.floordiv(request.sms * _RESIDENT, D.maximum(units, 1)), worth), _MOST

@@ -2,7 +2,7 @@
 // earlier comes first.
 //
 // A key says where an element stands: a number in the order of the values (NaN above all, both
-// zeros one), above its place in the row turned round. No two keys are equal, so that "the K
+// zeros one), above its place in the row reversed. No two keys are equal, so that "the K
 // largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow
 // down the K-th largest by counting (narrower ones would meet in few counters: exponents of
 // neighbouring values agree); what is not below it is kept and sorted.
@@ -75,7 +75,7 @@ struct Kept {
 
 constexpr int DIGIT = 11, DIGITS = 1 << DIGIT;
 
-// The K-th largest of more than K keys of `bits` bits. All threads of the block call it, and get
+// The K-th largest of more than K keys of `bits` bits. All threads of the CTA call it, and get
 // it.
 template <int THREADS, class Keys>
 DEV u64 kth(const Keys& keys, int bits, u32 k) {
@@ -203,7 +203,7 @@ DEV int bits_of(u32 places) {
   return 8 * sizeof(E) + __popc(places);
 }
 
-// A block for each row; with FROM_KEPT, for the `parts` times K keys that were kept of it.
+// A CTA for each row; with FROM_KEPT, for the `parts` times K keys that were kept of it.
 template <int THREADS, int K, int SIZE, bool LARGEST, bool FROM_KEPT, class E>
 DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i64 n, i64 inner,
                   int parts, u64* kept, u32* fault) {
@@ -226,7 +226,7 @@ DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i
   }
 }
 
-// A block for each part of `each` elements of each row: the K largest keys of it. A last part with
+// A CTA for each part of `each` elements of each row: the K largest keys of it. A last part with
 // fewer ends with keys of 0, below all others.
 template <int THREADS, int K, int SIZE, bool LARGEST, class E>
 DEV void top_parts(const E* x, u64* after, i64 rows, i64 n, i64 inner, int parts, int each,

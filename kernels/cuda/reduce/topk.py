@@ -15,7 +15,7 @@ from ..common.instantiate import instance, ints, invoke, longs, pointer
 from ..common.launch import blocks, known, parameters, static
 from ..common.prelude import C_TYPES
 
-#: Elements of the most that a block sorts (72 KiB of keys).
+#: Elements of the most that a CTA sorts (72 KiB of keys).
 _MOST = 8192
 #: Elements and results of a warp at most, and elements of a thread times results: each result costs
 #: a look at all of them.

@@ -288,7 +288,7 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
 def test_responses(tmp_path: Path, size: int) -> None:
     rng = np.random.default_rng(size)
     image = _own("image/pool_resize")
-    call = f"respond<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
+    call = f"local_response<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
     host = library(
         tmp_path,
         "lrn",

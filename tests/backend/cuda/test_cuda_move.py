@@ -163,13 +163,13 @@ def test_compiles(r: Request) -> None:
 def test_a_transposition_goes_through_tiles() -> None:
     (k,) = cuda.emit(_copy(2, [400, 100, 70], [7000, 1, 100], [7000, 70, 1]))
     assert (
-        "copy_turned<u16, 32, 128>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source
+        "copy_transposed<u16, 32, 128>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source
         and k.grid[0] == 400 * 3 * 1
     )
     n, m = symbol("n"), symbol("m")
     (k,) = cuda.emit(_copy(2, [n, m], [1, n], [m, 1]))
     assert (
-        "copy_turned<u16, 64, 64>(x, y, Side<1>{{n1}" in k.source
+        "copy_transposed<u16, 64, 64>(x, y, Side<1>{{n1}" in k.source
         and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
     )
 
@@ -204,7 +204,7 @@ def test_short_lines_are_turned_several_matrices_at_a_time() -> None:
 @pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (150, 150)])
 def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
     (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
-    assert not {"copy_turned", "copy_tiles"} & set(
+    assert not {"copy_transposed", "copy_tiles"} & set(
         re.findall(r"\w+", k.source.split('extern "C"')[1])
     )
 
@@ -220,9 +220,9 @@ def test_few_elements_leave_tiles_empty(
 ) -> None:
     count, width, height = shape
     (k,) = cuda.emit(_copy(elem, shape, [width * height, 1, width], [width * height, height, 1]))
-    assert f"copy_turned<u{8 * elem}, {form[0]}, {form[1]}>" in k.source and k.grid[0] == count * -(
-        -height // form[0]
-    ) * -(-width // form[1])
+    assert f"copy_transposed<u{8 * elem}, {form[0]}, {form[1]}>" in k.source and k.grid[
+        0
+    ] == count * -(-height // form[0]) * -(-width // form[1])
 
 
 def test_short_dims_that_follow_each_other_make_a_tile() -> None:
@@ -400,18 +400,18 @@ def test_rows_side_by_side_are_one_run() -> None:
     kernels = cuda.emit(_copies(2, _beside(n, 17, 31, 53)))
     assert not running(kernels, n=0)
     (beside,), (apart,) = (running(kernels, n=rows) for rows in (1021, 1 << 25))
-    assert "copy_beside_pieces(Beside<u16, 3>" in beside.source and all(
+    assert "concatenate_pieces(Concatenation<u16, 3>" in beside.source and all(
         f"x{j}, y + p{j}_at" in apart.source for j in range(3)
     )
     assert evaluate(beside.grid[0], {"n": 1021}) == -(-(1021 * 101 // 8 + 2) // 256) + -(
         -(1021 * 3 + 1) * 8 // 256
     )
     for elem, rows, widths, form, threads in (
-        (2, 100_000, (64, 128), "<2>(Beside<Words, 2>", 100_000 * 24 // 2), (4, 3477, (110, 702), "<4>(Beside<u64, 2>", 3477 * 406 // 4),
-        (2, 4, (17, 31), "<1>(Beside<u16, 2>", 4 * 48), (1, 9999, (17, 31), "<4>(Beside<u8, 2>", 9999 * 48 // 4),
+        (2, 100_000, (64, 128), "<2>(Concatenation<Words, 2>", 100_000 * 24 // 2), (4, 3477, (110, 702), "<4>(Concatenation<u64, 2>", 3477 * 406 // 4),
+        (2, 4, (17, 31), "<1>(Concatenation<u16, 2>", 4 * 48), (1, 9999, (17, 31), "<4>(Concatenation<u8, 2>", 9999 * 48 // 4),
     ):  # fmt: skip
         (k,) = cuda.emit(_copies(elem, _beside(rows, *widths)))
-        assert f"copy_beside{form}" in k.source and k.grid[0] == -(-threads // 256)
+        assert f"concatenate{form}" in k.source and k.grid[0] == -(-threads // 256)
 
 
 def test_nothing_to_do_launches_nothing() -> None:

@@ -578,7 +578,8 @@ def test_rows_of_columns_that_are_not_counted_are_read_as_vectors_where_there_ar
         for outer in (1, least - 1, least, 7000):
             runs = running(kernels, outer=outer)
             assert runs and all(
-                "  reduce_sheets<" in k.source or "reduce_parts" in k.symbol for k in runs
+                "  reduce_unaligned_columns<" in k.source or "reduce_parts" in k.symbol
+                for k in runs
             )
 
 
