@@ -65,6 +65,15 @@ template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[W
 """
 
 
+_TOUCH = """
+// Brings the 32 bytes around a constant into the first cache.
+DEV void touch(const void* p) {
+  u32 v;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+}
+"""
+
+
 def vector(r: Request, operand: str, pitches: tuple[DimLike, ...], columns: DimLike = 0) -> bool:
     """Whether 16-byte accesses at columns 0, 8, 16, ... of `operand`'s rows are aligned; `columns`
     is where a group's columns start.
@@ -154,7 +163,7 @@ def epilogue(
         n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands and n in r.constant
     ]
     source += (
-        f"DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n"
+        f"{_TOUCH}DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n"
         if touched
         else ""
     )

@@ -19,6 +19,9 @@ from .launch import declared, overlapped
 from .prelude import prelude
 from .templates import template
 
+#: How tensor cores name the types of elements.
+MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
+
 
 def ints(values: Mapping[str, DimLike]) -> list[Parameter]:
     """Parameters of type `int`."""
@@ -62,6 +65,14 @@ def defines(values: Mapping[str, bool | int | str]) -> str:
     return "".join(
         f"#define {name} {v if isinstance(v, str) else int(v)}\n" for name, v in values.items()
     )
+
+
+def wgmma(dtype: DType, *columns: int) -> dict[str, bool | int | str]:
+    """Macros of `common/wgmma` for products with so many columns each."""
+    return {
+        "MMA_TYPE": f'"{MMA_TYPE[dtype]}"',
+        "WGMMA_SIZES": " ".join(f"WGMMA({n})" for n in sorted({*columns})),
+    }
 
 
 def instantiate(

@@ -84,11 +84,6 @@ DEV void stores_read() {
 DEV u64 descriptor(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
-// Brings the 32 bytes around a constant into the first cache.
-DEV void touch(const void* p) {
-  u32 v;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
-}
 DEV u32 load_word(u32 from) {
   u32 v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");

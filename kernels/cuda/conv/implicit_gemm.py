@@ -12,7 +12,7 @@ from tracea_onnx.ir.dims import DimLike
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer, sizes
-from ..gemm import cluster_splitk_sm90, persistent_sm90, select
+from ..gemm import cluster_splitk_sm90, persistent_sm90, select, sm90
 from ..gemm.multistage_sm80 import tiles as multistage
 from . import grouped, problem
 from . import transposed as phased
@@ -52,12 +52,10 @@ class TensorMaps:
         return {t: cost + start * isinstance(t, split) for t, cost in costs.items()}
 
     def emit(self, r: Request, tile: Any, active: DimLike) -> list[Kernel]:
-        rows = problem.rows(r)
-        if problem.transposed(r):
-            return [cluster_splitk_sm90.deconvolution(r, tile, rows, active)]
+        windows = phased.problem if problem.transposed(r) else sm90.windows
         persistent = isinstance(tile, persistent_sm90.HopperTile)
-        kernel = persistent_sm90 if persistent else cluster_splitk_sm90
-        return [kernel.convolution(r, tile, rows, active)]
+        scheduler = persistent_sm90 if persistent else cluster_splitk_sm90
+        return [scheduler.product(windows(r, problem.rows(r)), tile, active)]
 
 
 def _prices_of_phases(r: Request, pixels: int) -> dict[Any, float]:

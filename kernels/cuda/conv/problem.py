@@ -11,7 +11,7 @@ from tracea_onnx.ir.dims import DimLike
 from ..common import epilogue
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs, pointer, sizes
-from ..gemm import persistent_sm90, select
+from ..gemm import select, sm90
 from . import transposed as phased
 
 WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
@@ -101,16 +101,16 @@ def by_tensor_maps(r: Request) -> bool:
     grouped = select.static(r, "G") > 1
     if not grouped and select.static(r, "IC") < _LEAST:
         return False
-    if not persistent_sm90.able(r, pitches(r, "x"), ("x",)):
+    if not sm90.able(r, pitches(r, "x"), ("x",)):
         return False
     if transposed(r):
         return not grouped and phased.reaches(r)
-    return flat(r) and persistent_sm90.corners(r) is not None
+    return flat(r) and sm90.corners(r) is not None
 
 
 def stored_by_tensor_maps(r: Request) -> bool:
     """Whether they reach the result and the residual."""
-    return persistent_sm90.able(r, (r.ints["y_cs"], r.ints.get("r_cs", 0)), ("y", "res"))
+    return sm90.able(r, (r.ints["y_cs"], r.ints.get("r_cs", 0)), ("y", "res"))
 
 
 def vector(r: Request, side: str, columns: DimLike = 0) -> bool:

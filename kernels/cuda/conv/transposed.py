@@ -8,9 +8,8 @@ from tracea_onnx.codegen.kernel_request import Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
-from ..common import templates
-from ..common.epilogue import Parameter
-from ..common.instantiate import constexprs, ints, longs, sizes
+from ..common.instantiate import ints, longs, sizes
+from ..gemm.sm90 import Problem
 
 _AXES = (("H", "PT"), ("W", "PL"))
 
@@ -66,44 +65,48 @@ def reaches(r: Request) -> bool:
     )
 
 
-def maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, TensorMap, list[Parameter]]:
-    """As `persistent_sm90.image_maps`."""
+def problem(r: Request, rows: DimLike) -> Problem:
+    """The phases, of `rows` output pixels each."""
     i, taps = r.ints, int(r.ints["KH"]) * int(r.ints["KW"])
-    pitch, box = -(-int(i["IC"]) // 8) * 8, _corners(r)
-    x = TensorMap(
-        Pointer("x"),
-        r.dtype,
-        (int(i["IC"]), i["IW"], i["IH"], i["N"]),
-        tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
-        (),
-        im2col=(*box, 64, pixels),
-        steps=(1, 1, 1, 1),
+    oc, pitch, box = int(i["OC"]), -(-int(i["IC"]) // 8) * 8, _corners(r)
+    low = box[0]
+
+    def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
+        pixels = TensorMap(
+            Pointer("x"),
+            r.dtype,
+            (int(i["IC"]), i["IW"], i["IH"], i["N"]),
+            tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
+            (),
+            128,
+            (*box, 64, a[0] // a[1]),
+            (1, 1, 1, 1),
+        )
+        strides, one = (pitch * 2, taps * pitch * 2), (64, 1, b[0] // b[1])
+        return pixels, TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), strides, one)
+
+    parameters = ints(
+        {
+            "chunks": -(-int(i["IC"]) // 64),
+            "OH": D.ceildiv(i["OH"], i["SH"]),
+            "OW": D.ceildiv(i["OW"], i["SW"]),
+            "SH": 1,
+            "SW": 1,
+            "PT": -low[1],
+            "PL": -low[0],
+            "OUT_H": i["OH"],
+            "OUT_W": i["OW"],
+        }
     )
-    w = TensorMap(
-        Pointer("w"),
-        r.dtype,
-        (pitch, taps, int(i["OC"])),
-        (pitch * 2, taps * pitch * 2),
-        (64, 1, filters),
-    )
-    window: dict[str, DimLike] = {
-        "chunks": -(-int(i["IC"]) // 64),
-        "OH": D.ceildiv(i["OH"], i["SH"]),
-        "OW": D.ceildiv(i["OW"], i["SW"]),
-        "SH": 1,
-        "SW": 1,
-        "PT": -box[0][1],
-        "PL": -box[0][0],
-        "OUT_H": i["OH"],
-        "OUT_W": i["OW"],
+    parameters += longs(sizes(r, "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    constants: dict[str, bool | int] = {
+        f"TURN_{n}": int(i[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")
     }
-    pitches = sizes(r, *(f"{s}_{p}" for s in "yr" for p in ("cs", "rs", "ns")))
-    return x, w, [*ints(window), *longs(pitches)]
-
-
-def template(r: Request) -> str:
-    low_w, low_h = _corners(r)[0]
-    window = {f"TURN_{n}": int(r.ints[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")}
-    return constexprs({**window, "LOW_H": low_h, "LOW_W": low_w}) + templates.template(
-        "conv/transposed"
-    )
+    constants |= {"LOW_H": low[1], "LOW_W": low[0]}
+    ldy, ldr = i["y_cs"], i.get("r_cs", 0)
+    full = (ldr, *(i.get(f"r_{p}", 0) for p in ("rs", "ns")))
+    pitches = (ldy, *(i.get(f"y_{p}", 0) for p in ("rs", "ns")))
+    return Problem(
+        r, 1, rows, oc, ldy, ldr, maps, parameters, pitches, full,
+        beside=(phases(r), 1), turned=True, constants=constants,
+    )  # fmt: skip

@@ -1,25 +1,38 @@
-// Products on Hopper with few tiles: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types,
-// one tile per block and no waiting for the last wave.
+// GEMM on Hopper (gemm/sm90_mainloop.cuh) with few tiles: a CTA has one, and none waits for the
+// last wave.
 //
 // wgmma multiplies ROWS rows of its left operand (64 per warpgroup) by COLUMNS rows of its right
-// one. SWAP: the weight is the left operand, so that few rows of y cost no more than they must.
-// SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the
-// right operand (multicast), SHARE_LEFT have neighbouring right rows and share the left one. Sums
-// go through shared memory as f32: each block of the cluster gets those of its rows, adds them up,
-// always in the same order, and finishes them. The last warp copies (TMA) into a ring of STAGES.
-// SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64
-// channels). TURNED: a transposed convolution. Of each phase of its output, blockIdx.y, the taps
-// that meet it form a window that moves by one pixel; OH, OW, SH, SW, PT, PL are those of the union
-// of these windows. SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the
-// operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
-//
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, SHARE_LEFT (of SOURCE 2), STAGES,
-// RESIDENT, SOURCE, TURNED (with the sizes of conv/transposed.cuh), LEFT_ACROSS, RIGHT_ACROSS (of
-// SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH
-// (gemm/multistage_sm80/gemm.cuh), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS,
-// BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last step
-// of matrices), MIXED (conv/grouped.cuh comes along), NORMED, MEASURED (common/folded_norm.cuh) and
-// the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
+// one. SWAP: the weight is the left operand (swap-AB), so that few rows of y cost no more than they
+// must. SPLIT CTAs of a cluster divide k; SHARE CTAs of it have neighbouring left rows and share
+// the right operand by multicast, SHARE_LEFT have neighbouring right rows and share the left one.
+// Sums go through shared memory as f32: each CTA of the cluster gets those of its rows, adds them
+// up, always in the same order, and finishes them. The last warp copies. TURNED (of SOURCE 1): a
+// transposed convolution. Of each phase of its output, blockIdx.y, the taps that meet it form a
+// window that moves by one pixel; OH, OW, SH, SW, PT, PL are those of the union of these windows.
+// Matrices of a batch (SOURCE 2) are blockIdx.y and z.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int ROWS = 128, COLUMNS = 128;  // a tile: a multiple of 64, of 8 up to 256
+constexpr int SPLIT = 2;                  // 1 to 8
+constexpr int SHARE = 1, SHARE_LEFT = 1;  // SHARE_LEFT above 1: SOURCE 2
+constexpr int RESIDENT = 1;               // CTAs of an SM
+constexpr int Y_EACH = 4;                 // elements at multiples of which rows of y begin and end
+constexpr bool SWAP = false;
+constexpr bool LEFT_ACROSS = false, RIGHT_ACROSS = false;  // A_ACROSS, B_ACROSS as SWAP has them
+constexpr bool R_VECTOR = true;  // rows of the residual begin at multiples of 16 bytes
+#define TURNED 0
+#define PARAMETERS                                                                               \
+  const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_w, T *y, int M, \
+      int N, i64 ldy, i64 ldr, int K
+template <bool VECTOR>
+DEV void load_columns(const T*, int, float (&)[WIDTH]) {}
+
+#endif  // GENERATED
+#include "gemm/sm90_mainloop.cuh"
+#if TURNED
+#include "conv/transposed.cuh"
+#endif
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE * SHARE_LEFT;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128,
@@ -54,42 +67,8 @@ constexpr bool MEETS = CLUSTER > 1;
 constexpr bool MEETS = SHARE * SHARE_LEFT > 1;
 #endif
 static_assert(ROWS % 64 == 0 && COLUMNS % 8 == 0 && COLUMNS <= 256, "tile");
-#if SOURCE == 2
-constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2,
-              RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
-static_assert(RIGHT_ACROSS ? COLUMNS % 64 == 0 : COLUMNS % (8 * SHARE) == 0, "tile of a batch");
-// SIZE rows from `row` on at step s of k; the matrix of the batch is where its operand moves along
-// (`moves`). Each of ALL blocks, those of the bits of `blocks`, copies a part for all of them: some
-// of the rows or, where these are neighbours, of the 64 k.
-template <bool ACROSS, int SIZE, int ALL>
-DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int moves_0,
-                       int moves_1, int rank, u32 blocks) {
-  const int part = rank * ((ACROSS ? 64 : SIZE) / ALL), at_1 = blockIdx.y * moves_1,
-            at_0 = blockIdx.z * moves_0;
-#pragma unroll
-  for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
-    const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 + part : row + part;
-    if (ALL > 1)
-      copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
-    else
-      copy4(to + r * 128, map, b, x, y, at_1, at_0);
-  }
-}
-#endif
-
-#if SOURCE != 2
-constexpr int LEFT_STEP = 2, RIGHT_STEP = 2;
-static_assert(SHARE_LEFT == 1 && COLUMNS % (8 * SHARE) == 0, "tile");
-#endif
-// COUNT products of 16 k of a step.
-template <int COUNT>
-DEV void multiply_step(float (&sum)[COLUMNS / 2], u64 a, u64 b, int k) {
-  multiply_fence();
-#pragma unroll
-  for (int kk = 0; kk < COUNT; kk++)
-    multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
-  multiply_commit();
-}
+static_assert(SOURCE == 2 || SHARE_LEFT == 1, "tile");
+static_assert(RIGHT_ACROSS ? COLUMNS % 64 == 0 : COLUMNS % (8 * SHARE) == 0, "tile");
 
 DEV u32 address_in(u32 address, u32 block) {
   u32 there;
@@ -119,15 +98,6 @@ DEV uint4 load8(const T* p, int count) {
   load_columns<false>(p, count, v);
   return pack8(v);
 }
-DEV void store8(T* y, const float (&v)[8], int count) {
-  if (count >= 8) {
-    *(uint4*)y = pack8(v);
-  } else {
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-      if (k < count) from_float(y[k], v[k]);
-  }
-}
 // Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are
 // aligned, of Y_EACH where all rows begin and end at multiples of so many.
 DEV void store_row(T* y, const float* from, int end, int lane) {
@@ -151,7 +121,8 @@ DEV void store_row(T* y, const float* from, int end, int lane) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_split(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
+    gemm_cluster_splitk_sm90(PARAMETERS) {
   extern __shared__ char shared[];
   const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip,
             full = ring + RING_BYTES, empty = full + 8 * STAGES;
@@ -209,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const int first = SPLIT > 1 ? (STAGES - count % STAGES) % STAGES
-                              : 0;  // the stage of the first step: the last one's is the last
+                              : 0;  // the first stage: so that the last one is the ring's last
   const int own_m = m0 + part * OWN, own_rows = min(min(OWN, TILE_M - part * OWN), M - own_m);
 
   if (warp == WORKERS / 32) {
@@ -225,55 +196,47 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #if SOURCE == 2
       u32 all_left = 0;
       for (int i = 0; i < SHARE_LEFT; i++) all_left |= 1u << rank_of(part, i, peer);
-      auto copy_left = [&](int slot, const TensorMap* map, int s, int row, int moves_0,
-                           int moves_1) {
-        copy_of_batch<LEFT_ACROSS, ROWS, SHARE_LEFT>(ring + slot * STAGE_BYTES, map,
-                                                     full + 8 * slot, s, row, moves_0, moves_1,
-                                                     beside, all_left);
+      auto copy_left = [&](int slot, const TensorMap* map, int s, int row, int at_1, int at_0) {
+        copy_of_batch<LEFT_ACROSS, ROWS, SHARE_LEFT>(
+            ring + slot * STAGE_BYTES, map, full + 8 * slot, s, row, at_1, at_0, beside, all_left);
       };
-      auto copy_right = [&](int slot, const TensorMap* map, int s, int row, int moves_0,
-                            int moves_1) {
+      auto copy_right = [&](int slot, const TensorMap* map, int s, int row, int at_1, int at_0) {
         copy_of_batch<RIGHT_ACROSS, COLUMNS, SHARE>(ring + slot * STAGE_BYTES + LEFT_BYTES, map,
-                                                    full + 8 * slot, s, row, moves_0, moves_1, peer,
+                                                    full + 8 * slot, s, row, at_1, at_0, peer,
                                                     sharers);
       };
 #endif
       auto copy_weight = [&](int slot, const Step& s) {
+#if SOURCE == 2
+        const int at_1 = blockIdx.y * b_moves_1, at_0 = blockIdx.z * b_moves_0;
+        SWAP ? copy_left(slot, &map_w, s.k, n0, at_1, at_0)
+             : copy_right(slot, &map_w, s.k, n0, at_1, at_0);
+#else
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? 0 : LEFT_BYTES + right * 128),
                   b = full + 8 * slot;
+        constexpr bool SHARED = !SWAP && SHARE > 1;
+        const int row = n0 + (SHARED ? right : 0);
 #if SOURCE == 1
-        if (!SWAP && SHARE > 1)
-          copy3_all(to, &map_w, b, s.chunk * 64, TAP(s), n0 + right, sharers);
-        else
-          copy3(to, &map_w, b, s.chunk * 64, TAP(s), n0);
-#elif SOURCE == 2
-        SWAP ? copy_left(slot, &map_w, s.k, n0, b_moves_0, b_moves_1)
-             : copy_right(slot, &map_w, s.k, n0, b_moves_0, b_moves_1);
+        copy_filters<SHARED>(to, &map_w, b, s, TAP(s), row, sharers);
 #else
-        if (!SWAP && SHARE > 1)
-          copy2_all(to, &map_w, b, s.k * 64, n0 + right, sharers);
-        else
-          copy2(to, &map_w, b, s.k * 64, n0);
+        copy_matrix<SHARED>(to, &map_w, b, s.k, row, sharers);
+#endif
 #endif
       };
       auto copy_rows = [&](int slot, const Step& s) {
+#if SOURCE == 2
+        const int at_1 = blockIdx.y * a_moves_1, at_0 = blockIdx.z * a_moves_0;
+        SWAP ? copy_right(slot, &map_x, s.k, m0, at_1, at_0)
+             : copy_left(slot, &map_x, s.k, m0, at_1, at_0);
+#else
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? LEFT_BYTES + right * 128 : 0),
                   b = full + 8 * slot;
+        constexpr bool SHARED = SWAP && SHARE > 1;
 #if SOURCE == 1
-        if (SWAP && SHARE > 1)
-          copy_im2col_all(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h,
-                          window.image, BESIDE(s), sharers);
-        else
-          copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h,
-                      window.image, BESIDE(s));
-#elif SOURCE == 2
-        SWAP ? copy_right(slot, &map_x, s.k, m0, a_moves_0, a_moves_1)
-             : copy_left(slot, &map_x, s.k, m0, a_moves_0, a_moves_1);
+        copy_pixels<SHARED>(to, &map_x, b, s, columns_here.channel, window, BESIDE(s), sharers);
 #else
-        if (SWAP && SHARE > 1)
-          copy2_all(to, &map_x, b, s.k * 64, m0 + right, sharers);
-        else
-          copy2(to, &map_x, b, s.k * 64, m0);
+        copy_matrix<SHARED>(to, &map_x, b, s.k, m0 + (SHARED ? right : 0), sharers);
+#endif
 #endif
       };
       // Constant weights need not wait for the kernel before.
@@ -290,15 +253,13 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
         copy_rows(slot, row);
         if (++slot == STAGES) slot = 0;
       }
-      int slot = first;
-      u32 phase = 0;
+      RingFrom stage{first};
       for (int k = ahead; k < count; k++, weight.next(chunks, width), row.next(chunks, width)) {
-        wait(empty + 8 * slot, phase);
-        expect_bytes(full + 8 * slot, STAGE_BYTES);
-        copy_weight(slot, weight);
-        copy_rows(slot, row);
-        if (++slot == STAGES) slot = 0;
-        if (slot == first) phase ^= 1;
+        wait(empty + 8 * stage.slot, stage.phase);
+        expect_bytes(full + 8 * stage.slot, STAGE_BYTES);
+        copy_weight(stage.slot, weight);
+        copy_rows(stage.slot, row);
+        stage.next();
       }
     }
     __syncwarp();
@@ -335,50 +296,41 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #endif
   if (CLUSTER > 1) cluster_wait();
   if (threadIdx.x < CHUNKS && n < end) touch_columns(epilogue, n);
-  float sum[COLUMNS / 2];
+  float sum[1][COLUMNS / 2];
+  const u64 a0 = descriptor(ring + group * PANEL), b0 = operand<RIGHT_ACROSS>(ring + LEFT_BYTES);
 #if SOURCE == 2
-  const u64 a0 = descriptor(ring + group * 8192),
-            b0 = descriptor(ring + LEFT_BYTES) +
-                 (RIGHT_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
-#else
-  const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
 #endif
-  int slot = first, last = -1;
-  u32 phase = 0;
-  for (int k = 0; k < count; k++) {
-    wait(full + 8 * slot, phase);
+  RingFrom stage{first};
+  const auto multiply = [&](int k, int slot) {
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
     if (LAST == PRODUCTS || begin + k < steps - 1)
-      multiply_step<PRODUCTS>(sum, a, b, k);
+      multiply_stage<PRODUCTS, LEFT_ACROSS, RIGHT_ACROSS>(sum, a, b, k);
     else
-      multiply_step<LAST>(sum, a, b, k);
-    if (last >= 0) {  // the step before is done: its stage is free in every block that shares it,
-                      // and told to those that wait for it
-      multiply_wait<1>();
-      if (thread < SHARE + SHARE_LEFT - 1 && k + STAGES <= count) {
-        const int other = thread - SHARE, next = other + (other >= beside);
-        if (SHARE * SHARE_LEFT > 1)
-          arrive_at(empty + 8 * last,
-                    thread < SHARE ? rank_of(part, beside, thread) : rank_of(part, next, peer));
-        else
-          arrive(empty + 8 * last);
-      }
+      multiply_stage<LAST, LEFT_ACROSS, RIGHT_ACROSS>(sum, a, b, k);
+  };
+  // The stage is free in every CTA that shares it, which those that wait for it are told; the ring
+  // but its last stage is when no other one is being multiplied.
+  const auto release = [&](int k, int slot) {
+    if (thread < SHARE + SHARE_LEFT - 1 && k + STAGES <= count) {
+      const int other = thread - SHARE, next = other + (other >= beside);
+      if (SHARE * SHARE_LEFT > 1)
+        arrive_at(empty + 8 * slot,
+                  thread < SHARE ? rank_of(part, beside, thread) : rank_of(part, next, peer));
+      else
+        arrive(empty + 8 * slot);
     }
     if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT)
       arrive_at(ready, rank_of(thread, beside, peer));
-    last = slot;
-    if (++slot == STAGES) slot = 0;
-    if (slot == first) phase ^= 1;
-  }
-  multiply_wait<0>();
+  };
+  mainloop(stage, full, count, multiply, release);
 #if SOURCE == 2
   if (count == 0)  // fewer steps than parts, where k was not known
 #pragma unroll
-    for (int j = 0; j < COLUMNS / 2; j++) sum[j] = 0.f;
+    for (int j = 0; j < COLUMNS / 2; j++) sum[0][j] = 0.f;
 #endif
   if (SPLIT > 1) {
-    if ((!SPARE || count == 0) && thread < SPLIT) arrive_at(ready, rank_of(thread, beside, peer));
+    if ((!SPARE || count < 2) && thread < SPLIT) arrive_at(ready, rank_of(thread, beside, peer));
     wait(ready, 0);
   } else {
     sync_group(1, WORKERS);
@@ -390,12 +342,12 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     for (int j = 0; j < COLUMNS / 8; j++) {
       if (SWAP) {
         float* p = staged + (j * 8 + c) * PITCH + r;
-        p[0] = sum[j * 4], p[PITCH] = sum[j * 4 + 1], p[8] = sum[j * 4 + 2],
-        p[PITCH + 8] = sum[j * 4 + 3];
+        p[0] = sum[0][j * 4], p[PITCH] = sum[0][j * 4 + 1], p[8] = sum[0][j * 4 + 2],
+        p[PITCH + 8] = sum[0][j * 4 + 3];
       } else {
         float* p = staged + r * PITCH + j * 8 + c;
-        *(float2*)p = make_float2(sum[j * 4], sum[j * 4 + 1]);
-        *(float2*)(p + 8 * PITCH) = make_float2(sum[j * 4 + 2], sum[j * 4 + 3]);
+        *(float2*)p = make_float2(sum[0][j * 4], sum[0][j * 4 + 1]);
+        *(float2*)(p + 8 * PITCH) = make_float2(sum[0][j * 4 + 2], sum[0][j * 4 + 3]);
       }
     }
   }
@@ -470,7 +422,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       if ((lane & 7) == 0) epilogue.y_stats[(i64)m * (N / 64) + n / 64] = statistics;
 #endif
       if (Y_VECTOR) {
-        store8(y + to + n, v, left);
+        const uint4 words = pack8(v);
+        store8(y + to + n, {words.x, words.y, words.z, words.w}, left);
       } else {
         *(float4*)(mine + at) = make_float4(v[0], v[1], v[2], v[3]);
         *(float4*)(mine + at + 4) = make_float4(v[4], v[5], v[6], v[7]);

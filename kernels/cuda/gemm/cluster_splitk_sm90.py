@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property
 
-from tracea_onnx.codegen.kernel_request import (
-    HOPPER_SHARED,
-    Argument,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-    TensorMap,
-)
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Pointer
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
-from ..common import epilogue, folded_norm
-from ..common.prelude import prelude
-from ..common.templates import template
-from ..conv import grouped as _grouped
-from ..conv import transposed
+from ..common import epilogue
+from ..common.epilogue import Parameter
+from ..common.instantiate import ints, longs, pointer
 from . import persistent_sm90
+from .sm90 import Problem, kernel, last_products
 
+_MAP = "const __grid_constant__ TensorMap"
 _FREE = (0.0, 0.0)
 # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks
 # for
@@ -59,6 +49,11 @@ class SplitTile:
     @cached_property
     def cluster(self) -> int:
         return self.split * self.share * self.beside
+
+    @property
+    def clustered(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster
 
     @property
     def stage(self) -> int:
@@ -260,7 +255,7 @@ def tile_cost(
 ) -> float:  # fmt: skip
     """Clocks, comparable with `persistent_sm90.tile_cost`. smooth: the epilogue needs special
     functions. bundles: of n columns each; pixel: clocks to copy a step of one row and of one
-    filter; made: as for `grouped.made`; crossed: `persistent_sm90.crossed` of A."""
+    filter; made: as for `grouped.made`; crossed: `sm90.crossed` of A."""
     blocks, room, waves, together = _turns(t, m, n, sms, bundles)
     n *= bundles
     # few columns: bound by the left operand's rows
@@ -332,7 +327,7 @@ def batched_cost(
     y: bool,
 ) -> float:
     """Clocks of `batch` products of two run-time operands, comparable with
-    `multistage_tiles.odd_cost`. crossed: `persistent_sm90.crossed` of A and B; y: whether
+    `multistage_tiles.odd_cost`. crossed: `sm90.crossed` of A and B; y: whether
     rows of y begin at multiples of 16 bytes."""
     first, second = crossed[::-1] if t.swap else crossed
     (blocks, _, waves, together), steps = _turns(t, m, n, sms, batch), -(-k // 64)
@@ -344,11 +339,7 @@ def batched_cost(
         * (1.0 + _BATCH_ALONE * (t.rows * together < 128))
     )
     copied = (t.rows * first / t.beside + t.columns * second / t.share) * 128
-    own = (
-        -(-steps // t.split)
-        if t.split > 1
-        else (k - 1) // 64 + persistent_sm90.last_products(k) / 4
-    )
+    own = -(-steps // t.split) if t.split > 1 else (k - 1) // 64 + last_products(k) / 4
     step = max(together * multiply, _BATCH_LATENCY / t.stages, together * copied / _BATCH_L2)
     finish = (
         (_BATCH_RESULT + _BATCH_FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * together
@@ -384,176 +375,53 @@ def batched_prices(
     }
 
 
-def batched_product(
-    r: Request,
-    tile: SplitTile,
-    i: Mapping[str, DimLike],
-    across: tuple[bool, bool],
-    active: DimLike,
-) -> Kernel:
-    """`matmul` of operands that tensor maps reach, with strides `i`."""
-    m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
-    maps: list[TensorMap] = []
-    params: list[tuple[str, str, Argument]] = [
-        ("int", "K", Int32(k)),
-        *(("i64", s, Int64(i[s])) for s in ("y_0", "y_1")),
-    ]
-    # blocks that copy A, and B, together
+def product(problem: Problem, tile: SplitTile, active: DimLike = 1) -> Kernel:
+    """The kernel; active: 0 empties the grid."""
+    r, n = problem.request, problem.columns
+    residual = r.program is None and epilogue.residual(r) and not problem.turned
     parts = (tile.share, tile.beside) if tile.swap else (tile.beside, tile.share)
-    for operand, rows, row, own, by in (
-        ("a", m, "m", tile.bm, parts[0]),
-        ("b", n, "n", tile.bn, parts[1]),
-    ):
-        turned = across[operand == "b"]
-        pitch = i[f"{operand}_{'k' if turned else row}"]
-        strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
-        sizes = (rows, k) if turned else (k, rows)
-        maps.append(TensorMap(
-            Pointer(operand), r.dtype, (*sizes, b1, b0), tuple(D.maximum(D.mul(s, 2), 16) for s in strides), (64, (64 if turned else own) // by, 1, 1),
-        ))  # fmt: skip
-        params += [
-            ("int", f"{operand}_moves_{axis}", Int32(D.less(0, i[f"{operand}_{axis}"])))
-            for axis in (0, 1)
-        ]
-    return _product(
-        r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across, depth=k
-    )
-
-
-def matrix_product(
-    r: Request,
-    tile: SplitTile,
-    m: DimLike,
-    n: int,
-    k: int,
-    ldx: DimLike,
-    ldw: int,
-    ldy: DimLike,
-    ldr: DimLike,
-    active: DimLike,
-) -> Kernel:
-    """y[m, n] = epilogue(x[m, :] . w[n, :])."""
-    shared = tile.columns // tile.share
-    x = persistent_sm90.matrix(r, "x", m, k, ldx, (shared if tile.swap else tile.rows, 64))
-    w = persistent_sm90.matrix(r, "w", n, k, ldw, (tile.rows if tile.swap else shared, 64))
-    return _product(r, tile, 0, x, w, m, n, ldy, ldr, [("int", "K", Int32(k))], active, depth=k)
-
-
-def convolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -> Kernel:
-    """A convolution as `persistent_sm90.convolution` takes it."""
-    shared = tile.columns // tile.share
-    x, w, params = persistent_sm90.image_maps(
-        r, shared if tile.swap else tile.rows, tile.rows if tile.swap else shared
-    )
-    return _product(
-        r,
-        tile,
-        1,
-        x,
-        w,
-        rows,
-        int(r.ints["OC"]),
-        r.ints["y_cs"],
-        r.ints.get("r_cs", 0),
-        params,
-        active,
-    )
-
-
-def deconvolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -> Kernel:
-    """A transposed convolution that `transposed.reaches`, of that many output pixels a phase."""
-    shared = tile.columns // tile.share
-    x, w, params = transposed.maps(
-        r, shared if tile.swap else tile.rows, tile.rows if tile.swap else shared
-    )
-    return _product(
-        r,
-        tile,
-        1,
-        x,
-        w,
-        rows,
-        int(r.ints["OC"]),
-        r.ints["y_cs"],
-        r.ints.get("r_cs", 0),
-        params,
-        active,
-        turned=True,
-    )
-
-
-def _product(
-    r: Request, tile: SplitTile, source: int, x: TensorMap, w: TensorMap, m: DimLike, n: DimLike, ldy: DimLike, ldr: DimLike,
-    params: Sequence[tuple[str, str, Argument]], active: DimLike, across: tuple[bool, bool] = (False, False), turned: bool = False,
-    depth: DimLike = 0,
-) -> Kernel:  # fmt: skip
-    if source == 1 and not turned:
-        r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
-    staged = r.program is None and epilogue.residual(r) and not turned
-    full = tuple(r.ints.get(f"r_{p}", 0) for p in ("cs", "rs", "ns")) if turned else (ldr,)
-    epi = epilogue.epilogue(r, full, staged=staged, touched=True, scaled=source == 2)
-    left, right = across[::-1] if tile.swap else across
-    map_type = "const __grid_constant__ TensorMap"
-    parameters: list[tuple[str, str, Argument]] = [
-        (map_type, "map_x", x),
-        (map_type, "map_w", w),
+    x, w = problem.maps((tile.bm, parts[0]), (tile.bn, parts[1]))
+    parameters: list[Parameter] = [
+        (_MAP, "map_x", x),
+        (_MAP, "map_w", w),
         ("T* __restrict__", "y", Pointer("y")),
+        *ints({"M": problem.rows, "N": n}),
+        *longs({"ldy": problem.ldy, "ldr": problem.ldr}),
+        *problem.parameters,
     ]
-    parameters += [
-        ("int", "M", Int32(m)),
-        ("int", "N", Int32(n)),
-        ("i64", "ldy", Int64(ldy)),
-        ("i64", "ldr", Int64(ldr)),
-        *params,
-        *epi.parameters,
-    ]
-    if staged:
-        parameters.append(("const T*", "res", Pointer("res")))
-    mma, grouped = (
-        "f16" if r.dtype == DType.F16 else "bf16",
-        r if source == 1 and not turned else None,
+    if residual:
+        parameters.append(pointer("const T", "res"))
+    each = 1
+    if problem.source != 1 and "y" not in r.unaligned:
+        each = min(4, *(multiple_of(v) for v in (n, *problem.pitches)))
+    left, right = problem.across[::-1] if tile.swap else problem.across
+    down, along = parts[::-1]
+    tiles = D.mul(
+        D.ceildiv(problem.rows, tile.bm * down), D.ceildiv(problem.column_tiles(tile.bn), along)
     )
-    pitches = (
-        (ldy, *(r.ints.get(s, 0) for s in (("y_0", "y_1") if source == 2 else ("y_rs", "y_ns"))))
-        if source == 2 or turned
-        else (ldy,)
-    )
-    each = (
-        min(4, *(multiple_of(v) for v in (n, *pitches)))
-        if source != 1 and "y" not in r.unaligned
-        else 1
-    )
-    text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define TURNED {int(turned)}",
-        f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share}, SHARE_LEFT = {tile.beside};",
-        f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
-        f"constexpr bool LEFT_ACROSS = {int(left)}, RIGHT_ACROSS = {int(right)};" if source == 2 else "",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(epilogue.vector(r, 'y', pitches))};",
-        f"constexpr int Y_EACH = {each}, LAST = {persistent_sm90.last_products(depth)};",
-        f"constexpr bool R_VECTOR = {int(epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
-        _grouped.constants(grouped), persistent_sm90.multiply(tile.columns, mma, (left, right)), template("common/tma"),
-        transposed.template(r) if turned else "", _grouped.template(grouped), folded_norm.template(r), epi.source, folded_norm.source(r, n, r.ints.get("K", 0)),
-        template("gemm/cluster_splitk_sm90"),
-    ])  # fmt: skip
-    share_m, share_n = (tile.beside, tile.share) if tile.swap else (tile.share, tile.beside)
-    tiles_n = _grouped.tiles(r, tile.bn) if grouped else D.ceildiv(n, tile.bn)
-    tiles = D.mul(D.ceildiv(m, tile.bm * share_m), D.ceildiv(tiles_n, share_n))
-    beside = (
-        (r.ints["B1"], r.ints["B0"])
-        if source == 2
-        else (transposed.phases(r), 1)
-        if turned
-        else (1, 1)
-    )
-    grid = (D.mul(D.mul(tiles, tile.cluster), active), beside[0], beside[1])
-    return Kernel(
-        text,
-        "product_split",
-        grid,
+    return kernel(
+        problem,
+        "gemm/cluster_splitk_sm90",
+        parameters,
+        problem.epilogue(8, residual),
+        tile.columns,
+        (D.mul(D.mul(tiles, tile.cluster), active), *problem.beside),
         tile.threads,
-        tuple(v for _, _, v in parameters),
-        tile.smem,
-        tile.cluster,
-        True,
+        tile,
+        residual,
+        {"TURNED": problem.turned},
+        {
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "SWAP": tile.swap,
+            "SPLIT": tile.split,
+            "SHARE": tile.share,
+            "SHARE_LEFT": tile.beside,
+            "RESIDENT": tile.resident,
+            "LEFT_ACROSS": left,
+            "RIGHT_ACROSS": right,
+            "Y_EACH": each,
+            "R_VECTOR": epilogue.vector(r, "res", (problem.ldr,)),
+            "LAST": last_products(problem.depth),
+        },
     )

@@ -24,7 +24,7 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 from ..common import epilogue, folded_norm
 from ..common.launch import known
 from ..common.templates import template
-from . import batches, block_costs, cluster_splitk_sm90, gemv, persistent_sm90, select, simt
+from . import batches, block_costs, cluster_splitk_sm90, gemv, persistent_sm90, select, simt, sm90
 from .multistage_sm80 import tiles as multistage_tiles
 
 #: What Tile is where tensor maps reach: so many times its clocks. Of so few results `tile_cost`
@@ -64,8 +64,8 @@ def rows_by_weight(
     if m == 1:
         ldx = ldw  # where a second row would be does not matter
     steps = -(-k // 64)
-    maps = steps if k and persistent_sm90.able(r, (ldx,), ("x",)) else 0
-    stored = not r.ints.get("res_mode", 0) or persistent_sm90.able(r, (ldy, ldr), ("y", "res"))
+    maps = steps if k and sm90.able(r, (ldx,), ("x",)) else 0
+    stored = not r.ints.get("res_mode", 0) or sm90.able(r, (ldy, ldr), ("y", "res"))
     norms = folded_norm.normed(r) or folded_norm.measured(r)
     if norms and not (maps and stored):
         raise Unfit("norms folded into a product of operands that are not aligned")
@@ -77,15 +77,7 @@ def rows_by_weight(
 
     def price(rows: int) -> Any:
         costs = select.prices(
-            rows,
-            n,
-            k,
-            1,
-            r,
-            maps=maps,
-            stored=stored,
-            odd=odd,
-            crossed=persistent_sm90.crossed(ldx),
+            rows, n, k, 1, r, maps=maps, stored=stored, odd=odd, crossed=sm90.crossed(ldx)
         )
         near = {} if norms or k > _NEAR else gemv.prices(r, rows, n, k, 1, a, b, ahead=False)
         if maps and near:
@@ -146,10 +138,8 @@ def _by_tile(
     ldr: DimLike,
     active: DimLike,
 ) -> list[Kernel]:
-    if isinstance(tile, persistent_sm90.HopperTile):
-        return [persistent_sm90.matrix_product(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)]
-    if isinstance(tile, cluster_splitk_sm90.SplitTile):
-        return [cluster_splitk_sm90.matrix_product(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)]
+    if (scheduler := _SM90.get(type(tile))) is not None:
+        return [scheduler.product(sm90.matrices(r, m, n, k, ldx, ldw, ldy, ldr), tile, active)]
     params: list[tuple[str, str, Argument]] = [
         (t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)
     ]
@@ -182,6 +172,11 @@ def _by_tile(
     )
 
 
+#: Kernels that read through tensor maps, by their tiles.
+_SM90: Mapping[type, Any] = {
+    persistent_sm90.HopperTile: persistent_sm90,
+    cluster_splitk_sm90.SplitTile: cluster_splitk_sm90,
+}
 #: Of tiles whose kernels are not those of `select.product`.
 _PRODUCTS: Mapping[type, Callable[..., Kernel]] = {
     gemv.GemvTile: gemv.product,
@@ -251,8 +246,8 @@ def matmul(r: Request) -> list[Kernel]:
     )
     mapped = maps and a.bytes == b.bytes == 16
     crossed = (
-        persistent_sm90.crossed(i["a_k" if a.trans else "a_m"]),
-        persistent_sm90.crossed(i["b_k" if b.trans else "b_n"]),
+        sm90.crossed(i["a_k" if a.trans else "a_m"]),
+        sm90.crossed(i["b_k" if b.trans else "b_n"]),
     )
 
     def price(rows: int, batch: int) -> Any:
@@ -348,10 +343,9 @@ def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> li
     m, n, b0, b1 = (r.ints[name] for name in ("M", "N", "B0", "B1"))
     a = select.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
     b = select.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
-    if isinstance(tile, persistent_sm90.HopperTile):
-        return [persistent_sm90.batched_product(r, tile, i, (a.trans, b.trans), active)]
-    if isinstance(tile, cluster_splitk_sm90.SplitTile):
-        return [cluster_splitk_sm90.batched_product(r, tile, i, (a.trans, b.trans), active)]
+    if (scheduler := _SM90.get(type(tile))) is not None:
+        swapped = tile.swap and scheduler is persistent_sm90
+        return [scheduler.product(sm90.batch(r, i, (a.trans, b.trans), swapped), tile, active)]
     params: list[tuple[str, str, Argument]] = [(t, name, Pointer(name)) for t, name in _POINTERS]
     params += select.int_params(r, ("M", "N", "K")) + [
         ("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES

@@ -1,31 +1,37 @@
-// Products on Hopper: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types, persistent and
-// warp-specialised.
+// GEMM on Hopper (gemm/sm90_mainloop.cuh), persistent and warp-specialised.
 //
-// Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual;
-// two warpgroups multiply (wgmma) and finish. PING: each of the two takes whole tiles of BM x BN in
-// turn, so that one finishes while the other multiplies; else they share a tile, half of its rows
-// each. A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B
-// (multicast). Each warpgroup has STAGING buffers of 64 x 64 for the residual, or for results.
-// These leave as STORE says: 0 row by row from a buffer (rows of y begin anyhow), 1 from registers,
-// 16 bytes a lane, 2 by TMA from a buffer (fewer instructions, so less power; but the last of them
-// leave later), 3 from a buffer, 16 bytes a lane and 128 of a row together. KEPT: a block works on
-// one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the
-// ring then holds A alone. SOURCE 1: rows of A are output pixels of a convolution, read by im2col
-// TMA; k runs over (kh, kw, 64 channels). SOURCE 2: matrices of a batch, one after another.
-// A_ACROSS, B_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by
-// 64 k. A cluster's blocks that lie side by side along columns, ALONG_N of them, share the tiles of
-// A. FLIPPED: M counts columns of y and N its rows.
-//
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, ALONG_N, FLIPPED, PING, KEPT,
-// SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie at
-// multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS
-// (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last step of matrices),
-// MIXED (conv/grouped.cuh comes along), NORMED, MEASURED (common/folded_norm.cuh) and the epilogue
-// (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column,
-// column_at, columns_of; WIDTH 2).
+// Warp 0 copies tiles of A and B into the ring, warp 1 copies tiles of the residual; two warpgroups
+// multiply and finish. PING: they take whole tiles in turn, so that one's epilogue overlaps the
+// other's mainloop; else they share a tile, half of its rows each (cooperative). The CTAs of a
+// cluster have neighbouring tiles: those along rows share tiles of B by multicast, those along
+// columns, ALONG_N of them, tiles of A. Each warpgroup has STAGING buffers of 64 x 64 for the
+// residual or for results, which leave as STORE says:
+//   0: row by row from a buffer (rows of y begin anyhow).
+//   1: from registers, 16 bytes a lane.
+//   2: by TMA from a buffer: fewer instructions, so less power; but the last of them leave later.
+//   3: from a buffer, 16 bytes a lane and 128 of a row together.
+#pragma once
+#ifndef GENERATED
+#define WIDTH 2
+#include "common/instance.cuh"
+constexpr int BM = 128, BN = 128;  // a tile: a multiple of 64 (cooperative: 128), of 8
+constexpr int CLUSTER = 1;         // CTAs of a cluster: 1 to 8
+constexpr int ALONG_N = 1;         // of these, neighbours along columns
+constexpr bool PING = true;
+constexpr int KEPT = 0;     // stages of B that a CTA keeps: all of k, or 0 (in the ring)
+constexpr int STAGING = 1;  // buffers of a warpgroup: 0 to 4
+constexpr bool A_ACROSS = false, B_ACROSS = false;
+#define STORE 1
+#define FLIPPED 0  // M counts columns of y and N its rows (SOURCE 2)
+#define PARAMETERS                                                                                 \
+  const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, T *y, i64 ldy, \
+      int M, int N, int K, i64 ldr
+
+#endif  // GENERATED
+#include "gemm/sm90_mainloop.cuh"
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
-constexpr int PANEL = 64 * 128, PANELS = (BN + 63) / 64, A_BYTES = BM * 128,
+constexpr int PANELS = (BN + 63) / 64, A_BYTES = BM * 128,
               B_BYTES = B_ACROSS ? PANELS * PANEL : BN * 128;
 constexpr int STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES);
 constexpr int ALONG_M = CLUSTER / ALONG_N;  // tiles of a cluster
@@ -40,23 +46,6 @@ constexpr int TABLE = 0;
 static_assert(BN % (SOURCE == 2 ? 8 : 64) == 0 && BLOCKS_M >= 1, "tile");
 #if SOURCE == 2
 static_assert(KEPT == 0 && STORE == 3 && STAGING == 1, "tile of a batch");
-// SIZE rows from `row` on at step s of k, of the matrix at those places of the batch's axes. ALL
-// blocks share them, those of the bits of `blocks`: each copies a part for all of them, some of the
-// rows or, where these are neighbours, of the 64 k.
-template <bool ACROSS, int SIZE, int ALL>
-DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int at_1, int at_0,
-                       int rank, u32 blocks) {
-  static_assert(ACROSS || SIZE % (8 * ALL) == 0, "whole groups of 8 rows");
-  const int part = ALL > 1 ? rank * ((ACROSS ? 64 : SIZE) / ALL) : 0;
-#pragma unroll
-  for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
-    const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 + part : row + part;
-    if (ALL > 1)
-      copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
-    else
-      copy4(to + r * 128, map, b, x, y, at_1, at_0);
-  }
-}
 DEV void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(a), "r"(b), "r"(c), "r"(d)
@@ -68,24 +57,12 @@ DEV void load_words(u32 (&v)[4], u32 from) {
                : "r"(from)
                : "memory");
 }
+#define MATRICES matrices
 #define IN_MATRIX(t) ((t) % (tiles_m * tiles_n))
 #else
+#define MATRICES 1
 #define IN_MATRIX(t) (t)
 #endif
-
-// COUNT products of 16 k of a step.
-template <int COUNT>
-DEV void multiply_step(float (&sum)[BLOCKS_M][BN / 2], u64 a, u64 b, int k) {
-  multiply_fence();
-  constexpr int A_STEP = A_ACROSS ? 128 : 2,
-                B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
-#pragma unroll
-  for (int kk = 0; kk < COUNT; kk++)
-#pragma unroll
-    for (int i = 0; i < BLOCKS_M; i++)
-      multiply(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP, (k | kk) != 0);
-  multiply_commit();
-}
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
 struct Tile {
@@ -118,7 +95,7 @@ DEV void store_row(T* y, u32 word, int count, int lane) {
 #define NORMS(i, half)
 #endif
 
-extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAMETERS) {
   extern __shared__ char shared[];
   const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * STAGE_BYTES,
             staging = kept + KEPT * B_BYTES;
@@ -158,23 +135,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elected()) {
+      const u32 all = (1 << CLUSTER) - 1;
       auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s, int matrix) {
-#if SOURCE == 1
-        if (CLUSTER > 1)
-          copy3_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.chunk * 64, s.kh * KW + s.kw,
-                    n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
-        else
-          copy3(to, &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0);
-#elif SOURCE == 2
+#if SOURCE == 2
         copy_of_batch<B_ACROSS, BN, ALONG_M>(to, &map_b, b, s.k, n0, matrix % B1 * b_moves_1,
                                              matrix / B1 * b_moves_0, down,
-                                             ((1 << CLUSTER) - 1) / ((1 << ALONG_N) - 1) << beside);
+                                             all / ((1 << ALONG_N) - 1) << beside);
 #else
-        if (CLUSTER > 1)
-          copy2_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k * 64,
-                    n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
-        else
-          copy2(to, &map_b, b, s.k * 64, n0);
+        const int part = CLUSTER > 1 ? rank : 0, row = n0 + part * (BN / CLUSTER);
+        to += part * (B_BYTES / CLUSTER);
+#if SOURCE == 1
+        copy_filters<(CLUSTER > 1)>(to, &map_b, b, s, s.kh * KW + s.kw, row, all);
+#else
+        copy_matrix<(CLUSTER > 1)>(to, &map_b, b, s.k, row, all);
+#endif
 #endif
       };
       // What of B is constant need not wait for the kernel before.
@@ -191,8 +165,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         }
       }
       wait_for_producers();
-      int slot = 0;
-      u32 phase = 0;
+      Ring stage;
       for (int t = first; t < tiles; t += step) {
         const Tile tile = TILE_AT(t);
         const TileColumns columns_here = COLUMNS_OF(tile.n);
@@ -202,31 +175,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #endif
         Step s(0, chunks, KW);
         for (int k = 0; k < steps; k++, s.next(chunks, KW)) {
-          const u32 to = ring + slot * STAGE_BYTES, b = full + 8 * slot;
+          const u32 to = ring + stage.slot * STAGE_BYTES, b = full + 8 * stage.slot;
           if (KEPT || t != first || k >= ahead) {
-            wait(empty + 8 * slot, phase ^ 1);
+            wait(empty + 8 * stage.slot, stage.phase ^ 1);
             expect_bytes(b, STAGE_BYTES);
             if (!KEPT) copy_columns(to + A_BYTES, b, n0, s, t / (tiles_m * tiles_n));
           }
 #if SOURCE == 1
-          copy_im2col(to, &map_a, b, columns_here.channel + s.chunk * 64, window.w, window.h,
-                      window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+          copy_pixels<false>(to, &map_a, b, s, columns_here.channel, window, (u16)(s.kw * DW),
+                             (u16)(s.kh * DH), 0);
 #elif SOURCE == 2
           copy_of_batch<A_ACROSS, BM, ALONG_N>(to, &map_a, b, s.k, m0,
                                                t / (tiles_m * tiles_n) % B1 * a_moves_1,
                                                t / (tiles_m * tiles_n) / B1 * a_moves_0, beside,
                                                ((1 << ALONG_N) - 1) << down * ALONG_N);
 #else
-          copy2(to, &map_a, b, s.k * 64, m0);
+          copy_matrix<false>(to, &map_a, b, s.k, m0, 0);
 #endif
-          if (++slot == STAGES) slot = 0, phase ^= 1;
+          stage.next();
         }
       }
       // No block may leave while another still signals its barriers.
-      for (int k = 0; k < STAGES && CLUSTER > 1; k++) {
-        wait(empty + 8 * slot, phase ^ 1);
-        if (++slot == STAGES) slot = 0, phase ^= 1;
-      }
+      for (int k = 0; k < STAGES && CLUSTER > 1; k++, stage.next())
+        wait(empty + 8 * stage.slot, stage.phase ^ 1);
     }
 #if RESIDUAL
     if (warp == 1 && elected()) {
@@ -263,17 +234,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     const bool shares =
         thread < CLUSTER && (ALONG_M == 1 || ALONG_N == 1 || thread / ALONG_N == down ||
                              thread % ALONG_N == beside);  // copies with that block
-    int slot = 0;
-    u32 phase = 0;
+    Ring stage;
     if (PING && w == 1) {
       arrive_group(2, 256);  // the first warpgroup goes first
-      slot = steps % STAGES, phase = (steps / STAGES) & 1;
+      stage.skip(steps);
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING,
               mine_empty = residual_empty + 8 * w * STAGING;
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)),
-              b0 = descriptor(KEPT ? kept : ring + A_BYTES) +
-                   (B_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
+              b0 = operand<B_ACROSS>(KEPT ? kept : ring + A_BYTES);
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     if (const int n = COLUMNS_OF(TILE_AT(first).n).first + thread * 8;
         !NORMED && thread * 8 < BN && n < N)
@@ -319,31 +288,23 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       }
 #endif
       if (PING) sync_group(2 + w, 256);
-      int last = -1;
-      for (int k = 0; k < steps; k++) {
-        wait(full + 8 * slot, phase);
+      const auto multiply = [&](int k, int slot) {
         if (KEPT && fresh) wait(kept_full + 8 * k, 0);
         const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)),
                   b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
         if (LAST == PRODUCTS || k < steps - 1)
-          multiply_step<PRODUCTS>(sum, a, b, k);
+          multiply_stage<PRODUCTS, A_ACROSS, B_ACROSS>(sum, a, b, k);
         else
-          multiply_step<LAST>(sum, a, b, k);
-        if (PING && k == steps - 1)
-          arrive_group(
-              2 + (w ^ 1),
-              256);  // before this step is done: the tensor cores find the other's products waiting
-        if (last >=
-            0) {  // the step before is done: its stage is free in every block that shares it
-          multiply_wait<1>();
-          if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
-        }
-        last = slot;
-        if (++slot == STAGES) slot = 0, phase ^= 1;
-      }
+          multiply_stage<LAST, A_ACROSS, B_ACROSS>(sum, a, b, k);
+        // Before this stage is done: the tensor cores find the other's products waiting.
+        if (PING && k == steps - 1) arrive_group(2 + (w ^ 1), 256);
+      };
+      // The stage is free in every CTA that shares it.
+      const auto release = [&](int, int slot) {
+        if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * slot, thread) : arrive(empty + 8 * slot);
+      };
+      mainloop(stage, full, steps, multiply, release);
       fresh = false;
-      multiply_wait<0>();
-      if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
 #if NORMED
       if (!PING)
         sync_group(4 + w,
@@ -356,11 +317,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS_M; i++) norms[i] = inputs[i].norms(epilogue, lane);
 #endif
-      if (PING) {  // skip the other warpgroup's tile
-        const int next = slot + steps;
-        phase ^= (next / STAGES) & 1;
-        slot = next % STAGES;
-      }
+      if (PING) stage.skip(steps);  // the other warpgroup's tile
 #pragma unroll
       for (int i = 0; i < BLOCKS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);

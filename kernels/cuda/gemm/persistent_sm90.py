@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 
-from tracea_onnx.codegen.kernel_request import (
-    HOPPER_SHARED,
-    Argument,
-    Int32,
-    Int64,
-    Kernel,
-    Pointer,
-    Request,
-    TensorMap,
-)
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
-from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.ir.dims import DimLike
 
 from ..common import epilogue, folded_norm
-from ..common.prelude import prelude
+from ..common.epilogue import Parameter
+from ..common.instantiate import ints, longs, pointer
 from ..common.templates import template
-from ..conv import grouped as _grouped
+from .sm90 import Problem, kernel, last_products, matrix
 
+_MAP = "const __grid_constant__ TensorMap"
 _PANEL, _FREE = 64 * 128, (0.0, 0.0)
 
 
@@ -153,9 +145,6 @@ _BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE 
     2464.0,
 )
 _LINES, _SECTORS, _LAST_TURN = 21.8, 0.487, 0.68
-#: How much longer L2 takes for rows of 128 bytes that cross its lines of 128, and for those that
-#: begin within a sector of 32.
-_CROSSED, _CUT = 0.32, 0.87
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger
 #: one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
@@ -247,43 +236,6 @@ def prices(
     }
 
 
-def matrix_product(
-    r: Request,
-    tile: HopperTile,
-    m: DimLike,
-    n: int,
-    k: int,
-    ldx: DimLike,
-    ldw: int,
-    ldy: DimLike,
-    ldr: DimLike,
-    active: DimLike,
-) -> Kernel:
-    """y[m, n] = epilogue(x[m, :] . w[n, :])."""
-    params: list[tuple[str, str, Argument]] = [
-        ("int", "M", Int32(m)),
-        ("int", "N", Int32(n)),
-        ("int", "K", Int32(k)),
-        ("i64", "ldr", Int64(ldr)),
-    ]
-    a = matrix(r, "x", m, k, ldx, (tile.bm, 64))
-    b = matrix(r, "w", n, k, ldw, (tile.bn // tile.cluster, 64))
-    return product(
-        r,
-        tile,
-        source=0,
-        a=a,
-        b=b,
-        rows=m,
-        columns=n,
-        ldy=ldy,
-        ldr=ldr,
-        params=params,
-        active=active,
-        depth=k,
-    )
-
-
 def batched_tiles(
     m: int, n: int, across: tuple[bool, bool], plain: bool = True
 ) -> Iterator[HopperTile]:
@@ -319,14 +271,6 @@ def batched_tiles(
                             beside=beside,
                             panels=panels,
                         )
-
-
-def crossed(pitch: DimLike) -> float:
-    """How many times as long as at multiples of 128 bytes rows take to copy that lie `pitch`
-    elements of two bytes apart.
-    """
-    apart = 2 * multiple_of(pitch)
-    return 1.0 if apart >= 128 else 1.0 + _CROSSED if apart >= 32 else 1.0 + _CUT
 
 
 def batched_cost(
@@ -388,240 +332,62 @@ def batched_prices(
     }
 
 
-def batched_product(
-    r: Request,
-    tile: HopperTile,
-    i: Mapping[str, DimLike],
-    across: tuple[bool, bool],
-    active: DimLike,
-) -> Kernel:
-    """`matmul` of operands that tensor maps reach, with strides `i`."""
-    m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
-    sizes = (("M", n if tile.swap else m), ("N", m if tile.swap else n), ("K", k))
-    params: list[tuple[str, str, Argument]] = [("int", name, Int32(v)) for name, v in sizes]
-    params += [
-        ("int", "B1", Int32(b1)),
-        ("int", "matrices", Int32(D.mul(b0, b1))),
-        ("i64", "ldr", Int64(i["ldr"])),
-    ]
-    params += [("i64", s, Int64(i[s])) for s in ("y_0", "y_1")]
-    swap = tile.swap
-    left, right = [(("a", m), ("b", n)), (("b", n), ("a", m))][swap]
-    maps = [
-        batched_map(r, o, (rows, k), i, across[o == "b"], own, parts)
-        for (o, rows), own, parts in ((left, tile.bm, tile.beside), (right, tile.bn, tile.cluster))
-    ]
-    for name, (o, _) in (("a", left), ("b", right)):
-        params += [
-            ("int", f"{name}_moves_{axis}", Int32(D.less(0, i[f"{o}_{axis}"]))) for axis in (0, 1)
-        ]
-    return product(
-        r, tile, source=2, a=maps[0], b=maps[1], rows=left[1], columns=right[1], ldy=i["ldy"], ldr=i["ldr"], params=params, active=active,
-        across=(across[1], across[0]) if swap else across, batch=D.mul(b0, b1), depth=k,
-    )  # fmt: skip
-
-
-def batched_map(
-    r: Request,
-    operand: str,
-    sizes: tuple[DimLike, DimLike],
-    i: Mapping[str, DimLike],
-    turned: bool,
-    own: int,
-    parts: int = 1,
-) -> TensorMap:
-    """Matrices of `sizes` rows and k of a batch, with strides `i`, of which `parts` blocks copy
-    `own` rows, or 64 where they are `turned`: contiguous along their rows."""
-    pitch = i[f"{operand}_{'k' if turned else 'm' if operand == 'a' else 'n'}"]
-    strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
-    return TensorMap(
-        Pointer(operand), r.dtype, (*(sizes if turned else sizes[::-1]), r.ints["B1"], r.ints["B0"]), tuple(D.maximum(D.mul(s, 2), 16) for s in strides),
-        (64, (64 if turned else own) // parts, 1, 1),
-    )  # fmt: skip
-
-
-def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Lower and upper corner (W, H) of the im2col box of a convolution; None when they are symbolic
-    or out of what a tensor map holds.
-    """
-    i = r.ints
-    upper = [
-        _upper(i[f"I{a}"], i[f"O{a}"], i[f"S{a}"], i[p]) for a, p in (("W", "PL"), ("H", "PT"))
-    ]
-    steps = [i["SW"], i["SH"], (i["KW"] - 1) * i["DW"], (i["KH"] - 1) * i["DH"], i["PL"], i["PT"]]
-    if any(not isinstance(v, int) for v in (*upper, *steps)):
-        return None
-    low = (-int(steps[4]), -int(steps[5]))
-    high = (int(upper[0]), int(upper[1]))
-    if (
-        not all(-128 <= v <= 127 for v in (*low, *high))
-        or max(int(s) for s in steps[:2]) > 8
-        or max(int(s) for s in steps[2:4]) > 255
-    ):
-        return None
-    return low, high
-
-
-def _upper(size: DimLike, count: DimLike, stride: DimLike, before: DimLike) -> DimLike:
-    """Where the last window begins, counted from the last pixel; for windows as many as fit a
-    symbolic size, where the last one of any size may.
-    """
-    last = D.sub(count, 1)
-    if isinstance(last, D.Dim) and last.op == "floordiv" and last.args[1] == stride:
-        return D.sub(D.sub(last.args[0], size) + 1, before)
-    return D.sub(D.sub(D.mul(last, stride) + 1, size), before)
-
-
-def image_maps(
-    r: Request, pixels: int, filters: int
-) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:
-    """Tensor maps of a convolution's pixels and filters, that many in one copy, and the sizes its
-    kernel needs; `corners` must not be None.
-    """
-    i = r.ints
-    box = corners(r)
-    assert box is not None
-    oc, taps, bundle = int(i["OC"]), int(i["KH"]) * int(i["KW"]), _grouped.of(r)
-    x = TensorMap(
-        Pointer("x"), r.dtype, (int(i["IC"]), i["IW"], i["IH"], i["N"]), tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")), (), 128,
-        (box[0], box[1], 64, pixels), (1, int(i["SW"]), int(i["SH"]), 1),
-    )  # fmt: skip
-    strides = (bundle.pitch * 2, taps * bundle.pitch * 2)
-    w = TensorMap(
-        Pointer("w", _grouped.filters(r)),
-        r.dtype,
-        (bundle.pitch, taps, oc),
-        strides,
-        (64, 1, filters),
-    )
-    params: list[tuple[str, str, Argument]] = [("int", "chunks", Int32(bundle.chunks))]
-    params += [
-        ("int", n, Int32(i[n]))
-        for n in ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
-    ]
-    return x, w, params + _grouped.parameters(r)
-
-
-def convolution(r: Request, tile: HopperTile, rows: DimLike, active: DimLike) -> Kernel:
-    """A convolution whose output pixels follow each other."""
-    i, oc = r.ints, int(r.ints["OC"])
-    a, b, sizes = image_maps(r, tile.bm, tile.bn // tile.cluster)
-    params: list[tuple[str, str, Argument]] = [
-        ("int", "M", Int32(rows)),
-        ("int", "N", Int32(oc)),
-        ("i64", "ldr", Int64(i.get("r_cs", 0))),
-        *sizes,
-    ]
-    r = replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}})
-    return product(
-        r,
-        tile,
-        source=1,
-        a=a,
-        b=b,
-        rows=rows,
-        columns=oc,
-        ldy=i["y_cs"],
-        ldr=i.get("r_cs", 0),
-        params=params,
-        active=active,
-    )
-
-
-def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> bool:
-    """Whether every operand can be a tensor map: 16-byte aligned with pitches of 16-byte multiples,
-    16-bit types, Hopper.
-    """
-    return (
-        r.arch == 90
-        and r.dtype in (DType.F16, DType.BF16)
-        and not set(operands) & r.unaligned
-        and all(multiple_of(p) * 2 >= 16 for p in pitches)
-    )
-
-
-def matrix(
-    r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: DimLike, box: tuple[int, int]
-) -> TensorMap:
-    """Row-major [rows, columns]; box = (rows, columns) of one copy."""
-    return TensorMap(
-        Pointer(operand), r.dtype, (columns, rows), (D.mul(pitch, 2),), (box[1], box[0])
-    )
-
-
-def product(
-    r: Request, tile: HopperTile, *, source: int, a: TensorMap, b: TensorMap, rows: DimLike, columns: DimLike, ldy: DimLike, ldr: DimLike,
-    params: Sequence[tuple[str, str, Argument]], active: DimLike = 1, across: tuple[bool, bool] = (False, False), batch: DimLike = 1,
-    depth: DimLike = 0,
-) -> Kernel:  # fmt: skip
-    """The kernel. params: sizes that the source needs. batch: matrices, across: operands that are
-    contiguous along their rows (source 2); depth: k of matrices."""
+def product(problem: Problem, tile: HopperTile, active: DimLike = 1) -> Kernel:
+    """The kernel; active: 0 empties the grid."""
+    r, batch = problem.request, problem.source == 2
     residual = r.program is None and epilogue.residual(r)
-    pitches = (ldy, r.ints.get("y_0", 0), r.ints.get("y_1", 0)) if source == 2 else (ldy,)
-    vector, normed = epilogue.vector(r, "y", pitches), folded_norm.normed(r)
-    assert vector or not residual
-    epi = epilogue.epilogue(
-        r, (ldr,), width=2, staged=residual, touched=True, tabled=normed, scaled=source == 2
-    )
-    tile = staged(tile, residual, vector, epi.column)
+    assert problem.y_vector or not residual
+    epi = problem.epilogue(2, residual, tabled=folded_norm.normed(r))
+    tile = staged(tile, residual, problem.y_vector, epi.column)
+    rows, columns, ldy, ldr = problem.rows, problem.columns, problem.ldy, problem.ldr
     # Where the last columns do not fill 16 bytes, a tensor copy was seen to write beyond them.
-    store = (
-        0
-        if not vector
-        else 2
-        if tile.tma and not residual and columns % 8 == 0 and source != 2
-        else 3
-        if source == 2
-        else 1
-    )
-    map_type = "const __grid_constant__ TensorMap"
-    parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b)]
+    by_tma = tile.tma and not residual and columns % 8 == 0
+    store = 0 if not problem.y_vector else 3 if batch else 2 if by_tma else 1
+    a, b = problem.maps((tile.bm, tile.beside), (tile.bn, tile.cluster))
+    parameters: list[Parameter] = [(_MAP, "map_a", a), (_MAP, "map_b", b)]
     if store == 2:
-        parameters.append((map_type, "map_y", matrix(r, "y", rows, columns, ldy, (16, 64))))
+        parameters.append((_MAP, "map_y", matrix(r, "y", rows, columns, ldy, (16, 64))))
     else:
-        parameters += [("T*", "y", Pointer("y")), ("i64", "ldy", Int64(ldy))]
+        parameters += [pointer("T", "y"), *longs({"ldy": ldy})]
     if residual:
-        parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
-    parameters += [*params, *epi.parameters]
-    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 else None
-    across_y = rows if tile.swap else columns
-    text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(residual)}", f"#define STORE {store}",
-        f"#define MATRICES {'matrices' if source == 2 else '1'}", f"constexpr bool A_ACROSS = {int(across[0])}, B_ACROSS = {int(across[1])};",
-        # tiles of STORE 2 have many steps
-        f"#define FLIPPED {int(tile.swap)}", f"constexpr int LAST = {4 if store == 2 else last_products(depth)};",
-        f"#define Y_VECTOR {int(vector)}",
-        f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.blocks}, ALONG_N = {tile.beside};",
-        f"constexpr int STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(multiple_of(across_y) >= 8)};",
-        _grouped.constants(grouped), multiply(tile.bn, mma, across), template("common/tma"), _grouped.template(grouped),
-        folded_norm.template(r), epi.source, folded_norm.source(r, columns, r.ints.get("K", 0)),
-        template("common/epilogue_store"), template("gemm/persistent_sm90"),
-    ])  # fmt: skip
-    tiles_m, tiles_n = (
-        D.ceildiv(rows, tile.bm * tile.cluster),
-        _grouped.tiles(r, tile.bn) if source == 1 else D.ceildiv(columns, tile.bn * tile.beside),
-    )
+        parameters.append((_MAP, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
+    parameters += [*ints({"M": rows, "N": columns}), *longs({"ldr": ldr}), *problem.parameters]
+    count: DimLike = 1
+    if batch:
+        count = D.mul(r.ints["B0"], r.ints["B1"])
+        parameters += ints({"B1": r.ints["B1"], "matrices": count})
+    tiles_m = D.ceildiv(rows, tile.bm * tile.cluster)
+    tiles_n = problem.column_tiles(tile.bn * tile.beside)
     if tile.kept:
         assert isinstance(tiles_n, int)
-        grid = D.mul(D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n), active)
+        grid = D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n)
     else:
-        grid = D.mul(
-            D.mul(
-                D.minimum(D.product([tiles_m, tiles_n, batch]), _clusters(tile, r.sms)), tile.blocks
-            ),
-            active,
-        )
-    return Kernel(
-        text,
-        "product_wgmma",
-        (grid, 1, 1),
+        clusters = D.minimum(D.product([tiles_m, tiles_n, count]), _clusters(tile, r.sms))
+        grid = D.mul(clusters, tile.blocks)
+    return kernel(
+        problem,
+        "gemm/persistent_sm90",
+        parameters,
+        epi,
+        tile.bn,
+        (D.mul(grid, active), 1, 1),
         384,
-        tuple(v for _, _, v in parameters),
-        tile.smem,
-        tile.blocks,
-        True,
+        tile,
+        residual,
+        {"STORE": store, "FLIPPED": tile.swap},
+        {
+            "BM": tile.bm,
+            "BN": tile.bn,
+            "CLUSTER": tile.blocks,
+            "ALONG_N": tile.beside,
+            "PING": tile.ping,
+            "KEPT": tile.kept,
+            "STAGING": tile.staging,
+            "A_ACROSS": problem.across[0],
+            "B_ACROSS": problem.across[1],
+            # tiles of STORE 2 have many steps
+            "LAST": 4 if store == 2 else last_products(problem.depth),
+        },
     )
 
 
@@ -631,46 +397,10 @@ def _clusters(t: HopperTile, sms: int) -> int:
     return max(1, sms // t.blocks if t.blocks < 4 else sms * 10 // 11 // t.blocks)
 
 
-def last_products(k: DimLike) -> int:
-    """Products of 16 k that the last step of 64 has."""
-    return -(-(k % 64) // 16) if isinstance(k, int) and k % 64 else 4
-
-
-def _multiply(
-    name: str, n: int, k: int, mma: str, operands: tuple[str, ...], given: str, more: str
-) -> str:
-    """A function of sum[64 x n] and these parameters, `given` to wgmma in that order; more: its
-    further constants.
-    """
-    count = n // 2
-    results = ", ".join(f"%{i}" for i in range(count))
-    places = given.format(*(f"%{count + i}" for i in range(len(operands))))
-    outputs, inputs = ", ".join(f'"+f"(d[{i}])' for i in range(count)), ", ".join(operands)
-    parameters = "const u32 (&a)[4]" if len(operands) > 2 else "u64 a"
+def multiply(n: int, mma: str) -> str:
+    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`."""
     return (
-        f'DEV void {name}(float (&d)[{count}], {parameters}, u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + len(operands)}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{mma}.{mma} {{{results}}}, {places}, p, 1, 1{more};}}"\n    : {outputs} : {inputs}, "r"(add));\n}}\n'
-    )
-
-
-def multiply_tf32(n: int) -> str:
-    """`multiply_by_group(sum, a, b, add)`: sum[64 x n] = a b^T of eight k, a in registers, plus sum
-    where `add`.
-    """
-    operands = (*(f'"r"(a[{i}])' for i in range(4)), '"l"(b)')
-    return _multiply("multiply_by_group", n, 8, "tf32", operands, "{{{0}, {1}, {2}, {3}}}, {4}", "")
-
-
-def multiply(n: int, mma: str, across: tuple[bool, bool] = (False, False)) -> str:
-    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`. across: operands that
-    are contiguous along their rows.
-    """
-    return _multiply(
-        "multiply",
-        n,
-        16,
-        mma,
-        ('"l"(a)', '"l"(b)'),
-        "{0}, {1}",
-        f", {int(across[0])}, {int(across[1])}",
+        f'#define MMA_TYPE "{mma}"\n#define WGMMA_SIZES WGMMA({n})\n{template("common/wgmma")}'
+        "template <int COUNT>\nDEV void multiply(float (&d)[COUNT], u64 a, u64 b, int add) {\n"
+        "  wgmma(d, a, b, add);\n}\n"
     )

@@ -26,13 +26,16 @@ from tracea_onnx.ir.dims import DimLike, factor, multiple_of
 from tracea_onnx.runtime import device_caps
 
 from ..common import epilogue, folded_norm
+from ..common.instantiate import MMA_TYPE as _MMA_TYPE
+from ..common.instantiate import defines as _defines
+from ..common.instantiate import wgmma
 from ..common.launch import declared
 from ..common.prelude import prelude
 from ..common.templates import template
 from . import block_costs, cluster_splitk_sm90, persistent_sm90
 from .multistage_sm80 import tiles as multistage_tiles
 
-MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
+MMA_TYPE = _MMA_TYPE
 
 
 _FREE = (0.0, 0.0)
@@ -68,7 +71,7 @@ def prices(
     the residual, too; bundles: of n columns each, which these kernels take; pixel: clocks that
     copying 64 channels of one pixel, and of one filter, takes at least; made: as for
     `grouped.made`; windows: of what convolution of two-byte elements rows are windows, "conv" or
-    "deconv"; crossed: `persistent_sm90.crossed` of A where tensor maps reach it."""
+    "deconv"; crossed: `sm90.crossed` of A where tensor maps reach it."""
     if maps:
         sizes = (
             m,
@@ -350,7 +353,7 @@ def product(
         for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")
     ]
     text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
+        prelude(r.dtype), f"#define IS_F32 {int(f32)}", _defines(wgmma(r.dtype, tile.bn)), f"#define SPLIT {tile.split}",
         f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if simt else 1) else ''}",
         f"#define SOURCE {source}", f"#define GROUPED {int(tile.grouped)}", f"#define LATE {int(tile.late)}", *defines, f"#define PARAMETERS {declared(r, parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
@@ -359,9 +362,9 @@ def product(
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
         f"constexpr bool A_WHOLE = {int(whole(r, a, 'M'))}, B_WHOLE = {int(whole(r, b, 'N'))};", f"constexpr int Y_EACH = {each(r)};",
         f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if simt else ''};",
-        epi.source, "" if f32 else template("common/shifted_loads"), template("common/hopper") if tile.grouped else "", template("gemm/multistage_sm80/loads"),
+        epi.source, "" if f32 else template("gemm/multistage_sm80/shifted_loads"), template("common/hopper") if tile.grouped else "", template("gemm/multistage_sm80/loads"),
         *([template("gemm/multistage_sm80/operands_f32", f"gemm/multistage_sm80/mainloop_{'simt' if simt else 'tf32'}")] if f32 else []),
-        *([persistent_sm90.multiply_tf32(tile.bn), template("gemm/multistage_sm80/wgmma_tf32")] if tile.grouped else []), template("gemm/multistage_sm80/store"),
+        *([template("common/wgmma", "gemm/multistage_sm80/wgmma_tf32")] if tile.grouped else []), template("gemm/multistage_sm80/store"),
         template("gemm/multistage_sm80/gemm"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)

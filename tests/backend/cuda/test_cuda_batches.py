@@ -27,7 +27,7 @@ def test_batches_that_tensor_maps_reach() -> None:
         for d in (DType.F16, DType.BF16):
             (kernel,) = kernels_of(batched(d, 512, 64, 512, a, b))
             maps = [arg for arg in kernel.args if isinstance(arg, TensorMap)]
-            assert kernel.symbol == "product_split" and kernel.grid[1:] == (3, 2)
+            assert kernel.symbol == "gemm_cluster_splitk_sm90" and kernel.grid[1:] == (3, 2)
             assert [m.dims for m in maps] == [
                 (512, 512, 3, 2),
                 (64, 512, 3, 2) if b[1] == 1 else (512, 64, 3, 2),
@@ -52,7 +52,7 @@ def test_large_batches_take_turns() -> None:
             (904, 128, 9, 4) if a[0] == 1 else (128, 904, 9, 4),
             (128, 504, 9, 4) if b[0] == 1 else (504, 128, 9, 4),
         ]
-        assert kernel.symbol == "product_wgmma" and kernel.grid in ((132, 1, 1), (120, 1, 1))
+        assert kernel.symbol == "gemm_persistent_sm90" and kernel.grid in ((132, 1, 1), (120, 1, 1))
         assert [m.dims for m in sorted(maps, key=lambda m: m.pointer.operand)] == sizes
         compile_kernels([kernel], 90)
 
@@ -133,7 +133,7 @@ def test_rows_that_cross_lines_cost_more() -> None:
     """Rows at multiples of 16 bytes cost more than at multiples of 32, and these more than at
     multiples of 128.
     """
-    crossed = discovery.module("kernels", "cuda.gemm.persistent_sm90").crossed
+    crossed = discovery.module("kernels", "cuda.gemm.sm90").crossed
     assert crossed(64) == 1.0 < crossed(80) == crossed(16) < crossed(72) == crossed(8)
 
 

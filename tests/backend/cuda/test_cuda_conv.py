@@ -203,13 +203,19 @@ def resident(r: Request) -> list[bool]:
 
 
 def hopper(r: Request) -> bool:
-    return any(k.symbol in ("product_wgmma", "product_split", "conv_halo") for k in kernels_of(r))
+    return any(
+        k.symbol in ("gemm_persistent_sm90", "gemm_cluster_splitk_sm90", "conv_halo")
+        for k in kernels_of(r)
+    )
 
 
 def test_im2col_maps() -> None:
     (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512, 3, 2))
     maps = [a for a in k.args if isinstance(a, TensorMap)]
-    assert k.symbol in ("product_wgmma", "product_split") and maps[0].im2col is not None
+    assert (
+        k.symbol in ("gemm_persistent_sm90", "gemm_cluster_splitk_sm90")
+        and maps[0].im2col is not None
+    )
     lower, upper, channels, pixels = maps[0].im2col
     assert (lower, upper, channels) == ((-1, -1), (-2, -2), 64) and pixels % 8 == 0
     assert maps[0].steps == (1, 2, 2, 1)
@@ -228,7 +234,7 @@ def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
 
 
 def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
-    corners = discovery.module("kernels", "cuda.gemm.persistent_sm90").corners
+    corners = discovery.module("kernels", "cuda.gemm.sm90").corners
     for kernel, stride, pad in ((3, 2, 1), (2, 2, 0), (5, 3, 2), (7, 4, 3)):
         (_, top), (_, bottom) = corners(
             conv(DType.F16, 1, 64, D.symbol("h"), 28, 64, kernel, stride, pad)
@@ -326,8 +332,8 @@ def test_only_constant_weights_are_read_before_the_kernel_before_is_done() -> No
     assert {k.symbol for r in shapes for k in kernels_of(r)} == {
         "conv_small_c_pool",
         "conv_halo",
-        "product_wgmma",
-        "product_split",
+        "gemm_persistent_sm90",
+        "gemm_cluster_splitk_sm90",
     }
     for r in shapes:
         for constant in (False, True):
@@ -358,7 +364,8 @@ def test_phases_of_transposed_convolutions_reach_tensor_maps(
                 conv(dtype, n, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d")
             )
             assert all(
-                k.symbol == "product_split" and k.grid[1] == stride * stride for k in kernels
+                k.symbol == "gemm_cluster_splitk_sm90" and k.grid[1] == stride * stride
+                for k in kernels
             )
             check_kernels(kernels, 90)
     (k,) = kernels_of(
@@ -456,7 +463,7 @@ def test_only_sums_that_other_groups_reach_are_mended() -> None:
             == ("own_x" in k.source.split("EPILOGUE_ARGUMENTS")[0])
         )
     (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512))
-    assert "struct Own" not in k.source
+    assert "#define MIXED 0" in k.source
 
 
 @pytest.mark.parametrize("groups", [2, 9, 32])

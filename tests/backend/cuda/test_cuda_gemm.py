@@ -205,19 +205,19 @@ def test_every_activation_compiles() -> None:
 
 def test_hopper_kernel_only_where_tensor_maps_reach() -> None:
     assert kernels_of(gemm(DType.F16, 8192, 4096, 4096))[0].symbol in (
-        "product_wgmma",
-        "product_split",
+        "gemm_persistent_sm90",
+        "gemm_cluster_splitk_sm90",
     )
     for r in (gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096)):
         assert [k.symbol for k in kernels_of(r)] == ["product_tile"]
     # its results need not lie at multiples of 16 bytes, a residual must
-    for res_mode, symbol in ((0, "product_wgmma"), (1, "product_split")):
+    for res_mode, symbol in ((0, "gemm_persistent_sm90"), (1, "gemm_cluster_splitk_sm90")):
         for r in (
             gemm(DType.F16, 8192, 4095, 4096, res_mode=res_mode),
             gemm(DType.F16, 8192, 4096, 4096, unaligned=("y", "res"), res_mode=res_mode),
         ):
             assert kernels_of(r)[0].symbol == symbol
-    assert kernels_of(gemm(DType.F16, 16, 4096, 4096))[0].symbol == "product_split"
+    assert kernels_of(gemm(DType.F16, 16, 4096, 4096))[0].symbol == "gemm_cluster_splitk_sm90"
 
 
 def test_rows_known_at_run_time_take_one_kernel_each() -> None:

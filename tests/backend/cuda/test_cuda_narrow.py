@@ -261,7 +261,7 @@ def test_patches_are_for_large_windows_of_few_outputs() -> None:
     head, small = Shape(10, 40, 88, 72, 9, (7, 7), pad=(3, 3)), Shape(8, 512, 20, 20, 12)
     assert [cuda.emit(_request(v, F16))[0].symbol for v in (head, small)] == [
         "conv_small_c_patch",
-        "product_split",
+        "gemm_cluster_splitk_sm90",
     ]
     assert not patch.supports(_request(Shape(1, 512, 28, 28, 512), F16))
 

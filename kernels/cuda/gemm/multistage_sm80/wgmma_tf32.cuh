@@ -99,11 +99,11 @@ struct Accumulator : WarpSums {
     const u64 rest = lines(parts), whole = lines(B_TRANS ? parts + PART_BYTES : b);
     multiply_fence();
 #pragma unroll
-    for (int kk = 0; kk < 4; kk++) multiply_by_group(part, low[kk], whole + kk * 2, kk > 0);
+    for (int kk = 0; kk < 4; kk++) wgmma(part, low[kk], whole + kk * 2, kk > 0);
 #pragma unroll
-    for (int kk = 0; kk < 4; kk++) multiply_by_group(part, high[kk][0], rest + kk * 2, 1);
+    for (int kk = 0; kk < 4; kk++) wgmma(part, high[kk][0], rest + kk * 2, 1);
 #pragma unroll
-    for (int kk = 0; kk < 4; kk++) multiply_by_group(part, high[kk][0], whole + kk * 2, 1);
+    for (int kk = 0; kk < 4; kk++) wgmma(part, high[kk][0], whole + kk * 2, 1);
     multiply_commit();
 #if !LATE
     finish();

@@ -1,0 +1,249 @@
+"""What the GEMM kernels of Hopper share (`sm90_mainloop.cuh`): problems, tensor maps, definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+
+from ..common import epilogue as _epilogue
+from ..common import folded_norm
+from ..common.epilogue import Epilogue, Parameter
+from ..common.instantiate import instantiate, ints, longs, wgmma
+from ..conv import grouped as _grouped
+
+#: How much longer L2 takes for rows of 128 bytes that cross its lines of 128, and for those that
+#: begin within a sector of 32.
+_CROSSED, _CUT = 0.32, 0.87
+_Maps = Callable[[tuple[int, int], tuple[int, int]], tuple[TensorMap, TensorMap]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """y[rows, columns] = epilogue(A[rows, k] B[columns, k]^T). source: as in `sm90_mainloop.cuh`.
+    maps: tensor maps of A and B for a tile's rows of each, and how many CTAs copy parts of these;
+    parameters: what the source needs beyond M, N and the pitches; pitches: of y along every axis;
+    full: of a residual. across: operands that are contiguous along their rows, depth: k, of
+    matrices; groups: whether columns are those of a convolution's groups; beside: blocks of a grid
+    along its other axes; swapped: rows of the problem are y's columns."""
+
+    request: Request
+    source: int
+    rows: DimLike
+    columns: DimLike
+    ldy: DimLike
+    ldr: DimLike
+    maps: _Maps
+    parameters: Sequence[Parameter]
+    pitches: tuple[DimLike, ...]
+    full: tuple[DimLike, ...]
+    across: tuple[bool, bool] = (False, False)
+    depth: DimLike = 0
+    groups: bool = False
+    beside: tuple[DimLike, DimLike] = (1, 1)
+    swapped: bool = False
+    turned: bool = False
+    constants: Mapping[str, bool | int] = field(default_factory=dict)
+
+    def column_tiles(self, width: int) -> DimLike:
+        """Tiles along columns, none of which has columns of two bundles of groups."""
+        return (
+            _grouped.tiles(self.request, width) if self.groups else D.ceildiv(self.columns, width)
+        )
+
+    @property
+    def y_vector(self) -> bool:
+        """Whether rows of y begin at multiples of 16 bytes."""
+        return _epilogue.vector(self.request, "y", self.pitches)
+
+    def epilogue(self, width: int, staged: bool, **ways: bool) -> Epilogue:
+        """The epilogue of `width` columns at a time, between norms of rows."""
+        r = self.request
+        e = _epilogue.epilogue(
+            r, self.full, width=width, staged=staged, touched=True, scaled=self.source == 2, **ways
+        )
+        norms = folded_norm.source(r, self.columns, r.ints.get("K", 0))
+        return replace(e, source=folded_norm.template(r) + e.source + norms)
+
+
+def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> bool:
+    """Whether every operand can be a tensor map: 16-byte aligned with pitches of 16-byte multiples,
+    16-bit types, Hopper.
+    """
+    return (
+        r.arch == 90
+        and r.dtype in (DType.F16, DType.BF16)
+        and not set(operands) & r.unaligned
+        and all(multiple_of(p) * 2 >= 16 for p in pitches)
+    )
+
+
+def crossed(pitch: DimLike) -> float:
+    """How many times as long as at multiples of 128 bytes rows take to copy that lie `pitch`
+    elements of two bytes apart.
+    """
+    apart = 2 * multiple_of(pitch)
+    return 1.0 if apart >= 128 else 1.0 + _CROSSED if apart >= 32 else 1.0 + _CUT
+
+
+def last_products(k: DimLike) -> int:
+    """Products of 16 k that the last step of 64 has."""
+    return -(-(k % 64) // 16) if isinstance(k, int) and k % 64 else 4
+
+
+def matrix(
+    r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: DimLike, box: tuple[int, int]
+) -> TensorMap:
+    """Row-major [rows, columns]; box = (rows, columns) of one copy."""
+    return TensorMap(
+        Pointer(operand), r.dtype, (columns, rows), (D.mul(pitch, 2),), (box[1], box[0])
+    )
+
+
+def matrices(
+    r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike
+) -> Problem:
+    """y[m, n] = epilogue(x[m, :] . w[n, :])."""
+
+    def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
+        left = matrix(r, "x", m, k, ldx, (a[0] // a[1], 64))
+        return left, matrix(r, "w", n, k, ldw, (b[0] // b[1], 64))
+
+    return Problem(r, 0, m, n, ldy, ldr, maps, ints({"K": k}), (ldy,), (ldr,), depth=k)
+
+
+def batch(
+    r: Request, i: Mapping[str, DimLike], across: tuple[bool, bool], swapped: bool = False
+) -> Problem:
+    """`matmul` of operands that tensor maps reach, with strides `i`. across: operands that are
+    contiguous along their rows; swapped: b is A."""
+    m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
+    sides = [("a", "m", m, across[0]), ("b", "n", n, across[1])]
+    sides = sides[::-1] if swapped else sides
+    (*_, rows, first), (*_, columns, second) = sides
+    moves = {
+        f"{name}_moves_{axis}": D.less(0, i[f"{operand}_{axis}"])
+        for name, (operand, *_) in zip("ab", sides, strict=True)
+        for axis in (0, 1)
+    }
+
+    def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
+        left, right = (
+            TensorMap(
+                Pointer(operand),
+                r.dtype,
+                (*((count, k) if turned else (k, count)), b1, b0),
+                tuple(
+                    D.maximum(D.mul(i[f"{operand}_{axis}"], 2), 16)
+                    for axis in ("k" if turned else row, 1, 0)
+                ),
+                (64, (64 if turned else own) // parts, 1, 1),
+            )
+            for (operand, row, count, turned), (own, parts) in zip(sides, (a, b), strict=True)
+        )
+        return left, right
+
+    parameters = [*ints({"K": k}), *longs({s: i[s] for s in ("y_0", "y_1")}), *ints(moves)]
+    pitches = (i["ldy"], *(r.ints.get(s, 0) for s in ("y_0", "y_1")))
+    return Problem(
+        r, 2, rows, columns, i["ldy"], i["ldr"], maps, parameters, pitches, (i["ldr"],),
+        (first, second), k, beside=(b1, b0), swapped=swapped,
+    )  # fmt: skip
+
+
+def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Lower and upper corner (W, H) of the im2col box of a convolution; None when they are symbolic
+    or out of what a tensor map holds.
+    """
+    i = r.ints
+    upper = [
+        _upper(i[f"I{a}"], i[f"O{a}"], i[f"S{a}"], i[p]) for a, p in (("W", "PL"), ("H", "PT"))
+    ]
+    steps = [i["SW"], i["SH"], (i["KW"] - 1) * i["DW"], (i["KH"] - 1) * i["DH"], i["PL"], i["PT"]]
+    if any(not isinstance(v, int) for v in (*upper, *steps)):
+        return None
+    low = (-int(steps[4]), -int(steps[5]))
+    high = (int(upper[0]), int(upper[1]))
+    if (
+        not all(-128 <= v <= 127 for v in (*low, *high))
+        or max(int(s) for s in steps[:2]) > 8
+        or max(int(s) for s in steps[2:4]) > 255
+    ):
+        return None
+    return low, high
+
+
+def _upper(size: DimLike, count: DimLike, stride: DimLike, before: DimLike) -> DimLike:
+    """Where the last window begins, counted from the last pixel; for windows as many as fit a
+    symbolic size, where the last one of any size may.
+    """
+    last = D.sub(count, 1)
+    if isinstance(last, D.Dim) and last.op == "floordiv" and last.args[1] == stride:
+        return D.sub(D.sub(last.args[0], size) + 1, before)
+    return D.sub(D.sub(D.mul(last, stride) + 1, size), before)
+
+
+def windows(r: Request, rows: DimLike) -> Problem:
+    """A convolution of `rows` output pixels, which follow each other; `corners` must not be None."""
+    i, box, bundle = r.ints, corners(r), _grouped.of(r)
+    assert box is not None
+    oc, taps, ldr = int(i["OC"]), int(i["KH"]) * int(i["KW"]), i.get("r_cs", 0)
+    pitch = 2 * bundle.pitch
+
+    def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
+        pixels = TensorMap(
+            Pointer("x"),
+            r.dtype,
+            (int(i["IC"]), i["IW"], i["IH"], i["N"]),
+            tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
+            (),
+            128,
+            (*box, 64, a[0] // a[1]),
+            (1, int(i["SW"]), int(i["SH"]), 1),
+        )
+        filters = Pointer("w", _grouped.filters(r))
+        strides, one = (pitch, taps * pitch), (64, 1, b[0] // b[1])
+        return pixels, TensorMap(filters, r.dtype, (bundle.pitch, taps, oc), strides, one)
+
+    names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
+    parameters = ints({"chunks": bundle.chunks, **{n: i[n] for n in names}})
+    parameters += _grouped.parameters(r)
+    r = replace(r, ints={**i, **{f"o{k}_ld": ldr for k in range(4)}})
+    return Problem(
+        r, 1, rows, oc, i["y_cs"], ldr, maps, parameters, (i["y_cs"],), (ldr,), groups=True
+    )
+
+
+def kernel(
+    problem: Problem, header: str, parameters: Sequence[Parameter], epilogue: Epilogue, width: int,
+    grid: tuple[DimLike, DimLike, DimLike], threads: int, tile: Any, residual: bool,
+    macros: Mapping[str, bool | int | str], constants: Mapping[str, bool | int],
+) -> Kernel:  # fmt: skip
+    """The kernel `gemm_<name>` of the header `gemm/<name>`; width: columns of a wgmma."""
+    r, columns = problem.request, problem.rows if problem.swapped else problem.columns
+    common = {"SOURCE": problem.source, "RESIDUAL": residual, "Y_VECTOR": problem.y_vector}
+    return instantiate(
+        r,
+        header.replace("/", "_"),
+        header,
+        parameters,
+        grid,
+        threads,
+        epilogue=epilogue,
+        macros={**common, **wgmma(r.dtype, width), **macros},
+        constants={
+            "EARLY": "w" in r.constant,
+            "WHOLE_CHUNKS": multiple_of(columns) >= 8,
+            "STAGES": tile.stages,
+            **problem.constants,
+            **constants,
+        },
+        text=_grouped.constants(r if problem.groups else None) + "\n",
+        smem=tile.smem,
+        cluster=tile.clustered,
+    )

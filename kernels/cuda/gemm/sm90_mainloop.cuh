@@ -1,0 +1,142 @@
+// What GEMM kernels of Hopper share: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types,
+// by tensor copies (TMA) into a ring of stages, each 64 of k, and wgmma. Two schedulers use it:
+// gemm/persistent_sm90.cuh and gemm/cluster_splitk_sm90.cuh.
+//
+// SOURCE is where operands come from:
+//   0: matrices.
+//   1: a convolution. Rows of A are output pixels, read by im2col TMA; k runs over (kh, kw, 64
+//      channels).
+//   2: matrices of a batch, of two run-time operands; A_ACROSS, B_ACROSS: the operand is contiguous
+//      along its rows, not along k, and lies in panels of 64 rows by 64 k.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr bool EARLY = true;  // B is constant: copied before griddepcontrol.wait
+constexpr int LAST = 4;       // products of 16 of k in the last stage: 1 to 4
+constexpr int PRODUCTS = 4;   // of 16 of k in the others (below 4: few channels)
+constexpr int STAGES = 4;     // of the ring
+#define RESIDUAL 0            // the epilogue is given a residual
+#define NORMED 0              // the epilogue is given norms of rows (common/folded_norm.cuh)
+#define MEASURED 0            // statistics of y's rows are wanted (the same)
+#define MIXED 0               // tiles have other groups' channels (conv/grouped.cuh)
+#ifndef WGMMA_SIZES
+#define MMA_TYPE "f16"
+#define WGMMA_SIZES WGMMA(128)
+#endif
+
+#endif  // GENERATED
+#include "common/tma.cuh"
+#include "common/wgmma.cuh"
+#include "common/epilogue_store.cuh"
+#if MIXED
+#include "conv/grouped.cuh"
+#endif
+
+constexpr int PANEL = 64 * 128;  // bytes of 64 rows of a stage
+// Descriptor of an operand of a stage.
+template <bool ACROSS>
+DEV u64 operand(u32 address) {
+  return descriptor(address) + (ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
+}
+// COUNT products of 16 of k of a stage, for each block of 64 rows.
+template <int COUNT, bool A_ACROSS, bool B_ACROSS, int BLOCKS, int RESULTS>
+DEV void multiply_stage(float (&sum)[BLOCKS][RESULTS], u64 a, u64 b, int k) {
+  constexpr int A_STEP = A_ACROSS ? 128 : 2,
+                B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+  multiply_fence();
+#pragma unroll
+  for (int kk = 0; kk < COUNT; kk++)
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++)
+      wgmma<A_ACROSS, B_ACROSS>(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP,
+                                (k | kk) != 0);
+  multiply_commit();
+}
+
+// A stage of the ring, and the phase of its barriers, which changes where the ring began.
+struct Ring {
+  int slot = 0;
+  u32 phase = 0;
+  METHOD void next() {
+    if (++slot == STAGES) slot = 0, phase ^= 1;
+  }
+  METHOD void skip(int stages) {
+    const int next = slot + stages;
+    phase ^= (next / STAGES) & 1;
+    slot = next % STAGES;
+  }
+};
+struct RingFrom {
+  int begin, slot = begin;
+  u32 phase = 0;
+  METHOD void next() {
+    if (++slot == STAGES) slot = 0;
+    if (slot == begin) phase ^= 1;
+  }
+};
+// A consumer's stages: multiply(k, slot) once the stage is full, then release(k, slot) of the stage
+// before, whose products are done.
+template <class Stages, class Multiply, class Release>
+DEV void mainloop(Stages& ring, u32 full, int count, const Multiply& multiply,
+                  const Release& release) {
+  int last = -1;
+  for (int k = 0; k < count; k++) {
+    wait(full + 8 * ring.slot, ring.phase);
+    multiply(k, ring.slot);
+    if (last >= 0) {
+      multiply_wait<1>();
+      release(k, last);
+    }
+    last = ring.slot;
+    ring.next();
+  }
+  multiply_wait<0>();
+  release(count, last);
+}
+
+#if SOURCE == 2
+// SIZE rows from `row` on at stage k, of the matrix at those places of the batch's axes. ALL CTAs
+// share them, those of the bits of `ctas`: each copies a part for all of them, some of the rows or,
+// where these are neighbours, of the 64 k.
+template <bool ACROSS, int SIZE, int ALL>
+DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int k, int row, int at_1, int at_0,
+                       int rank, u32 ctas) {
+  static_assert(ACROSS || SIZE % (8 * ALL) == 0, "whole groups of 8 rows");
+  const int part = ALL > 1 ? rank * ((ACROSS ? 64 : SIZE) / ALL) : 0;
+#pragma unroll
+  for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
+    const int x = ACROSS ? row + r : k * 64, y = ACROSS ? k * 64 + part : row + part;
+    if (ALL > 1)
+      copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)ctas);
+    else
+      copy4(to + r * 128, map, b, x, y, at_1, at_0);
+  }
+}
+#elif SOURCE == 1
+// Filters from `row` on, at a tap; SHARED: for the CTAs of the bits of `ctas`.
+template <bool SHARED>
+DEV void copy_filters(u32 to, const TensorMap* map, u32 b, const Step& s, int tap, int row,
+                      u32 ctas) {
+  if (SHARED)
+    copy3_all(to, map, b, s.chunk * 64, tap, row, (u16)ctas);
+  else
+    copy3(to, map, b, s.chunk * 64, tap, row);
+}
+// Pixels from a window on, at a tap (dw, dh) of it.
+template <bool SHARED>
+DEV void copy_pixels(u32 to, const TensorMap* map, u32 b, const Step& s, int channel,
+                     const Window& at, u16 dw, u16 dh, u32 ctas) {
+  if (SHARED)
+    copy_im2col_all(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh, (u16)ctas);
+  else
+    copy_im2col(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh);
+}
+#else
+template <bool SHARED>
+DEV void copy_matrix(u32 to, const TensorMap* map, u32 b, int k, int row, u32 ctas) {
+  if (SHARED)
+    copy2_all(to, map, b, k * 64, row, (u16)ctas);
+  else
+    copy2(to, map, b, k * 64, row);
+}
+#endif
