@@ -21,7 +21,7 @@ from tracea_onnx.codegen.backend import Properties
 from tracea_onnx.compiler import partitioning, plan_cache, profitability
 from tracea_onnx.compiler.lower import COMPUTE, lower
 from tracea_onnx.compiler.lower.context import Lowering, element_type
-from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node
+from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node, of_plain
 from tracea_onnx.compiler.lower.ops.conv import needed_border
 from tracea_onnx.compiler.lower.passes import (
     concat_in_place,
@@ -303,7 +303,7 @@ def choose(graph: Graph, rates: Rates) -> list[Match]:
 def _ops(graph: Graph, chosen: Sequence[Any], trust: bool) -> list[Op]:
     taken = {id(n) for m in chosen for n in m.nodes}
     plain = [_plain(n, graph, trust) for n in graph.nodes if id(n) not in taken]
-    return partitioning.topological([*(of_match(m, graph) for m in chosen), *plain], graph)
+    return partitioning.topological([*(of_match(m) for m in chosen), *plain], graph)
 
 
 def _plain(node: Node, graph: Graph, trust: bool) -> Op:
@@ -314,9 +314,7 @@ def _plain(node: Node, graph: Graph, trust: bool) -> Op:
         raise
     except Exception as e:
         _fault(f"node '{node.name}' ({node.op}) was not read ({type(e).__name__}: {e})")
-        return Op(
-            node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset()
-        )
+        return of_plain(node)
 
 
 def _probe(

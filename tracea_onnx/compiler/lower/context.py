@@ -402,40 +402,17 @@ class Lowering:
                     whole=False,
                 )
                 continue
-            (n0, (x0, y0)), (n1, (x1, y1)), (n2, (x2, _)) = pad_rows(rows, 3, 2)
-            few.append(
-                (
-                    src.ref,
-                    {
-                        "n0": n0,
-                        "n1": n1,
-                        "n2": n2,
-                        "x0": x0,
-                        "x1": x1,
-                        "x2": x2,
-                        "y0": y0,
-                        "y1": y1,
-                        "at": at,
-                    },
-                )
-            )
+            dims: dict[str, DimLike] = {"at": at}
+            for j, (n, (x, y)) in enumerate(pad_rows(rows, 3, 2)):
+                dims |= {f"n{j}": n, f"x{j}": x, **({f"y{j}": y} if j < 2 else {})}
+            few.append((src.ref, dims))
         for first in range(0, len(few), COPIES):
             group = few[first : first + COPIES]
-            ints = {
-                "elem": dtype.size,
-                **{
-                    f"p{k}_{name}": d
-                    for k, (_, dims) in enumerate(group)
-                    for name, d in dims.items()
-                },
-            }
-            self.plan.launch(
-                "copies",
-                {f"x{k}": source for k, (source, _) in enumerate(group)},
-                {"y": to.ref},
-                ints,
-                whole=False,
-            )
+            ints: dict[str, DimLike] = {"elem": dtype.size}
+            for k, (_, dims) in enumerate(group):
+                ints |= {f"p{k}_{name}": d for name, d in dims.items()}
+            sources = {f"x{k}": source for k, (source, _) in enumerate(group)}
+            self.plan.launch("copies", sources, {"y": to.ref}, ints, whole=False)
 
     def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
         """`v` channels-last with at least this zero border.
@@ -461,13 +438,7 @@ class Lowering:
         ):
             v.nhwc = lying
             return lying
-        wanted = self.borders.get(v.name, (0, 0, 0, 0))
-        both = (
-            max(border[0], wanted[0]),
-            max(border[1], wanted[1]),
-            max(border[2], wanted[2]),
-            max(border[3], wanted[3]),
-        )
+        both = wider(border, self.borders.get(v.name))
         if c <= 4 and self.target.border:
             pitch: DimLike = c if stem else D.round_up(c, 16)
         else:
@@ -537,6 +508,13 @@ class Lowering:
                 raise Unsupported(f"an operand of {family} is not constant")
             self._packed[key] = ref
         return self._packed[key]
+
+
+def wider(a: Border, b: Border | None) -> Border:
+    """A border as wide as both."""
+    if b is None:
+        return a
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
 
 def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:

@@ -28,8 +28,6 @@ class Op:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]
     nodes: tuple[Node, ...]
-    roles: tuple[str, ...] = ()
-    opset: int = 0
     by_role: Mapping[str, str] = field(default_factory=dict)
     why: str = ""  # nothing lowers it
 
@@ -79,49 +77,30 @@ def of_roles(
     roles: Mapping[str, str],
     outputs: tuple[str, ...],
     nodes: tuple[Node, ...],
-    opset: int,
     label: str,
 ) -> Op:
     """A fused op that lowering itself makes; `roles` are its operands."""
-    return Op(
-        f":{spec.op}",
-        label,
-        tuple(roles.values()),
-        outputs,
-        spec.to_json(),
-        nodes,
-        tuple(roles),
-        opset,
-        roles,
-    )
+    kind, inputs = f":{spec.op}", tuple(roles.values())
+    return Op(kind, label, inputs, outputs, spec.to_json(), nodes, roles)
 
 
 def of_spec(
-    spec: Spec,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    nodes: tuple[Node, ...],
-    opset: int,
+    spec: Spec, inputs: tuple[str, ...], outputs: tuple[str, ...], nodes: tuple[Node, ...]
 ) -> Op:
-    return Op(
-        ":" + spec.op,
-        nodes[0].name,
-        inputs,
-        outputs,
-        spec.attrs,
-        nodes,
-        spec.roles,
-        opset,
-        dict(zip(spec.roles, inputs, strict=True)),
-    )
+    roles = dict(zip(spec.roles, inputs, strict=True))
+    return Op(f":{spec.op}", nodes[0].name, inputs, outputs, spec.attrs, nodes, roles)
 
 
-def of_match(match: Match, graph: Graph) -> Op:
-    return of_spec(match.spec, match.inputs, match.outputs, match.nodes, graph.opset())
+def of_match(match: Match) -> Op:
+    return of_spec(match.spec, match.inputs, match.outputs, match.nodes)
 
 
 #: Kind of an op that nothing lowers, for the reason it holds.
 REFUSED = "refused"
+
+
+def of_plain(node: Node) -> Op:
+    return Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,))
 
 
 def of_node(node: Node, graph: Graph, trust: bool) -> Op:
@@ -129,10 +108,8 @@ def of_node(node: Node, graph: Graph, trust: bool) -> Op:
     what its spec attribute says where that is trusted.
     """
     if node.proto.domain == DOMAIN:
-        return _call(node, graph, trust)
-    plain = Op(
-        node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset()
-    )
+        return _call(node, trust)
+    plain = of_plain(node)
     if node.op not in OPERATORS:
         return plain
     try:
@@ -140,10 +117,10 @@ def of_node(node: Node, graph: Graph, trust: bool) -> Op:
     except Refuse as why:
         return replace(plain, why=str(why))
     outputs = (node.outputs[0], *node.outputs[3:4])
-    return of_roles(spec, roles, outputs, (node,), graph.opset(), node.name)
+    return of_roles(spec, roles, outputs, (node,), node.name)
 
 
-def _call(node: Node, graph: Graph, trust: bool) -> Op:
+def _call(node: Node, trust: bool) -> Op:
     why = "ONNX Runtime inlines the fused op, and the rules match its body"
     if trust:
         spec, wrong = spec_table.read(node.attr(SPEC_ATTRIBUTE))
@@ -152,6 +129,6 @@ def _call(node: Node, graph: Graph, trust: bool) -> Op:
         if spec is not None and not wrong:
             # what follows them are constants only the body reads
             inputs = node.inputs[: len(spec.roles)]
-            return of_spec(spec, inputs, node.outputs, (node,), graph.opset())
+            return of_spec(spec, inputs, node.outputs, (node,))
         why = f"the description of the fused op is wrong: {wrong}"
     return Op(REFUSED, node.name, node.inputs, node.outputs, {}, (node,), why=why)

@@ -58,7 +58,7 @@ def embedding(ctx: Lowering, op: Op) -> None:
     }
     spec = LayerNormSpec(axis=-1, eps=float(op.attr("epsilon", 1e-12)))
     outputs = (op.outputs[0], *(o for o in op.outputs[2:3] if o))
-    layernorm(ctx, of_roles(spec, roles, outputs, op.nodes, op.opset, op.label))
+    layernorm(ctx, of_roles(spec, roles, outputs, op.nodes, op.label))
     if len(op.outputs) > 1 and op.outputs[1]:
         if not mask:
             raise Unsupported(
@@ -158,7 +158,7 @@ def _attend(
         causal=bool(op.attr("unidirectional", 0)),
         mask_kind="add" if mask else "none",
     )
-    attention_of(ctx, of_roles(spec, roles, op.outputs[:1], op.nodes, op.opset, op.label))
+    attention_of(ctx, of_roles(spec, roles, op.outputs[:1], op.nodes, op.label))
 
 
 def multi_head(ctx: Lowering, op: Op) -> None:

@@ -304,7 +304,7 @@ def swiglu(ctx: Lowering, op: Op) -> None:
 
 def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
     roles = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
-    gemm(ctx, of_roles(GemmSpec(trans_b=int(trans_b)), roles, (name,), (), 0, name))
+    gemm(ctx, of_roles(GemmSpec(trans_b=int(trans_b)), roles, (name,), (), name))
     return ctx.value(name)
 
 

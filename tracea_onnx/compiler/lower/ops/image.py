@@ -72,7 +72,7 @@ def resize(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             f"no {ctx.plan.backend} kernel computes Resize in mode '{mode}' with these attributes"
         )
-    old = op.kind == "Upsample" or op.opset < 11
+    old = op.kind == "Upsample" or ctx.graph.opset() < 11
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
     if coord not in _COORD or op.attr("antialias", 0):
         raise Unsupported(f"no kernel computes Resize with coordinates '{coord}' or antialias")
@@ -265,7 +265,7 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
             layer: Attributes = ConvSpec(expr=expr)
         else:
             layer = GemmSpec(trans_b=spec.trans_b, expr=expr)
-        part = of_roles(layer, roles, (step,), op.nodes, op.opset, op.label)
+        part = of_roles(layer, roles, (step,), op.nodes, op.label)
         (conv if spec.kind == "conv" else gemm)(ctx, part)
     gate = ctx.value(step)
     if gate.rank == 2:

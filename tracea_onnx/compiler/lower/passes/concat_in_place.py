@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.context import Border, Lowering, wider
 from tracea_onnx.compiler.lower.op import Op, makers
 from tracea_onnx.compiler.lower.value import Value
 from tracea_onnx.ir.op_traits import Trait, kinds
@@ -53,15 +53,9 @@ def place(
                 ctx.slots[other] = (whole, sum(_channels(known, n) for n in names[:first]))
 
 
-def widen(ctx: Lowering, name: str, border: tuple[int, int, int, int]) -> None:
+def widen(ctx: Lowering, name: str, border: Border) -> None:
     """Ask for at least this zero border around an image."""
-    a = ctx.borders.get(name, (0, 0, 0, 0))
-    ctx.borders[name] = (
-        max(a[0], border[0]),
-        max(a[1], border[1]),
-        max(a[2], border[2]),
-        max(a[3], border[3]),
-    )
+    ctx.borders[name] = wider(border, ctx.borders.get(name))
 
 
 def _joins_channels(ctx: Lowering, op: Op, known: Mapping[str, Value]) -> bool:

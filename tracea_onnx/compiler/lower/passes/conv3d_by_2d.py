@@ -76,7 +76,7 @@ def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, O
         dilations=[e.dilation for e in plane],
     )
     roles = {**op.by_role, "x": image, "w": filters}
-    lower(ctx, of_roles(spec, roles, (name,), op.nodes, op.opset, op.label))
+    lower(ctx, of_roles(spec, roles, (name,), op.nodes, op.label))
     made = ctx.nhwc(ctx.value(name))
     give(ctx, op, made, x, (x.shape[0], oc, depth.out, plane[0].out, plane[1].out))
 
