@@ -796,11 +796,11 @@ def _compiled(c: Case) -> Verdict:
             if changed is None:
                 return Verdict(REFUSED, "not written")
             own["ep_cache_context"].s = changed
-            digests = [p[32:64].hex().encode() for p in (old, changed)]  # of the packs' headers
+            before, after = (p[32:64].hex().encode() for p in (old, changed))  # of the packs' headers
             for other in model.graph.node:
                 for a in other.attribute:
                     if a.name == "partition_name":
-                        a.s = a.s.replace(*digests)
+                        a.s = a.s.replace(before, after)
     elif kind < 0.9:
         c.mutate(
             model, [mutations.attribute, mutations.attribute_kind, mutations.dims, mutations.nodes]
