@@ -1,11 +1,12 @@
 """What a change of the kernels makes of whole models: two checkouts in one process.
 
-    python -m benchmarks.revisions BEFORE [NAME|FILE.onnx ...] [--batch 1 32] [--precision fp16 fp32]
+    python -m benchmarks.revisions BEFORE [NAME|FILE.onnx ...] [--batch 1 32]
+                                          [--precision fp16 fp32]
 
-BEFORE is the other checkout, with its native library. Each compiles the model into a pack by its own
-code; this process loads both packs with its own native library, compares their results, and times
-them in random order. Ratios are the time before over the time now (above 1: faster now). Models
-whose packs are equal are not timed. Files are taken as they are."""
+BEFORE is the other checkout, with its native library. Each compiles the model into a pack by its
+own code; this process loads both packs with its own native library, compares their results, and
+times them in random order. Ratios are the time before over the time now (above 1: faster now).
+Models whose packs are equal are not timed. Files are taken as they are."""
 
 from __future__ import annotations
 

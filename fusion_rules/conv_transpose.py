@@ -1,6 +1,7 @@
 """Transposed convolution with bias, folded BatchNormalization and any pointwise epilogue.
 
-ConvTranspose → [Add bias] → [BatchNormalization] → pointwise ...   ⇒   conv_transpose(x, w, b?, bn_*?, e*)
+ConvTranspose → [Add bias] → [BatchNormalization] → pointwise ...
+    ⇒   conv_transpose(x, w, b?, bn_*?, e*)
 """
 
 from __future__ import annotations

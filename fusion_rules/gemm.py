@@ -1,6 +1,8 @@
 """Matrix product with bias, folded BatchNormalization, residual and any pointwise epilogue.
 
-[Reshape →] Gemm | MatMul [→ Reshape] → [Add bias] → [[Reshape →] BatchNormalization [→ Reshape]] → pointwise ...   ⇒   gemm(x, w, b?, bn_*?, e*)
+[Reshape →] Gemm | MatMul [→ Reshape] → [Add bias]
+    → [[Reshape →] BatchNormalization [→ Reshape]] → pointwise ...
+    ⇒   gemm(x, w, b?, bn_*?, e*)
 """
 
 from __future__ import annotations

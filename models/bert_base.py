@@ -84,7 +84,8 @@ def encoder(
 
 
 def build(
-    batch: int = 1, seq: int = 128, *, dynamic: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, inner: int = 3072, vocab: int = 30522,
+    batch: int = 1, seq: int = 128, *, dynamic: bool = True, layers: int = 12, hidden: int = 768,
+    heads: int = 12, inner: int = 3072, vocab: int = 30522,
     positions: int = 512, seed: int = 12,
 ) -> onnx.ModelProto:  # fmt: skip
     """input_ids, attention_mask, token_type_ids [batch, seq] int64 -> last_hidden_state [batch,

@@ -36,7 +36,8 @@ def mbconv(
 
 
 def build(
-    batch: int = 1, image: int = 224, *, dynamic: bool = True, stages: tuple[Stage, ...] = STAGES, head: int = 1280, classes: int = 1000,
+    batch: int = 1, image: int = 224, *, dynamic: bool = True, stages: tuple[Stage, ...] = STAGES,
+    head: int = 1280, classes: int = 1000,
     folded: bool = False, seed: int = 10,
 ) -> onnx.ModelProto:  # fmt: skip
     """input [batch, 3, image, image] -> output [batch, classes]. `folded`: no batch-norm nodes."""

@@ -67,7 +67,8 @@ def attention(net: Net, x: Value, causal: Value, heads: int) -> Value:
 
 
 def build(
-    batch: int = 1, seq: int = 128, *, dynamic: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, vocab: int = 50257, positions: int = 1024,
+    batch: int = 1, seq: int = 128, *, dynamic: bool = True, layers: int = 12, hidden: int = 768,
+    heads: int = 12, vocab: int = 50257, positions: int = 1024,
     seed: int = 22,
 ) -> onnx.ModelProto:  # fmt: skip
     """input_ids [batch, seq] int64 -> logits [batch, seq, vocab]; the output projection is the

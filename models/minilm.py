@@ -10,7 +10,8 @@ from tracea_onnx.support import discovery
 
 
 def build(
-    batch: int = 1, seq: int = 128, *, dynamic: bool = True, layers: int = 6, hidden: int = 384, heads: int = 12, inner: int = 1536, vocab: int = 30522,
+    batch: int = 1, seq: int = 128, *, dynamic: bool = True, layers: int = 6, hidden: int = 384,
+    heads: int = 12, inner: int = 1536, vocab: int = 30522,
     positions: int = 512, seed: int = 6,
 ) -> onnx.ModelProto:  # fmt: skip
     """input_ids, attention_mask, token_type_ids [batch, seq] int64 -> token_embeddings [batch, seq,

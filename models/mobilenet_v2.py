@@ -32,7 +32,8 @@ def inverted_residual(
 
 
 def build(
-    batch: int = 1, image: int = 224, *, dynamic: bool = True, stages: tuple[tuple[int, int, int, int], ...] = STAGES, head: int = 1280, classes: int = 1000,
+    batch: int = 1, image: int = 224, *, dynamic: bool = True,
+    stages: tuple[tuple[int, int, int, int], ...] = STAGES, head: int = 1280, classes: int = 1000,
     folded: bool = False, seed: int = 2,
 ) -> onnx.ModelProto:  # fmt: skip
     """input [batch, 3, image, image] -> output [batch, classes]. `folded`: no batch-norm nodes."""

@@ -24,7 +24,8 @@ def bottleneck(net: Net, x: Value, planes: int, stride: int, name: str) -> Value
 
 
 def build(
-    batch: int = 1, image: int = 224, *, dynamic: bool = True, layers: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000,
+    batch: int = 1, image: int = 224, *, dynamic: bool = True,
+    layers: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000,
     folded: bool = False, seed: int = 50,
 ) -> onnx.ModelProto:  # fmt: skip
     """input [batch, 3, image, image] -> output [batch, classes].

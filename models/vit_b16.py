@@ -1,4 +1,6 @@
-"""ViT-B/16, as timm exports it: packed QKV, the query scaled before the product, pre-norm blocks."""
+"""ViT-B/16, as timm exports it: packed QKV, the query scaled before the product, pre-norm
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tracea_onnx.model_io.builder import Net, Value
 
 
 def attention(net: Net, x: Value, tokens: int, heads: int) -> Value:
-    """Packed QKV projection, reshaped to [3, batch, heads, tokens, size] and taken apart by Gather."""
+    """Packed QKV projection, reshaped to [3, batch, heads, tokens, size] and taken apart by
+    Gather.
+    """
     size = x.width // heads
     qkv = net.linear(x, 3 * x.width, name="qkv")
     qkv = net.transpose(net.reshape(qkv, [-1, tokens, 3, heads, size]), 2, 0, 3, 1, 4)
@@ -21,7 +25,8 @@ def attention(net: Net, x: Value, tokens: int, heads: int) -> Value:
 
 
 def build(
-    batch: int = 1, image: int = 224, *, dynamic: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, inner: int = 3072, patch: int = 16,
+    batch: int = 1, image: int = 224, *, dynamic: bool = True, layers: int = 12, hidden: int = 768,
+    heads: int = 12, inner: int = 3072, patch: int = 16,
     classes: int = 1000, seed: int = 16,
 ) -> onnx.ModelProto:  # fmt: skip
     """pixel_values [batch, 3, image, image] -> logits [batch, classes]; image / patch squared

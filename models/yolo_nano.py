@@ -98,7 +98,9 @@ def boxes(net: Net, x: Value, anchors: int, grid: Sequence[int], strides: Sequen
 def detect(
     net: Net, maps: Sequence[Value], classes: int, grid: Sequence[int], strides: Sequence[int]
 ) -> Value:
-    """Per level a box branch and a class branch; all levels joined: [batch, 4 + classes, anchors]."""
+    """Per level a box branch and a class branch; all levels joined: [batch, 4 + classes,
+    anchors].
+    """
     box_width, class_width = (
         max(16, maps[0].width // 4, 4 * BINS),
         max(maps[0].width, min(classes, 100)),

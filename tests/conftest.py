@@ -28,10 +28,12 @@ _FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOM
 #: Test modules, and single tests, that take longer than the quick tier allows: sessions, compilers,
 #: thousands of files.
 _SLOW = frozenset({
-    "test_bisect", "test_cuda_launches", "test_cuda_native", "test_exports", "test_io_large", "test_pooled", "test_precision", "test_rules_generated",
+    "test_bisect", "test_cuda_launches", "test_cuda_native", "test_exports", "test_io_large",
+    "test_pooled", "test_precision", "test_rules_generated",
     # Single tests: many processes or many graphs.
     "test_models_of_the_zoo_with_every_rule", "test_random_graphs_fuse_without_changing_a_value",
-    "test_random_graphs_keep_every_bit", "test_two_processes_that_tune_at_once_lose_nothing", "test_two_writers_of_one_model_leave_one_of_the_two",
+    "test_random_graphs_keep_every_bit", "test_two_processes_that_tune_at_once_lose_nothing",
+    "test_two_writers_of_one_model_leave_one_of_the_two",
     "test_the_module_runs_as_a_program_and_survives_a_closed_pipe",
 })  # fmt: skip
 

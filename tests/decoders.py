@@ -35,7 +35,8 @@ def greedy_search() -> ModelProto:
 def _decoder() -> GraphProto:
     rng = np.random.default_rng(0)
     constants: dict[str, np.ndarray] = {
-        "table": rng.standard_normal((VOCABULARY, WIDTH)).astype(np.float32), "out": rng.standard_normal((WIDTH, VOCABULARY)).astype(np.float32),
+        "table": rng.standard_normal((VOCABULARY, WIDTH)).astype(np.float32),
+        "out": rng.standard_normal((WIDTH, VOCABULARY)).astype(np.float32),
         "ones": np.array([0, 2], np.int64), "twice": np.array([2, 1, 1, 1, 1], np.int64),
     }  # fmt: skip
     nodes = [

@@ -43,7 +43,9 @@ _MODEL, _OUTPUT = "model.onnx", "out.onnx"
 
 
 def _model(kind: str) -> ModelProto:
-    """Two linear layers with a ReLU, or on the GPU a GELU, between them; three weights of 256 KiB."""
+    """Two linear layers with a ReLU, or on the GPU a GELU, between them; three weights of 256
+    KiB.
+    """
     rng = np.random.default_rng(0)
     dtype = np.float16 if kind == "tune" else np.float32
     shapes = {"w": (256, 256), "b": (256,), "v": (256, 256), "k": (256, 256)}
@@ -193,7 +195,9 @@ def _kept(home: Path) -> list[Path]:
 
 
 def _stray(home: Path) -> list[str]:
-    """Kept files that are neither whole entries of the cache, nor tuning records, nor their lock."""
+    """Kept files that are neither whole entries of the cache, nor tuning records, nor their
+    lock.
+    """
     out = []
     for p in _kept(home):
         if p.suffix not in (".entry", ".json", ".lock") or p.name.startswith("."):

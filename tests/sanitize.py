@@ -2,7 +2,7 @@
 of the fuzzer on it.
 
     python -m tests.sanitize [--sanitizers address,undefined] [--seconds 120] [--tests FILE ...]
-    python -m tests.sanitize --sanitizers thread -- python -m pytest -n0 -q tests/session/test_x.py     # any command
+    python -m tests.sanitize --sanitizers thread -- python -m pytest -n0 -q tests/session/test_x.py
 
 Needs g++ (or --cxx) with the sanitizers' runtimes; without them it says so and ends with status 0.
 The runtime is preloaded into Python, and works on a copy of the working tree in `build/`, so that
@@ -98,9 +98,11 @@ def environment(sanitizers: str, preload: list[str], log: Path) -> dict[str, str
     return {
         **os.environ,
         "LD_PRELOAD": " ".join(preload),
-        "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:log_path={log}/address",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:"
+        f"log_path={log}/address",
         "UBSAN_OPTIONS": f"print_stacktrace=1:abort_on_error=1:log_path={log}/undefined",
-        "TSAN_OPTIONS": f"halt_on_error=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:die_after_fork=0:suppressions={rules}:log_path={log}/thread",
+        "TSAN_OPTIONS": "halt_on_error=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:"
+        f"die_after_fork=0:suppressions={rules}:log_path={log}/thread",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONMALLOC": "malloc",

@@ -51,13 +51,18 @@ ARCH, MANY = 90, 132
 #: Cases of the families that are neither a product nor attention, by family, name and type: each
 #: template in each of its forms.
 CHOSEN = "|".join((
-    r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|2x20001x3) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
-    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021|270x96|4200x33|40x801) .*F16", "layernorm layernorm 5x256 .*F32",
+    (r"softmax softmax "
+    r"(4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|"
+    r"2x20001x3) log=0 F16"), "softmax softmax 5x17x1 log=1 F32",
+    (r"layernorm layernorm "
+    r"(3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021|270x96|4200x33|40x801) .*F16"),
+    "layernorm layernorm 5x256 .*F32",
     r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16",
     (r"groupnorm(_nhwc)? groupnorm(_nhwc)? "
     r"(2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16"),
     "rope rope .*F16",
-    r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min 1x700x40|mean 3x41x133|sum 1x9001x70) F16", "reduce reduce sum I64",
+    (r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min "
+    r"1x700x40|mean 3x41x133|sum 1x9001x70) F16"), "reduce reduce sum I64",
     r"argmax argmax (2x3000x1|2x40x5|3x17x1|2x40009x1|1x700x40|3x41x133) min=0 last=1 F16",
     r"cumsum cumsum F16 (2x3001x1|5x40x7|300x9x3|1x40009x1|3x700x40|7x260x1|5x7x70|3x20x45) .*",
     "cumsum cumsum I64 (1x40009x1|5x40x7) .*",
@@ -66,7 +71,8 @@ CHOSEN = "|".join((
     "range range F32",
     r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16",
     "zero_border .* F16",
-    r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to 240) F16", "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
+    (r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to "
+    r"240) F16"), "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
     "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16",
     "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
     r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16",
@@ -162,23 +168,30 @@ def run(c: Case, r: Request) -> float:
 
 
 PLANTED = r"""
-extern "C" __global__ void beyond(float* y, int n) { y[blockIdx.x * blockDim.x + threadIdx.x] = n; }  // one element more than there is
+extern "C" __global__ void beyond(float* y, int n) { y[blockIdx.x * blockDim.x + threadIdx.x] = n;
+    }  // one element more than there is
 extern "C" __global__ void race(float* y, int n) {
   __shared__ float s[64];
   s[threadIdx.x] = threadIdx.x;
   y[threadIdx.x] = s[63 - threadIdx.x] + n;  // no barrier
 }
-static __device__ __forceinline__ void arrive(unsigned b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
+static __device__ __forceinline__ void arrive(unsigned b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
 static __device__ __forceinline__ void wait(unsigned b, unsigned parity) {
-  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(b), "r"(parity) : "memory");
+  asm volatile("{\n.reg .pred p;\nagain_%=:\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again_%=;\n}"
+               ::"r"(b), "r"(parity) : "memory");
 }
-// One warp hands 32 numbers after the other to another; `arrivals` threads of each tell that they are done.
+// One warp hands 32 numbers after the other to another; `arrivals` threads of each tell that they
+// are done.
 static __device__ __forceinline__ void hand(float* y, int n, int arrivals) {
   __shared__ float s[32];
   __shared__ __align__(8) unsigned long long barriers[2];
-  const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8, lane = threadIdx.x & 31;
+  const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8,
+      lane = threadIdx.x & 31;
   if (threadIdx.x == 0)
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %2;\nmbarrier.init.shared::cta.b64 [%1], %2;" ::"r"(full), "r"(empty), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %2;\nmbarrier.init.shared::cta.b64 [%1], %2;"
+                 ::"r"(full), "r"(empty), "r"(arrivals) : "memory");
   __syncthreads();
   float sum = 0.f;
   for (int k = 0; k < 8; k++) {

@@ -88,7 +88,8 @@ OPTIONS = (
     ),
     Option(
         "num_threads", "0 to 1024", "0",
-        "CPU: 1 is the calling thread alone, n at most n threads of the session's pool, 0 all of it",
+        "CPU: 1 is the calling thread alone, n at most n threads of the session's pool, 0 all of "
+        "it",
     ),
     Option(
         "isa", "`avx512`, `avx2`, `base`", "", "CPU: the instruction set, in place of the best one"
@@ -107,7 +108,8 @@ OPTIONS = (
     ),
     Option(
         "user_compute_stream", "a `CUstream` as a number", "",
-        "GPU: the stream that all of the session's work goes to; it must outlive the session's runs",
+        "GPU: the stream that all of the session's work goes to; "
+        "it must outlive the session's runs",
     ),
     Option(
         "sync_launches", "0, 1", "0",
@@ -160,7 +162,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _compile(request: Any, n: int, reply: Any, context: int) -> int:
-    """The compiler callback: one reply with pack bytes, or with a line that says what went wrong."""
+    """The compiler callback: one reply with pack bytes, or with a line that says what went
+    wrong.
+    """
     try:
         from tracea_onnx.compiler.partition_compiler import compile_request
 
@@ -310,8 +314,10 @@ def assert_provider_selected(session: Any) -> None:
     (`create_session` asks for that), at least one node must run on ours."""
     if PROVIDER_NAME not in session.get_providers():
         raise UsageError(
-            f"the session does not use {PROVIDER_NAME} (it uses {', '.join(session.get_providers())})",
-            f"call tracea_onnx.register() before creating it and pass providers=['{PROVIDER_NAME}', 'CPUExecutionProvider']",
+            f"the session does not use {PROVIDER_NAME} (it uses "
+            f"{', '.join(session.get_providers())})",
+            "call tracea_onnx.register() before creating it and pass "
+            f"providers=['{PROVIDER_NAME}', 'CPUExecutionProvider']",
         )
     if _records_assignment(session) and not assigned_nodes(session):
         raise UsageError(

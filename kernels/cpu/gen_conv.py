@@ -38,12 +38,14 @@ def source(isa: str, width: int) -> str:
     )
     if width == 4:
         out.append(
-            f"#if defined(__x86_64__)\n#define TRACEA_CONV_ROWS {_SSE_ROWS}\n#else\n#define TRACEA_CONV_ROWS {most}\n#endif"
+            f"#if defined(__x86_64__)\n#define TRACEA_CONV_ROWS {_SSE_ROWS}\n#else\n"
+            f"#define TRACEA_CONV_ROWS {most}\n#endif"
         )
         limits, most_rows = "0, 0, TRACEA_CONV_ROWS", "TRACEA_CONV_ROWS"
     out.append(f"constexpr int kConvVectors = {max(heights)}, kConvMaxRows = {most_rows};")
     out.append(
-        f"constexpr int conv_rows[kConvVectors + 1] = {{{limits}}};   // most rows of a tile of so many vectors"
+        f"constexpr int conv_rows[kConvVectors + 1] = {{{limits}}}; "
+        "  // most rows of a tile of so many vectors"
     )
     for nv, rows in heights.items():
         for h in range(1, rows + 1):
@@ -131,11 +133,14 @@ def _tile(h: int, nv: int, width: int, *, even: bool) -> str:
         o.append("    for (int64_t k = t.depth; k > 0; k--) {")
     else:
         o.append(
-            "    for (int64_t k = p * t.x_step_h + q * t.x_step_w, end = k + t.depth; k < end; k++) {"
+            "    for (int64_t k = p * t.x_step_h + q * t.x_step_w, end = k + t.depth; k < end; "
+            "k++) {"
         )
     o.append("      " + " ".join(f"b{j} = load(w + {j * width});" for j in range(nv)))
     o.append(
-        f"      {' '.join(f'__builtin_prefetch(w + {_PREFETCH_STEPS} * ldw + {j});' for j in lines)} w += ldw;"
+        "      "
+        + " ".join(f"__builtin_prefetch(w + {_PREFETCH_STEPS} * ldw + {j});" for j in lines)
+        + " w += ldw;"
     )
     o.append("      __builtin_prefetch(ahead); ahead += 16;")
     for i in range(h):

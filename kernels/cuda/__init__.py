@@ -64,9 +64,13 @@ def emit(request: Request) -> list[Kernel]:
     )
     for k in found:
         if not request.caps.launches(k.smem, k.cluster):
-            device = f"the device, which has {request.caps.smem_block} for a block, and clusters of {request.caps.cluster}"
+            device = (
+                f"the device, which has {request.caps.smem_block} for a block, and clusters "
+                f"of {request.caps.cluster}"
+            )
             raise Unfit(
-                f"kernel '{k.symbol}' asks for {k.smem} bytes of shared memory and clusters of {k.cluster}: more than {device}"
+                f"kernel '{k.symbol}' asks for {k.smem} bytes of shared memory and clusters of "
+                f"{k.cluster}: more than {device}"
             )
     return found
 
@@ -117,7 +121,8 @@ class Cuda(Backend):
         assert caps is not None
         hopper = caps.arch == 90
         return Target(
-            rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}), border=False, pitch_multiple=8, launch_bound=True, planar=4,
+            rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}),
+            border=False, pitch_multiple=8, launch_bound=True, planar=4,
             folds_norms=hopper, stages=True, group_packing=hopper,
         )  # fmt: skip
 

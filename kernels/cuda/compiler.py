@@ -23,7 +23,11 @@ _ENDLESS = (
     # each poll of these takes up to 10 ms
     (
         r"@p bra done_%=;\nbra again_%=;\n",
-        r"@p bra done_%=;\nadd.u32 polls, polls, 1;\nsetp.gt.u32 p, polls, 2000;\n@p trap;\nbra again_%=;\n",
+        (
+            r"@p bra done_%=;\nadd.u32 polls, polls, 1;\nsetp.gt.u32 p, polls, 2000;\n@p "
+            r"trap;\nbra "
+            r"again_%=;\n"
+        ),
     ),
     (
         "  while (!done)\n    asm volatile(",
@@ -90,11 +94,13 @@ def _compiled_for(arch: int) -> str:
     older = [a for a in known if a <= arch and (a >= 90 or arch < 90)]
     if not older:
         raise TraceaError(
-            f"NVRTC {version} compiles nothing that a GPU of sm_{arch} runs (it knows {', '.join(f'sm_{a}' for a in known)})",
+            f"NVRTC {version} compiles nothing that a GPU of sm_{arch} runs (it knows "
+            f"{', '.join(f'sm_{a}' for a in known)})",
             fix,
         )
     warnings.warn(
-        f"NVRTC {version} is older than the GPU (sm_{arch}): the driver translates its kernels when they are loaded; for faster loading: {fix}",
+        f"NVRTC {version} is older than the GPU (sm_{arch}): the driver translates its kernels "
+        f"when they are loaded; for faster loading: {fix}",
         stacklevel=2,
     )
     return f"compute_{max(older)}"

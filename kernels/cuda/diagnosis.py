@@ -99,13 +99,19 @@ def _architectures() -> list[int]:
 
 def _compiler() -> Check:
     found, driver = nvrtc.load(), nvrtc.driver_version()
-    fix = 'for the CUDA backend: python -m pip install "tracea-onnx[gpu]" (for CUDA 13: "tracea-onnx[gpu13]")'
+    fix = (
+        'for the CUDA backend: python -m pip install "tracea-onnx[gpu]" (for CUDA 13: '
+        '"tracea-onnx[gpu13]")'
+    )
     if found is None:
         return Check("NVRTC", False, "not found", fix, required=False)
     compiler, library = found
     number = ".".join(map(str, nvrtc.version(library)))
     if driver and compiler.major > driver // 1000:
-        detail = f"{number} ({compiler.path}) is newer than the driver's CUDA {_dotted(driver)}, which does not load its kernels"
+        detail = (
+            f"{number} ({compiler.path}) is newer than the driver's CUDA {_dotted(driver)}, "
+            "which does not load its kernels"
+        )
         return Check(
             "NVRTC",
             False,
@@ -117,7 +123,10 @@ def _compiler() -> Check:
         a for a in _architectures() if (known := nvrtc.architectures(library)) and a not in known
     ]
     if unknown:
-        detail = f"{number} ({compiler.path}) is older than the GPU (sm_{unknown[0]}): the driver translates its kernels when they are loaded"
+        detail = (
+            f"{number} ({compiler.path}) is older than the GPU (sm_{unknown[0]}): the "
+            "driver translates its kernels when they are loaded"
+        )
         return Check(
             "NVRTC",
             False,

@@ -32,8 +32,10 @@ class Launch:
     def record(self, plan: Plan, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         k = self.kernel
         return {
-            "k": "cuda", "cubin": plan.code(k.source), "symbol": k.symbol, "grid": [plan.expr(d) for d in k.grid], "block": k.block, "smem": k.smem,
-            "cluster": k.cluster, "pdl": k.pdl, "args": [_argument(a, plan, places) for a in k.args],
+            "k": "cuda", "cubin": plan.code(k.source), "symbol": k.symbol,
+            "grid": [plan.expr(d) for d in k.grid], "block": k.block, "smem": k.smem,
+            "cluster": k.cluster, "pdl": k.pdl,
+            "args": [_argument(a, plan, places) for a in k.args],
         }  # fmt: skip
 
 
@@ -59,7 +61,9 @@ def _argument(a: Argument, plan: Plan, places: Mapping[str, Ref | None]) -> list
         else None
     )
     return ["t", {
-        "buffer": place.buffer, "offset": plan.expr(place.offset), "dtype": int(a.dtype), "dims": [plan.expr(d) for d in a.dims],
-        "strides": [plan.expr(d) for d in a.strides], "box": list(a.box), "swizzle": a.swizzle, "im2col": im2col, "steps": list(a.steps),
+        "buffer": place.buffer, "offset": plan.expr(place.offset), "dtype": int(a.dtype),
+        "dims": [plan.expr(d) for d in a.dims],
+        "strides": [plan.expr(d) for d in a.strides], "box": list(a.box), "swizzle": a.swizzle,
+        "im2col": im2col, "steps": list(a.steps),
         "together": a.together,
     }]  # fmt: skip

@@ -117,10 +117,14 @@ def reference(case: Case, x: F64, w: F64) -> F64:
 def activate(act: str, v: F64, p0: float, p1: float) -> F64:
     """The activations of `abi.ACTIVATIONS` in float64."""
     functions: dict[str, Callable[[], F64]] = {
-        "none": lambda: v, "relu": lambda: np.maximum(v, 0), "leaky_relu": lambda: np.where(v < 0, v * p0, v), "clip": lambda: np.clip(v, p0, p1),
-        "sigmoid": lambda: expit(v), "silu": lambda: v * expit(v), "hard_sigmoid": lambda: np.clip(p0 * v + p1, 0, 1),
-        "hard_swish": lambda: v * np.clip(v / 6 + 0.5, 0, 1), "tanh": lambda: np.tanh(v), "elu": lambda: np.where(v < 0, p0 * np.expm1(np.minimum(v, 0)), v),
-        "gelu_erf": lambda: 0.5 * v * (1 + erf(v / np.sqrt(2))), "gelu_tanh": lambda: 0.5 * v * (1 + np.tanh(np.sqrt(2 / np.pi) * (v + 0.044715 * v**3))),
+        "none": lambda: v, "relu": lambda: np.maximum(v, 0),
+        "leaky_relu": lambda: np.where(v < 0, v * p0, v), "clip": lambda: np.clip(v, p0, p1),
+        "sigmoid": lambda: expit(v), "silu": lambda: v * expit(v),
+        "hard_sigmoid": lambda: np.clip(p0 * v + p1, 0, 1),
+        "hard_swish": lambda: v * np.clip(v / 6 + 0.5, 0, 1), "tanh": lambda: np.tanh(v),
+        "elu": lambda: np.where(v < 0, p0 * np.expm1(np.minimum(v, 0)), v),
+        "gelu_erf": lambda: 0.5 * v * (1 + erf(v / np.sqrt(2))),
+        "gelu_tanh": lambda: 0.5 * v * (1 + np.tanh(np.sqrt(2 / np.pi) * (v + 0.044715 * v**3))),
         "quick_gelu": lambda: v * expit(p0 * v), "mish": lambda: v * np.tanh(np.logaddexp(0, v)),
         "softplus": lambda: np.logaddexp(0, v), "exp": lambda: np.exp(v),
     }  # fmt: skip
@@ -281,7 +285,8 @@ def launch(
     y.data[:] = sentinel
     y.view(case.n, oh, ow, case.oc)[:] = POISON
     operands: dict[str, Any] = {
-        "x": (x.data, x.at), "w": pack(case, pr.w, pr.scale, isa, x.cs), "bias": pack_bias(case, pr.b, pr.scale, isa),
+        "x": (x.data, x.at), "w": pack(case, pr.w, pr.scale, isa, x.cs),
+        "bias": pack_bias(case, pr.b, pr.scale, isa),
         "res": (r.data, r.at) if case.res_mode else None, "y": (y.data, y.at),
     }  # fmt: skip
     shapes = (
@@ -562,7 +567,9 @@ def test_nan_and_infinity_reach_exactly_their_outputs(kind: str, isa: str) -> No
 @pytest.mark.parametrize("kind", ["conv2d", "conv2d_wino", "conv2d_dw", "deconv2d"])
 @pytest.mark.parametrize("oc", [3, 24, 50])
 def test_epilogue_program(kind: str, oc: int, isa: str) -> None:
-    """y = ((acc + full) * channel + row) * scalar: every way of reading an operand, in one program."""
+    """y = ((acc + full) * channel + row) * scalar: every way of reading an operand, in one
+    program.
+    """
     ic = oc if kind == "conv2d_dw" else 9
     case = Case(
         kind=kind,

@@ -104,8 +104,10 @@ def _check(y: F32, x: F32, w: F32, bias: F32 | None = None) -> None:
 
 
 SHAPES = [
-    (1, 1, 1), (2, 3, 5), (3, 33, 7), (4, 64, 64), (5, 31, 129), (6, 16, 17), (7, 128, 3), (12, 96, 40), (13, 97, 31), (14, 32, 32), (15, 65, 100),
-    (28, 33, 513), (29, 130, 511), (61, 257, 67), (128, 48, 96), (253, 33, 20), (257, 17, 1031), (300, 800, 24),
+    (1, 1, 1), (2, 3, 5), (3, 33, 7), (4, 64, 64), (5, 31, 129), (6, 16, 17), (7, 128, 3),
+    (12, 96, 40), (13, 97, 31), (14, 32, 32), (15, 65, 100),
+    (28, 33, 513), (29, 130, 511), (61, 257, 67), (128, 48, 96), (253, 33, 20), (257, 17, 1031),
+    (300, 800, 24),
 ]  # fmt: skip
 
 
@@ -191,7 +193,8 @@ def test_activation_and_residual(isa: str, act: str, res_mode: int, m: int) -> N
     )
     y = _gemm(
         x, _pack(w, isa), n, isa, bias=bias, operands={"res": res if res_mode else None},
-        ints={"act": ACTIVATIONS.index(act), "res_mode": res_mode, "ldr": n + 2}, floats={"p0": p0, "p1": p1},
+        ints={"act": ACTIVATIONS.index(act), "res_mode": res_mode, "ldr": n + 2},
+        floats={"p0": p0, "p1": p1},
     )  # fmt: skip
     v, r = x.astype(np.float64) @ w.astype(np.float64) + bias, res[:, :n].astype(np.float64)
     want = _reference_activation(act, v + r * (res_mode == 1), p0, p1) + r * (res_mode == 2)

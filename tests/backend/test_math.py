@@ -90,7 +90,9 @@ EXACT = (
 
 
 def _run(op: str, inputs: list[F32], isa: str, *, scalars: tuple[int, ...] = ()) -> F32:
-    """The kernel on equally long inputs; those in `scalars` are broadcast from their first element."""
+    """The kernel on equally long inputs; those in `scalars` are broadcast from their first
+    element.
+    """
     n = max(x.size for x in inputs)
     y = np.full(n + 1, np.nan, np.float32)
     code = [[op, len(inputs), *range(len(inputs)), *[0] * (3 - len(inputs)), 0.0]]

@@ -22,7 +22,9 @@ def _random(seed: int, *shape: int) -> F32:
 
 
 def _channels_last(x: F32, cs: int, border: int = 1) -> tuple[F32, int]:
-    """[N, C, H, W] in a channels-last buffer surrounded by NaN, and the offset of its first pixel."""
+    """[N, C, H, W] in a channels-last buffer surrounded by NaN, and the offset of its first
+    pixel.
+    """
     n, c, h, w = x.shape
     buffer = aligned((n, h + 2 * border, w + 2 * border, cs))
     buffer.fill(np.nan)
@@ -317,7 +319,9 @@ def test_nearest_places_of_sizes(coord: int, rounding: int) -> None:
 @pytest.mark.parametrize("coord", range(4))
 @pytest.mark.parametrize("rounding", range(4))
 def test_nearest_places_of_scales(coord: int, rounding: int) -> None:
-    """Scales that are not the ratios of the sizes, and such as leave one size or both as they are."""
+    """Scales that are not the ratios of the sizes, and such as leave one size or both as they
+    are.
+    """
     session = _places(coord, ROUNDINGS[rounding], 19, True)
     for w in range(1, 34, 3):
         for scale in np.array([0.3, 0.4999, 0.7, 1, 1.01, 1.04, 1.1, 1.3, 2.9], np.float32):

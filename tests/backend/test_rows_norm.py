@@ -99,8 +99,10 @@ def test_layernorm_of_a_sum(isa: str, n: int) -> None:
     idx[1, 2] = -3
     y, skip = _poisoned(outer, inner, n), _poisoned(outer, inner, n)
     ints = {
-        "outer": outer, "inner": inner, "N": n, "x0_o": inner, "x0_i": 1, "x0_ld": n, "x0_n": 7, "x0_hi": inner, "i0_dtype": 6, "x1_i": n, "x1_hi": inner,
-        "x2_o": cut * n, "x2_i": n, "x2_hi": cut, "x3_o": (inner - cut) * n, "x3_i": n, "x3_lo": cut, "x3_hi": inner,
+        "outer": outer, "inner": inner, "N": n, "x0_o": inner, "x0_i": 1, "x0_ld": n, "x0_n": 7,
+        "x0_hi": inner, "i0_dtype": 6, "x1_i": n, "x1_hi": inner,
+        "x2_o": cut * n, "x2_i": n, "x2_hi": cut, "x3_o": (inner - cut) * n, "x3_i": n,
+        "x3_lo": cut, "x3_hi": inner,
     }  # fmt: skip
     operands = {"x0": table, "i0": idx, "x1": shared, "x2": left, "x3": right, "y": y, "skip": skip}
     run_kernel("layernorm_sum", operands, ints, {"eps": 1e-5}, isa=isa, threads=2)

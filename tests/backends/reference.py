@@ -31,7 +31,8 @@ from tracea_onnx.runtime.device_caps import DeviceCaps
 
 Array = npt.NDArray[Any]
 NUMPY = {
-    DType.F32: np.float32, DType.F64: np.float64, DType.F16: np.float16, DType.BOOL: np.bool_, DType.U8: np.uint8, DType.I8: np.int8,
+    DType.F32: np.float32, DType.F64: np.float64, DType.F16: np.float16, DType.BOOL: np.bool_,
+    DType.U8: np.uint8, DType.I8: np.int8,
     DType.I32: np.int32, DType.I64: np.int64,
 }  # fmt: skip
 
@@ -292,10 +293,13 @@ _CALLS = _Calls(_Open(_open), _Run(_run), _Close(_close))
 # --- arithmetic ----------------------------------------------------------------------------------
 
 _INTEGER: Mapping[str, Callable[..., Any]] = {
-    "copy": lambda a: a, "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "neg": np.negative, "abs": np.abs,
-    "sign": np.sign, "mod": np.mod, "fmod": np.fmod, "eq": np.equal, "lt": np.less, "le": np.less_equal, "square": np.square,
+    "copy": lambda a: a, "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum,
+    "max": np.maximum, "neg": np.negative, "abs": np.abs,
+    "sign": np.sign, "mod": np.mod, "fmod": np.fmod, "eq": np.equal, "lt": np.less,
+    "le": np.less_equal, "square": np.square,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor,
-    "div": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "where": lambda a, b, c: np.where(a != 0, b, c),
+    "div": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "where": lambda a, b,
+    c: np.where(a != 0, b, c),
 }  # fmt: skip
 
 
@@ -660,7 +664,8 @@ def _reduce(x: Launch) -> None:
     v = x.flat("x", outer, n, inner, kind=dtype)
     how: tuple[Callable[..., Any], ...] = (
         np.sum, np.mean, np.max, np.min, np.prod,
-        lambda v, axis: np.abs(v).sum(axis), lambda v, axis: np.sqrt((v * v).sum(axis)), lambda v, axis: (v * v).sum(axis),
+        lambda v, axis: np.abs(v).sum(axis), lambda v, axis: np.sqrt((v * v).sum(axis)), lambda v,
+        axis: (v * v).sum(axis),
         lambda v, axis: np.log(v.sum(axis)), lambda v, axis: np.log(np.exp(v).sum(axis)),
     )  # fmt: skip
     exact = v if dtype in (DType.I64, DType.I32) else v.astype(np.float64)

@@ -69,7 +69,8 @@ def test_the_zoo(name: str, tmp_path: Path) -> None:
 def test_its_kernels_make_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another activation in its table is another result of the session."""
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }'
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3] x) => (float[n, 3] y) { '
+        "y = Relu(x) }"
     )
     session = provider.create_session(
         model.SerializeToString(),
@@ -83,7 +84,8 @@ def test_its_kernels_make_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_kernel_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }'
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3] x) => (float[n, 3] y) { '
+        "y = Relu(x) }"
     )
     session = provider.create_session(
         model.SerializeToString(),

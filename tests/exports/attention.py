@@ -83,7 +83,9 @@ def eager(kind: str) -> Case:
     )
     x = tokens()
     masks = {
-        "mask": torch.randn(2, 1, 1, 6), "bool": torch.ones(2, 1, 6, 6), "finfo": torch.ones(2, 6, dtype=torch.bool), "extended": torch.ones(2, 6, dtype=torch.int64),
+        "mask": torch.randn(2, 1, 1, 6), "bool": torch.ones(2, 1, 6, 6),
+        "finfo": torch.ones(2, 6, dtype=torch.bool),
+        "extended": torch.ones(2, 6, dtype=torch.int64),
     }  # fmt: skip
     inputs = (x, masks[kind]) if kind in masks else (x,)
     return Case(Net(fn, **_projections(**extra)), inputs, batch=tuple(range(len(inputs))))
@@ -257,7 +259,7 @@ def biased(kind: str) -> Case:
     return Case(Net(t5 if kind == "t5" else deberta, table=table, **_projections()), (tokens(),))
 
 
-# --- rotary embedding --------------------------------------------------------------------------------------------------------
+# --- rotary embedding -----------------------------------------------------------------------------
 def _rotate_half(x: Any) -> Any:
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)

@@ -17,7 +17,8 @@ from tests.exports.modules import Case
 
 CASES: dict[str, Callable[[], Case]] = {
     **{f"conv_bn_{act}": partial(m.conv_act, act) for act in m.ACTIVATIONS},
-    **{f"conv_bn_{act}_unfolded": partial(m.conv_act, act, preserve=True) for act in ("relu", "silu", "hswish_div")},
+    **{f"conv_bn_{act}_unfolded": partial(m.conv_act, act, preserve=True)
+        for act in ("relu", "silu", "hswish_div")},
     "conv_bn_add_relu": m.conv_residual,
     "conv_bn_add_relu_swapped": partial(m.conv_residual, swapped=True),
     "conv_bn_add_relu_unfolded": partial(m.conv_residual, preserve=True),
@@ -49,8 +50,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "swiglu": partial(m.swiglu, "silu"),
     "swiglu_packed": partial(m.swiglu, "packed"),
     "geglu": partial(m.swiglu, "gelu"),
-    **{f"layernorm_{k}": partial(m.layer_norm, k) for k in ("nn", "manual", "rsqrt", "var", "skip", "skip_bias", "transposed", "channels_first")},
-    **{f"rmsnorm_{k}": partial(m.rms_norm, k) for k in ("llama", "llama_fp16", "gemma", "div", "nn", "skip")},
+    **{f"layernorm_{k}": partial(m.layer_norm, k)
+        for k in ("nn", "manual", "rsqrt", "var", "skip", "skip_bias", "transposed",
+            "channels_first")},
+    **{f"rmsnorm_{k}": partial(m.rms_norm, k)
+        for k in ("llama", "llama_fp16", "gemma", "div", "nn", "skip")},
     "groupnorm": partial(m.group_norm, "plain"),
     "groupnorm_silu_conv": partial(m.group_norm, "silu_conv"),
     "instancenorm_relu": partial(m.group_norm, "instance"),
@@ -59,15 +63,19 @@ CASES: dict[str, Callable[[], Case]] = {
     **{
         f"attn_eager_{k}": partial(a.eager, k)
         for k in (
-            "plain", "mul", "mask", "scale_q", "sqrt_both", "bool", "finfo", "extended", "causal_buffer", "causal_where", "alibi", "einsum", "bmm"
+            "plain", "mul", "mask", "scale_q", "sqrt_both", "bool", "finfo", "extended",
+            "causal_buffer", "causal_where", "alibi", "einsum", "bmm"
         )
     },
     **{f"attn_sdpa_{k}": partial(a.sdpa, k) for k in ("plain", "mask", "bool", "causal")},
-    **{f"attn_packed_{k}": partial(a.packed, k) for k in ("timm", "timm_eager", "chunk", "slice", "per_head")},
-    **{f"attn_mha_{k}": partial(a.multihead, k) for k in ("self", "cross", "padding", "sequence_first", "layer")},
+    **{f"attn_packed_{k}": partial(a.packed, k)
+        for k in ("timm", "timm_eager", "chunk", "slice", "per_head")},
+    **{f"attn_mha_{k}": partial(a.multihead, k)
+        for k in ("self", "cross", "padding", "sequence_first", "layer")},
     **{f"attn_cross_{k}": partial(a.cross, k) for k in ("eager", "sdpa")},
     **{f"attn_gqa_{k}": partial(a.grouped, k) for k in ("expand", "sdpa", "interleave")},
     **{f"attn_cache_{k}": partial(a.cached, k) for k in ("eager", "sdpa")},
     **{f"attn_bias_{k}": partial(a.biased, k) for k in ("t5", "swin", "swin_shifted", "deberta")},
-    **{f"rope_{k}": partial(a.rope, k) for k in ("apply", "pairs", "halves", "partial", "gptj", "full")},
+    **{f"rope_{k}": partial(a.rope, k)
+        for k in ("apply", "pairs", "halves", "partial", "gptj", "full")},
 }  # fmt: skip

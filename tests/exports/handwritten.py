@@ -28,7 +28,8 @@ def ints(*values: int) -> npt.NDArray[np.int64]:
 SCALARS: Constants = {
     k: np.float32(v)
     for k, v in {
-        "half": 0.5, "one": 1, "two": 2, "three": 3, "six": 6, "sixth": 1 / 6, "zero": 0, "r2": np.sqrt(2), "ir2": np.sqrt(0.5), "c0": 0.044715,
+        "half": 0.5, "one": 1, "two": 2, "three": 3, "six": 6, "sixth": 1 / 6, "zero": 0,
+        "r2": np.sqrt(2), "ir2": np.sqrt(0.5), "c0": 0.044715,
         "c1": np.sqrt(2 / np.pi), "eps": 1e-6, "scale": D**-0.5, "big": -10000.0, "large": 10000.0,
     }.items()
 }  # fmt: skip
@@ -47,7 +48,7 @@ def built(
     return model(nodes, inputs, outputs or ("y",), known, opset=kw.pop("opset", 15), **kw)
 
 
-# --- convolutions -----------------------------------------------------------------------------------------------------------
+# --- convolutions ---------------------------------------------------------------------------------
 def _bn() -> Constants:
     return {
         "g": weights(C, seed=1),
@@ -60,8 +61,10 @@ def _bn() -> Constants:
 def padded_conv() -> ModelProto:
     """Keras' 'same' padding with stride 2, channels last outside."""
     nodes = [
-        node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Pad", "t p zero", "d"), node("Conv", "d w", "c", strides=[2, 2]),
-        node("BatchNormalization", "c g be mu va", "n", epsilon=1e-3), *chain("Max X zero > a; Min a six > Y", "n", "r"),
+        node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Pad", "t p zero", "d"),
+        node("Conv", "d w", "c", strides=[2, 2]),
+        node("BatchNormalization", "c g be mu va", "n", epsilon=1e-3),
+        *chain("Max X zero > a; Min a six > Y", "n", "r"),
         node("Transpose", "r", "y", perm=[0, 2, 3, 1]),
     ]  # fmt: skip
     return built(
@@ -92,14 +95,18 @@ def channels_last(kind: str) -> ModelProto:
     nodes = [node("Transpose", "x", "x0", perm=back)]
     if kind == "residual":
         nodes += [
-            node("Conv", "x0 w1", "u1", pads=[1] * 4), node("Transpose", "u1", "t1", perm=to), node("Add", "t1 b1", "a1"), node("Mul", "a1 s1", "m1"),
-            node("Add", "m1 h1", "n1"), node("Relu", "n1", "r1"), node("Transpose", "r1", "v1", perm=back), node("Conv", "v1 w2", "u2", pads=[1] * 4),
-            node("Transpose", "u2", "t2", perm=to), node("Add", "t2 b2", "a2"), node("Add", "a2 r1", "e2"), node("Relu", "e2", "y"),
+            node("Conv", "x0 w1", "u1", pads=[1] * 4), node("Transpose", "u1", "t1", perm=to),
+            node("Add", "t1 b1", "a1"), node("Mul", "a1 s1", "m1"),
+            node("Add", "m1 h1", "n1"), node("Relu", "n1", "r1"),
+            node("Transpose", "r1", "v1", perm=back), node("Conv", "v1 w2", "u2", pads=[1] * 4),
+            node("Transpose", "u2", "t2", perm=to), node("Add", "t2 b2", "a2"),
+            node("Add", "a2 r1", "e2"), node("Relu", "e2", "y"),
         ]  # fmt: skip
         constants: Constants = {f"w{k}": weights(C, C, 3, 3, seed=k) for k in (1, 2)}
     else:
         nodes += [
-            node("ConvTranspose", "x0 w1", "u1", strides=[2, 2]), node("Transpose", "u1", "t1", perm=to), node("Add", "t1 b1", "a1"),
+            node("ConvTranspose", "x0 w1", "u1", strides=[2, 2]),
+            node("Transpose", "u1", "t1", perm=to), node("Add", "t1 b1", "a1"),
             *chain("Sigmoid X > s; Mul X s > Y", "a1", "y"),
         ]  # fmt: skip
         constants = {"w1": weights(C, C, 2, 2)}
@@ -116,8 +123,10 @@ def squeeze_excite(kind: str) -> ModelProto:
     tail = "Relu X > r" if kind != "swish" else "Sigmoid X > q; Mul X q > r"
     if kind == "dense":
         nodes = [
-            node("ReduceMean", "x", "m", axes=[2, 3], keepdims=0), node("MatMul", "m w1", "p"), node("Add", "p b1", "d"), node("Relu", "d", "r"),
-            node("MatMul", "r w2", "u0"), node("Add", "u0 b2", "u"), node("Sigmoid", "u", "s"), node("Reshape", "s back", "k"), node("Mul", "x k", "y"),
+            node("ReduceMean", "x", "m", axes=[2, 3], keepdims=0), node("MatMul", "m w1", "p"),
+            node("Add", "p b1", "d"), node("Relu", "d", "r"),
+            node("MatMul", "r w2", "u0"), node("Add", "u0 b2", "u"), node("Sigmoid", "u", "s"),
+            node("Reshape", "s back", "k"), node("Mul", "x k", "y"),
         ]  # fmt: skip
         return built(
             nodes,
@@ -156,17 +165,19 @@ def squeeze_excite(kind: str) -> ModelProto:
     )
 
 
-# --- sequences ---------------------------------------------------------------------------------------------------------------
+# --- sequences ------------------------------------------------------------------------------------
 GELU = {
     "erf": "Mul X half > h; Mul X ir2 > d; Erf d > e; Add one e > a; Mul h a > Y",
-    "pow": "Pow X three > p; Mul c0 p > k; Add X k > a; Mul c1 a > i; Tanh i > t; Add one t > o; Mul half o > m; Mul X m > Y",
+    "pow": "Pow X three > p; Mul c0 p > k; Add X k > a; Mul c1 a > i; Tanh i > t; Add one t > o; "
+    "Mul half o > m; Mul X m > Y",
 }
 
 
 def _dense(x: str, y: str, name: str) -> list[NodeProto]:
     """A Dense layer on rank 3 through Reshape, MatMul, Reshape, Add (Tensordot)."""
     return [
-        node("Reshape", f"{x} flat", f"{y}_f"), node("MatMul", f"{y}_f w{name}", f"{y}_p"), node("Reshape", f"{y}_p whole", f"{y}_r"),
+        node("Reshape", f"{x} flat", f"{y}_f"), node("MatMul", f"{y}_f w{name}", f"{y}_p"),
+        node("Reshape", f"{y}_p whole", f"{y}_r"),
         node("Add", f"{y}_r b{name}", y),
     ]  # fmt: skip
 
@@ -210,7 +221,10 @@ def gated_dense() -> ModelProto:
 
 def keras_layer_norm(affine: bool = True) -> ModelProto:
     """x * s + (beta - mean * s) with s = gamma / sqrt(var + eps), or (x - mean) * s + beta."""
-    text = "ReduceMean(axes=[-1]) X > m; Sub X m > d; Mul d d > q; ReduceMean(axes=[-1]) q > v; Add v eps > e; Sqrt e > r; Reciprocal r > i; Mul i g > s; "
+    text = (
+        "ReduceMean(axes=[-1]) X > m; Sub X m > d; Mul d d > q; ReduceMean(axes=[-1]) q > v; "
+        "Add v eps > e; Sqrt e > r; Reciprocal r > i; Mul i g > s; "
+    )
     text += (
         "Mul X s > xs; Mul m s > ms; Sub b ms > o; Add xs o > Y"
         if affine
@@ -269,7 +283,8 @@ def attention(kind: str) -> ModelProto:
         nodes += [node("Softmax", "sp" if kind == "prescaled" else "sm", "p", axis=-1)]
     nodes += [
         node("MatMul", "p vt", "o"),
-        node("Transpose", "o", "ot", perm=[0, 2, 1, 3]), node("Reshape", "ot whole", "oj"), *_dense("oj", "y", "3"),
+        node("Transpose", "o", "ot", perm=[0, 2, 1, 3]), node("Reshape", "ot whole", "oj"),
+        *_dense("oj", "y", "3"),
     ]  # fmt: skip
     constants: Constants = {
         "flat": ints(-1, X),
@@ -294,8 +309,10 @@ def einsum_attention() -> ModelProto:
             node("Add", f"{name}0 b{name}", name),
         ]
     nodes += [
-        node("Mul", "q scale", "qs"), node("Einsum", "k qs", "s", equation="aecd,abcd->acbe"), node("Softmax", "s", "p", axis=-1),
-        node("Einsum", "p v", "o", equation="acbe,aecd->abcd"), node("Einsum", "o wo", "y0", equation="abcd,cde->abe"), node("Add", "y0 bo", "y"),
+        node("Mul", "q scale", "qs"), node("Einsum", "k qs", "s", equation="aecd,abcd->acbe"),
+        node("Softmax", "s", "p", axis=-1),
+        node("Einsum", "p v", "o", equation="acbe,aecd->abcd"),
+        node("Einsum", "o wo", "y0", equation="abcd,cde->abe"), node("Add", "y0 bo", "y"),
     ]  # fmt: skip
     constants: Constants = {f"w{c}": weights(X, H, D, seed=k) for k, c in enumerate("qkv")} | {
         f"b{c}": weights(H, D, seed=k) for k, c in enumerate("qkv")
@@ -303,7 +320,7 @@ def einsum_attention() -> ModelProto:
     return built(nodes, {"x": ("n", S, X)}, {**constants, "wo": weights(H, D, X), "bo": weights(X)})
 
 
-# --- what ONNX Runtime's tools leave behind --------------------------------------------------------------------------------------
+# --- what ONNX Runtime's tools leave behind -------------------------------------------------------
 def ort_fused_conv() -> ModelProto:
     nodes = [
         node(
@@ -384,8 +401,10 @@ def ort_attention(kind: str) -> ModelProto:
 def ort_packed() -> ModelProto:
     """Attention with its projections inside, which stays; the layers behind it fuse."""
     nodes = [
-        node("com.microsoft.Attention", "x w b", "a", num_heads=H), node("MatMul", "a wo", "p"), node("Add", "p bo", "ap"),
-        node("com.microsoft.SkipLayerNormalization", "ap x g be", "s", epsilon=1e-5), node("MatMul", "s w1", "u"), node("com.microsoft.FastGelu", "u b1", "y"),
+        node("com.microsoft.Attention", "x w b", "a", num_heads=H), node("MatMul", "a wo", "p"),
+        node("Add", "p bo", "ap"),
+        node("com.microsoft.SkipLayerNormalization", "ap x g be", "s", epsilon=1e-5),
+        node("MatMul", "s w1", "u"), node("com.microsoft.FastGelu", "u b1", "y"),
     ]  # fmt: skip
     constants: Constants = {
         "w": weights(X, 3 * X),
@@ -403,7 +422,8 @@ def ort_packed() -> ModelProto:
 #: file name without its ending -> how to build it
 HANDWRITTEN: dict[str, Callable[[], ModelProto]] = {
     "tf_conv_same_bn_relu6.tf": padded_conv,
-    "tf_depthwise_scale_hswish.tf": lambda: scaled_conv("Add X three > a; Clip a zero six > k; Mul k sixth > d; Mul X d > Y"),
+    "tf_depthwise_scale_hswish.tf": lambda: scaled_conv(
+        "Add X three > a; Clip a zero six > k; Mul k sixth > d; Mul X d > Y"),
     "tf_depthwise_scale_mish.tf": lambda: scaled_conv("Softplus X > p; Tanh p > t; Mul X t > Y"),
     **{f"tf_nhwc_{k}.tf": (lambda k=k: channels_last(k)) for k in ("residual", "upsampling")},
     "tf_se_pool.tf": lambda: squeeze_excite("pool"),
@@ -417,7 +437,8 @@ HANDWRITTEN: dict[str, Callable[[], ModelProto]] = {
     "tf_layernorm_early.tf": lambda: keras_layer_norm(affine=False),
     "tf_attention.tf": lambda: attention("scores"),
     "tf_attention_scaled_query.tf": lambda: attention("query"),
-    **{f"tf_attention_{k}.tf": (lambda k=k: attention(k)) for k in ("subtracted", "prescaled", "flat", "spelled")},
+    **{f"tf_attention_{k}.tf": (lambda k=k: attention(k))
+        for k in ("subtracted", "prescaled", "flat", "spelled")},
     "tf_attention_einsum.tf": einsum_attention,
     "ort_fused_conv.ort": ort_fused_conv,
     **{f"ort_gelu_{k}.ort": (lambda k=k: ort_gelu(k)) for k in ("bias", "fast", "plain", "quick")},

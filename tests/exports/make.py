@@ -49,7 +49,9 @@ EXPORTERS = (
 
 
 def strip(model: ModelProto) -> ModelProto:
-    """`model` without doc strings and metadata, down to the bodies of functions and control flow."""
+    """`model` without doc strings and metadata, down to the bodies of functions and control
+    flow.
+    """
     model.doc_string = ""
     del model.metadata_props[:]
     for f in model.functions:
@@ -131,7 +133,8 @@ def export(case: Case, exporter: str) -> ModelProto:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            net, inputs, file, dynamo=False, opset_version=opset, input_names=names, dynamic_axes=axes, training=mode, do_constant_folding=not case.preserve
+            net, inputs, file, dynamo=False, opset_version=opset, input_names=names,
+            dynamic_axes=axes, training=mode, do_constant_folding=not case.preserve
         )  # fmt: skip
     return shorten(strip(onnx.load_from_string(file.getvalue())))
 
@@ -156,7 +159,8 @@ def main(wanted: list[str]) -> int:
             except Exception as e:
                 target.unlink(missing_ok=True)
                 print(
-                    f"{target.name}: {type(e).__name__}: {str(e).splitlines()[0][:150] if str(e) else ''}",
+                    f"{target.name}: {type(e).__name__}: "
+                    f"{str(e).splitlines()[0][:150] if str(e) else ''}",
                     flush=True,
                 )
                 continue

@@ -16,7 +16,8 @@ from tests.exports.modules import Case
 
 _TEXT = {0: "batch", 1: "sequence"}
 _SMALL = {
-    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 32,
+    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 32,
 }  # fmt: skip
 _IMAGE = {
     "image_size": 16,
@@ -97,22 +98,26 @@ def _llama(**more: Any) -> Any:
 
 def _opt() -> Any:
     return t.OPTConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=2, max_position_embeddings=32, word_embed_proj_dim=16,
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=2,
+        max_position_embeddings=32, word_embed_proj_dim=16,
         use_cache=False,
     )  # fmt: skip
 
 
 def _whisper() -> Any:
     return t.WhisperConfig(
-        vocab_size=32, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=24, decoder_ffn_dim=24, max_source_positions=10, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        vocab_size=32, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, max_source_positions=10, max_target_positions=16,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
         decoder_start_token_id=1, use_cache=False,
     )  # fmt: skip
 
 
 def _bart() -> Any:
     return t.BartConfig(
-        vocab_size=32, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24,
+        vocab_size=32, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24,
         decoder_ffn_dim=24, max_position_embeddings=32, use_cache=False,
     )  # fmt: skip
 

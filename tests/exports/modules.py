@@ -73,7 +73,7 @@ def _norm(channels: int) -> Any:
     return bn
 
 
-# --- convolutions --------------------------------------------------------------------------------------------------------
+# --- convolutions ---------------------------------------------------------------------------------
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": F.relu,
     "relu6": F.relu6,
@@ -123,7 +123,8 @@ def conv_two_inputs() -> Case:
 def depthwise_separable() -> Case:
     net = Net(
         lambda m, x: m.b2(m.point(F.relu6(m.b1(m.depth(x))))) + x,
-        depth=nn.Conv2d(C, C, 3, padding=1, groups=C, bias=False), b1=_norm(C), point=nn.Conv2d(C, C, 1, bias=False), b2=_norm(C),
+        depth=nn.Conv2d(C, C, 3, padding=1, groups=C, bias=False), b1=_norm(C),
+        point=nn.Conv2d(C, C, 1, bias=False), b2=_norm(C),
     )  # fmt: skip
     return Case(net, (image(),))
 
@@ -190,7 +191,7 @@ def squeeze_excite_linear() -> Case:
     return Case(Net(fn, down=nn.Linear(8, 2), up=nn.Linear(2, 8)), (image(8),))
 
 
-# --- linear layers ----------------------------------------------------------------------------------------------------------
+# --- linear layers --------------------------------------------------------------------------------
 GELUS: dict[str, Callable[[Any], Any]] = {
     "erf": F.gelu,
     "python": lambda x: x * 0.5 * (1.0 + torch.erf(x / 2.0**0.5)),
@@ -255,12 +256,13 @@ def swiglu(kind: str) -> Case:
     act = F.silu if kind == "silu" else lambda x: F.gelu(x, approximate="tanh")
     net = Net(
         lambda m, x: m.down(act(m.gate(x)) * m.up(x)),
-        gate=nn.Linear(X, 24, bias=False), up=nn.Linear(X, 24, bias=False), down=nn.Linear(24, X, bias=False),
+        gate=nn.Linear(X, 24, bias=False), up=nn.Linear(X, 24, bias=False),
+        down=nn.Linear(24, X, bias=False),
     )  # fmt: skip
     return Case(net, (tokens(),))
 
 
-# --- normalisations -----------------------------------------------------------------------------------------------------------
+# --- normalisations -------------------------------------------------------------------------------
 def _layer_norm(width: int = X) -> Any:
     ln = nn.LayerNorm(width, eps=1e-5)
     nn.init.uniform_(ln.weight, 0.5, 1.5)

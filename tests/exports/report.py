@@ -82,11 +82,24 @@ def main() -> int:
     lines = [
         "# Fusion matrix",
         "",
-        "Written by `python tests/exports/report.py`; files, modules and exporters are in `tests/exports/`.",
+        (
+            "Written by `python tests/exports/report.py`; "
+            "files, modules and exporters are in `tests/exports/`."
+        ),
         "`ts17d` is torch's TorchScript exporter at opset 17 with a dynamic batch, `dynamo23` its",
-        "torch.export exporter at opset 23 with fixed sizes, `hand` a graph written as tf2onnx, Keras or ONNX",
-        "Runtime's own tools write it. A cell is ✓ when everything its chain is made of fused; an empty one",
-        "means that the exporter has no such form. Every cell is checked: each fused spec against float64,",
+        (
+            "torch.export exporter at opset 23 with fixed sizes, `hand` a graph written as "
+            "tf2onnx, "
+            "Keras or ONNX"
+        ),
+        (
+            "Runtime's own tools write it. A cell is ✓ when everything its chain is made of fused; "
+            "an empty one"
+        ),
+        (
+            "means that the exporter has no such form. Every cell is checked: each fused spec "
+            "against float64,"
+        ),
         "and the model's results against ONNX Runtime without optimisations.",
         "",
         f"- chains without attention: {good(other)} cells fused",

@@ -1,8 +1,9 @@
 """Fuzzes everything that reads what others made: models through the command line and the provider,
 packs, Plans, compiled models, caches, tuning records, compile requests.
 
-    python -m tests.fuzz [--seconds 600 | --cases 100000] [--seed 0] [--kinds optimize session ...] [--jobs 1] [--keep FOLDER]
-    python -m tests.fuzz --replay KIND:SEED:NUMBER [--keep FOLDER]      # one case, with what it said
+    python -m tests.fuzz [--seconds 600 | --cases 100000] [--seed 0] [--kinds optimize session ...]
+                         [--jobs 1] [--keep FOLDER]
+    python -m tests.fuzz --replay KIND:SEED:NUMBER [--keep FOLDER]  # one case
 
 Each case must end in success or in one line. Findings are kept with their input and the command
 that repeats them. The same seed gives the same cases. Exit status 1 when there are findings."""

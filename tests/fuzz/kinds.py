@@ -95,7 +95,7 @@ class Case:
         return path
 
 
-# --- seeds ------------------------------------------------------------------------------------------------------------------
+# --- seeds ----------------------------------------------------------------------------------------
 
 
 @cache
@@ -156,7 +156,7 @@ def model_of(c: Case) -> bytes:
     return mutations.damage(data, c.random) if c.random.random() < 0.08 else data
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------------
+# --- judging --------------------------------------------------------------------------------------
 
 
 def _signature(e: BaseException) -> str:
@@ -191,7 +191,8 @@ def _said() -> str:
 _CODES = frozenset({0, 2, 3, 4, 5})
 #: What a library inside ONNX Runtime (re2) writes to the log by itself.
 _LIBRARIES_LOG = re.compile(
-    r"^(WARNING: All log messages before absl::InitializeLog\(\).*|[IWEF]\d{4} \d\d:.* \S+\.cc:\d+\] .*)\n",
+    r"^(WARNING: All log messages before absl::InitializeLog\(\).*|[IWEF]\d{4} \d\d:.* "
+    r"\S+\.cc:\d+\] .*)\n",
     re.MULTILINE,
 )
 
@@ -243,7 +244,7 @@ def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
     return Verdict(REFUSED, lines[-1], f"{code}")
 
 
-# --- the command line -------------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 def _inspect(c: Case) -> Verdict:
@@ -325,7 +326,7 @@ def _verify(c: Case) -> Verdict:
     return command(["verify", str(other), str(path), *more], unlike_is_fine=True)
 
 
-# --- the provider -----------------------------------------------------------------------------------------------------------
+# --- the provider ---------------------------------------------------------------------------------
 
 
 def _sizes_of(value: onnx.ValueInfoProto, known: dict[str, int], r: Random) -> tuple[int, ...]:
@@ -679,7 +680,7 @@ def on_stock(path: Path) -> None:
         _ = verification.measure(source).spread
 
 
-# --- packs, Plans, caches, records, requests --------------------------------------------------------------------------------
+# --- packs, Plans, caches, records, requests ------------------------------------------------------
 
 
 @cache
@@ -796,7 +797,8 @@ def _compiled(c: Case) -> Verdict:
             if changed is None:
                 return Verdict(REFUSED, "not written")
             own["ep_cache_context"].s = changed
-            before, after = (p[32:64].hex().encode() for p in (old, changed))  # of the packs' headers
+            # of the packs' headers
+            before, after = (p[32:64].hex().encode() for p in (old, changed))
             for other in model.graph.node:
                 for a in other.attribute:
                     if a.name == "partition_name":

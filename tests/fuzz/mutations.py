@@ -186,7 +186,7 @@ def _int(r: Random) -> int:
     return r.choice(INTS) if r.random() < 0.8 else r.randrange(-20, 200)
 
 
-# --- attributes -------------------------------------------------------------------------------------------------------------
+# --- attributes -----------------------------------------------------------------------------------
 
 
 def attribute(m: ModelProto, r: Random) -> None:
@@ -307,7 +307,7 @@ def spec(m: ModelProto, r: Random) -> None:
     setattr(holder, field, text.encode("utf-8", "replace") if isinstance(old, bytes) else text)
 
 
-# --- values -----------------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 def dims(m: ModelProto, r: Random) -> None:
@@ -455,7 +455,7 @@ def external(m: ModelProto, r: Random) -> None:
         t.external_data.add(key=key, value=value)
 
 
-# --- edges and nodes --------------------------------------------------------------------------------------------------------
+# --- edges and nodes ------------------------------------------------------------------------------
 
 
 def rewire(m: ModelProto, r: Random) -> None:
@@ -593,7 +593,7 @@ def outputs(m: ModelProto, r: Random) -> None:
         g.output.append(r.choice(g.input))
 
 
-# --- headers, subgraphs, functions ------------------------------------------------------------------------------------------
+# --- headers, subgraphs, functions ----------------------------------------------------------------
 
 
 def opset(m: ModelProto, r: Random) -> None:
@@ -727,7 +727,9 @@ def function(m: ModelProto, r: Random) -> None:
 
 
 def sparse(m: ModelProto, r: Random) -> None:
-    """What few models have: sparse constants, annotations, training parts, documentation, metadata."""
+    """What few models have: sparse constants, annotations, training parts, documentation,
+    metadata.
+    """
     kind = r.randrange(5)
     if kind == 0 and m.graph.initializer:
         s = m.graph.sparse_initializer.add()

@@ -19,7 +19,9 @@ CASES = record.cases()
 
 
 def path_of(case: str) -> Path:
-    """One file for each first word of a case's name: `cpu.json`, `requests.json`, `sm_90.json`, ..."""
+    """One file for each first word of a case's name: `cpu.json`, `requests.json`, `sm_90.json`,
+    ...
+    """
     return FOLDER / f"{case.split()[0]}.json"
 
 
@@ -37,7 +39,8 @@ def test_generated_code_is_unchanged(case: str, golden: record.Record | None) ->
         return
     changed = sorted(k for k in made.keys() | before.keys() if made.get(k) != before.get(k))
     assert not changed, (
-        f"{case}: {', '.join(changed)} changed; if that is meant, run pytest tests/golden --update-golden"
+        f"{case}: {', '.join(changed)} changed; if that is meant, run pytest tests/golden "
+        "--update-golden"
     )
 
 

@@ -25,17 +25,22 @@ ELEMENTWISE = r"""
 #else
 #define WAIT
 #endif
-extern "C" __global__ void add(const float* a, const float* b, float* y, int n) { WAIT; EACH y[k] = a[k] + (b ? b[k] : 0.f); }
-extern "C" __global__ void mul(const float* a, const float* b, float* y, int n) { WAIT; EACH y[k] = a[k] * b[k]; }
-extern "C" __global__ void scale(const float* a, float* y, int n, float s) { WAIT; EACH y[k] = a[k] * s; }
-extern "C" __global__ void add_row(const float* a, const float* b, float* y, int rows, int columns) {
+extern "C" __global__ void add(const float* a, const float* b, float* y, int n) { WAIT;
+    EACH y[k] = a[k] + (b ? b[k] : 0.f); }
+extern "C" __global__ void mul(const float* a, const float* b, float* y, int n) { WAIT;
+    EACH y[k] = a[k] * b[k]; }
+extern "C" __global__ void scale(const float* a, float* y, int n, float s) { WAIT;
+    EACH y[k] = a[k] * s; }
+extern "C" __global__ void add_row(const float* a, const float* b, float* y, int rows, int columns)
+    {
   const int n = rows * columns;
   WAIT;
   EACH y[k] = a[k] + b[k % columns];
 }
 """
 SHARED = r"""
-extern "C" __global__ void reverse(const float* x, float* y, int n) {  // through all of the dynamic shared memory
+extern "C" __global__ void reverse(const float* x, float* y, int n) {
+    // through all of the dynamic shared memory
   extern __shared__ float s[];
   for (int k = threadIdx.x; k < n; k += blockDim.x) s[n - 1 - k] = x[k];
   __syncthreads();
@@ -54,7 +59,8 @@ TMA = r"""
 struct alignas(64) Map { unsigned long long words[16]; };
 __device__ unsigned shared(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 __device__ void finish(unsigned bar) {
-  asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n@p bra done;\nbra again;\ndone:\n}" :: "r"(bar) : "memory");
+  asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n"
+               "@p bra done;\nbra again;\ndone:\n}" :: "r"(bar) : "memory");
 }
 // A box of 8 rows of 32 floats per block; what lies outside of the tensor reads as zero.
 extern "C" __global__ void tiles(const __grid_constant__ Map map, float* y, int rows, int columns) {
@@ -63,9 +69,11 @@ extern "C" __global__ void tiles(const __grid_constant__ Map map, float* y, int 
   const unsigned bar = shared(&barrier), to = shared(tile);
   const int x0 = blockIdx.x * 32, y0 = blockIdx.y * 8;
   if (!threadIdx.x) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" :: "r"(bar) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;"
+                 :: "r"(bar) : "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 1024;" :: "r"(bar) : "memory");
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];"
                  :: "r"(to), "l"(&map), "r"(x0), "r"(y0), "r"(bar) : "memory");
   }
   __syncthreads();
@@ -75,16 +83,21 @@ extern "C" __global__ void tiles(const __grid_constant__ Map map, float* y, int 
     if (r < rows && c < columns) y[r * columns + c] = tile[k];
   }
 }
-// NHWC image with 8 float channels: 16 pixels of a 3x3, stride 1, pad 1 window at tap (1, 1), that is the image itself.
+// NHWC image with 8 float channels: 16 pixels of a 3x3, stride 1, pad 1 window at tap (1, 1), that
+// is the image itself.
 extern "C" __global__ void center(const __grid_constant__ Map map, float* y, int pixels) {
   __shared__ alignas(1024) float tile[16 * 8];
   __shared__ alignas(8) unsigned long long barrier;
   const unsigned bar = shared(&barrier), to = shared(tile);
   if (!threadIdx.x) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" :: "r"(bar) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;"
+                 :: "r"(bar) : "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 512;" :: "r"(bar) : "memory");
-    asm volatile("cp.async.bulk.tensor.4d.im2col.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
-                 :: "r"(to), "l"(&map), "r"(0), "r"(-1), "r"(-1), "r"(0), "r"(bar), "h"((short)1), "h"((short)1) : "memory");
+    asm volatile("cp.async.bulk.tensor.4d.im2col.shared::cluster.global.mbarrier::complete_tx::"
+                 "bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
+                 :: "r"(to), "l"(&map), "r"(0), "r"(-1), "r"(-1), "r"(0), "r"(bar), "h"((short)1),
+                     "h"((short)1) : "memory");
   }
   __syncthreads();
   finish(bar);

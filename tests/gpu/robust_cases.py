@@ -512,8 +512,10 @@ def many_threads_and_the_parallel_executor() -> None:
 
 
 _BAD = """
-extern "C" __global__ void fine(const float* x, float* u, int n) { if (threadIdx.x < n) u[threadIdx.x] = x[threadIdx.x]; }
-extern "C" __global__ void outside(const float* x, float* y, int n) { if (n > 100) *(volatile int*)(((unsigned long long)1 << 46) + 64) = 1; }
+extern "C" __global__ void fine(const float* x, float* u, int n) { if (threadIdx.x < n)
+    u[threadIdx.x] = x[threadIdx.x]; }
+extern "C" __global__ void outside(const float* x, float* y, int n) { if (n > 100)
+    *(volatile int*)(((unsigned long long)1 << 46) + 64) = 1; }
 """
 
 

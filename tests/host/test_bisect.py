@@ -60,7 +60,10 @@ def layers(count: int = 6) -> ModelProto:
     """`count` times Conv, Relu, then Add, Relu: 2 * count fusions."""
     text = "g (float[1, 3, 6, 6] v0) => (float[1, 3, 6, 6] y) {"
     for k in range(count):
-        text += f" [conv{k}] a{k} = Conv <pads = [1, 1, 1, 1]> (v{k}, w{k})  r{k} = Relu (a{k})  [add{k}] s{k} = Add (r{k}, v{k})  v{k + 1} = Relu (s{k}) "
+        text += (
+            f" [conv{k}] a{k} = Conv <pads = [1, 1, 1, 1]> (v{k}, w{k})  r{k} = Relu (a{k})  "
+            f"[add{k}] s{k} = Add (r{k}, v{k})  v{k + 1} = Relu (s{k}) "
+        )
     weights = {f"w{k}": normal(3, 3, 3, 3, seed=k) / 5 for k in range(count)}
     model = parse(text + f" y = Neg (v{count}) }}")
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in weights.items())

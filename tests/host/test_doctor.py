@@ -57,7 +57,7 @@ def test_packages_too_old_or_missing_are_found(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-# --- which compiler ----------------------------------------------------------------------------------------------------------
+# --- which compiler -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("driver", "majors"),
     [

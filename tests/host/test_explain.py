@@ -31,7 +31,7 @@ def left(model: ModelProto, op: str, **options: object) -> explanation.Explanati
     return next(e for e in account(model, **options).anchors if e.op == op and not e.fused_by)
 
 
-# --- a reason for everything ------------------------------------------------------------------------------------------------
+# --- a reason for everything ----------------------------------------------------------------------
 _UNARY = ("Relu", "Sigmoid", "Erf", "Softplus", "Identity", "Neg", "Exp", "Elu")
 
 
@@ -113,7 +113,8 @@ def test_every_unfused_anchor_of_generated_models_has_a_reason(seed: int) -> Non
 def test_anchors_inside_the_users_functions_are_explained() -> None:
     m = parse(
         "g (float[2, 8] x) => (float[2, 8] y) { a = mine.F (x, w)  y = Relu (a) }"
-        '<domain: "mine", opset_import: ["" : 17]> F (x, w) => (y) { [inside] p = MatMul (x, w)  y = Transpose <perm = [0, 1]> (p) }',
+        '<domain: "mine", opset_import: ["" : 17]> F (x, w) => (y) { '
+        "[inside] p = MatMul (x, w)  y = Transpose <perm = [0, 1]> (p) }",
         extra=', "mine" : 1',
         w=normal(8, 8),
     )
@@ -129,10 +130,11 @@ def test_an_operator_without_a_rule_is_named() -> None:
     assert left(m, "LSTM").refusals[0].reason == "no rule starts at LSTM"
 
 
-# --- what would help --------------------------------------------------------------------------------------------------------
+# --- what would help ------------------------------------------------------------------------------
 def attention(extra: str = "", outputs: str = "", opset: int = 17, scale: str = "s") -> ModelProto:
     text = f"""
-    g (float[2, 4, 8, 16] q, float[2, 4, 16, 8] k, float[2, 4, 8, 16] v{extra}) => (float[2, 4, 8, 16] y{outputs})
+    g (float[2, 4, 8, 16] q, float[2, 4, 16, 8] k, float[2, 4, 8, 16] v{extra}) => (float[2, 4, 8,
+        16] y{outputs})
     {{ a = MatMul (q, k)  b = Mul (a, {scale})  p = Softmax <axis = -1> (b)  y = MatMul (p, v) }}
     """
     model = parse(text, opset=opset)
@@ -145,7 +147,8 @@ def attention(extra: str = "", outputs: str = "", opset: int = 17, scale: str = 
 def conv_bn(attributes: str = "", extra: str = "", outputs: str = "z") -> ModelProto:
     text = f"""
     g (float[1, 3, 8, 8] x{extra}) => (float[1, 4, 8, 8] y)
-    {{ a = Conv <pads = [1, 1, 1, 1]> (x, w)  {outputs} = BatchNormalization {attributes} (a, gamma, beta, mean, var)  y = Relu (z) }}
+    {{ a = Conv <pads = [1, 1, 1, 1]> (x, w)  {outputs} = BatchNormalization {attributes} (a,
+        gamma, beta, mean, var)  y = Relu (z) }}
     """
     model = parse(
         text,
@@ -164,8 +167,8 @@ def test_the_exporter_wrote_the_scale_as_a_graph_input() -> None:
     e = left(attention(", float scale", scale="scale"), "Softmax")
     assert "not a constant scalar" in e.refusals[0].reason and e.refusals[0].rule == "attention"
     assert (
-        e.fix
-        == "the exporter wrote 'scale' as a graph input: re-export with it as a constant (export_params=True)"
+        e.fix == "the exporter wrote 'scale' as a graph input: re-export with it as a constant "
+        "(export_params=True)"
     )
     said = account(attention(", float scale", scale="scale"))
     assert any("fix: the exporter wrote 'scale'" in line for line in explanation.text(said))
@@ -209,7 +212,8 @@ def test_where_types_are_lost() -> None:
 
 def test_a_file_that_was_optimised_before() -> None:
     m = parse(
-        'g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) { y = com.microsoft.FusedConv <activation = "Relu", pads = [1, 1, 1, 1]> (x, w) }',
+        "g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) { "
+        'y = com.microsoft.FusedConv <activation = "Relu", pads = [1, 1, 1, 1]> (x, w) }',
         extra=', "com.microsoft" : 1',
         w=normal(4, 3, 3, 3),
     )
@@ -239,7 +243,8 @@ def test_quantised_operators_need_no_remedy() -> None:
     m = parse(
         """
         g (uint8[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y)
-        { a = DequantizeLinear (x, s, z)  w = DequantizeLinear (q, s, z)  b = Conv <pads = [1, 1, 1, 1]> (a, w)  y = Relu (b) }
+        { a = DequantizeLinear (x, s, z)  w = DequantizeLinear (q, s, z)  b = Conv <pads = [1, 1,
+            1, 1]> (a, w)  y = Relu (b) }
         """,
         s=np.float32(0.1),
         z=np.uint8(128),
@@ -249,11 +254,12 @@ def test_quantised_operators_need_no_remedy() -> None:
     assert "quantized" in e.refusals[0].reason and not e.fix
 
 
-# --- the provider -----------------------------------------------------------------------------------------------------------
+# --- the provider ---------------------------------------------------------------------------------
 def leaving() -> ModelProto:
     return parse(
         """
-        g (float[1, 3, 8, 8] x, int64[4, 5] i) => (float[1, 4, 8, 8] y, float[4, 5] h, float[1, 4, 8, 8] d)
+        g (float[1, 3, 8, 8] x, int64[4, 5] i) => (float[1, 4, 8, 8] y, float[4, 5] h, float[1, 4,
+            8, 8] d)
         {
           a = Conv <pads = [1, 1, 1, 1]> (x, w)
           y = Relu (a)
@@ -301,7 +307,8 @@ def test_running_sums_of_positions_stay_on_the_gpu() -> None:
         """
         g (int64[b, s] ids) => (float[b, s, 8] y)
         {
-          e = Equal (ids, pad)  n = Not (e)  m = Cast <to = 6> (n)  c = CumSum (m, axis)  p = Mul (c, m)  q = Cast <to = 7> (p)  r = Add (q, pad)
+          e = Equal (ids, pad)  n = Not (e)  m = Cast <to = 6> (n)  c = CumSum (m, axis)
+              p = Mul (c, m)  q = Cast <to = 7> (p)  r = Add (q, pad)
           z = Gather (table, r)  y = MatMul (z, w)
         }
         """,
@@ -332,7 +339,7 @@ def test_light_nodes_alone_stay_with_the_runtime() -> None:
     assert "light" in n.reason
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 class Page(HTMLParser):
     """Tags with their attributes, and a check that they nest."""
 
@@ -410,7 +417,8 @@ def test_names_are_escaped() -> None:
 
 def test_bodies_are_drawn_too() -> None:
     m = parse(
-        "g (float[3] x, bool c) => (float[3] y) { y = If (c) <then_branch = t () => (float[3] u) { s = Add (x, x) u = Relu (s) },"
+        "g (float[3] x, bool c) => (float[3] y) { y = If (c) <then_branch = t () => (float[3] u) "
+        "{ s = Add (x, x) u = Relu (s) },"
         " else_branch = e () => (float[3] v) { v = Neg (x) }> }"
     )
     text = html_page.page(account(m, rules=RULES))

@@ -68,7 +68,8 @@ def test_a_case_that_dies_or_hangs_is_one_case() -> None:
 def test_onnx_itself_says_who_is_right() -> None:
     """ONNX Runtime rounds the number of windows up where not one fits."""
     m = parse(
-        "g (float[1, 1, 5, 1] x) => (float[1, 1, N, M] y) { y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"
+        "g (float[1, 1, 5, 1] x) => (float[1, 1, N, M] y) { "
+        "y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"
     )
     x = {"x": np.ones((1, 1, 5, 1), np.float32)}
     theirs = run(m, x)
@@ -84,7 +85,8 @@ def test_onnx_itself_says_who_is_right() -> None:
 def test_results_that_depend_on_what_memory_held() -> None:
     """ONNX Runtime leaves elements of a Concat unwritten whose parts do not fit."""
     m = parse(
-        "g (float[A, B, C] x, float[D, E, F] y) => (float[G, H, I] z) { z = Concat <axis = 2> (x, y) }"
+        "g (float[A, B, C] x, float[D, E, F] y) => (float[G, H, I] z) { "
+        "z = Concat <axis = 2> (x, y) }"
     )
     y = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
     assert kinds._reads_garbage(
@@ -95,7 +97,8 @@ def test_results_that_depend_on_what_memory_held() -> None:
 
 def test_claimed_types_that_hide_an_error() -> None:
     m = parse(
-        "g (float[2, 3] x) => (float[2, 3] y) <float[2, 3] t> { t = Concat <axis = 1> (x, x) y = Add (x, t) }"
+        "g (float[2, 3] x) => (float[2, 3] y) <float[2, 3] t> { "
+        "t = Concat <axis = 1> (x, x) y = Add (x, t) }"
     )
     kept = ModelProto()
     kept.CopyFrom(m)

@@ -1,4 +1,6 @@
-"""Tensors at an address in memory: the provider's requests have them, and nothing from outside may."""
+"""Tensors at an address in memory: the provider's requests have them, and nothing from outside
+may.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def in_memory(t: TensorProto, location: str = MEMORY_LOCATION) -> None:
 
 def plain() -> ModelProto:
     return parse(
-        "g (float[4] x) => (float[4] y) { c = Constant <value = float[4] {0.0, 0.0, 0.0, 0.0}> () z = Add (x, w) y = Add (z, c) }",
+        "g (float[4] x) => (float[4] y) { c = Constant <value = float[4] {0.0, 0.0, 0.0, 0.0}> "
+        "() z = Add (x, w) y = Add (z, c) }",
         w=normal(4),
     )
 

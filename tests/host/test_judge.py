@@ -81,8 +81,11 @@ def test_results_of_iterations_make_a_new_axis(trips: int) -> None:
 @pytest.mark.parametrize(
     ("group", "more"),
     [
-        (1, {}), (2, {"strides": [2, 3], "pads": [1, 0, 2, 1]}), (4, {"dilations": [2, 1], "output_padding": [1, 0], "strides": [2, 1]}),
-        (2, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}), (2, {"auto_pad": "SAME_LOWER", "strides": [2, 3]}), (1, {"output_shape": [10, 10], "strides": [2, 3]}),
+        (1, {}), (2, {"strides": [2, 3], "pads": [1, 0, 2, 1]}),
+        (4, {"dilations": [2, 1], "output_padding": [1, 0], "strides": [2, 1]}),
+        (2, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+        (2, {"auto_pad": "SAME_LOWER", "strides": [2, 3]}),
+        (1, {"output_shape": [10, 10], "strides": [2, 3]}),
     ],
 )  # fmt: skip
 def test_groups_of_transposed_convolutions(group: int, more: dict[str, Any]) -> None:
@@ -137,7 +140,8 @@ def test_softsign_of_a_scalar() -> None:
 def test_resizing(mode: str, coord: str) -> None:
     if mode == "nearest" and coord == "half_pixel_symmetric":
         pytest.skip(
-            "which of two places ONNX Runtime takes there is not known to the evaluation, which says so"
+            "which of two places ONNX Runtime takes there is not known to the evaluation, which "
+            "says so"
         )
     roundings = (
         ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -176,7 +180,7 @@ def test_cubic_that_leaves_out_what_is_outside() -> None:
     )
 
 
-# --- what is rounding -------------------------------------------------------------------------------------------------------
+# --- what is rounding -----------------------------------------------------------------------------
 _TERMS = 5000
 
 

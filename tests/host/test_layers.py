@@ -15,8 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Packages and modules of `tracea_onnx`, the lowest first. Each may import itself and what stands
 #: before it.
 LAYERS = (
-    "_version", "errors", "support", "ir", "model_io", "shapes", "canonicalize", "match", "pricing", "plan", "runtime", "codegen", "compiler",
-    "provider", "rewrite", "verify", "pipeline", "onnx_ir", "explain", "tuning", "doctor", "cli", "__main__",
+    "_version", "errors", "support", "ir", "model_io", "shapes", "canonicalize", "match", "pricing",
+    "plan", "runtime", "codegen", "compiler",
+    "provider", "rewrite", "verify", "pipeline", "onnx_ir", "explain", "tuning", "doctor", "cli",
+    "__main__",
 )  # fmt: skip
 #: Folders that are found by name; what they may import.
 OUTER = {"fusion_rules": "match", "scheduler": "match", "models": "model_io", "kernels": "compiler"}

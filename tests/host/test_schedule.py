@@ -42,7 +42,10 @@ def chain(
     )
 
 
-DIAMOND = "g (float[3] x) => (float[3] e) { a = Neg (x) b = Exp (a) c = Abs (a) d = Add (b, c) e = Relu (d) }"
+DIAMOND = (
+    "g (float[3] x) => (float[3] e) { a = Neg (x) b = Exp (a) c = Abs (a) d = Add (b, c) e "
+    "= Relu (d) }"
+)
 
 
 def test_the_larger_saving_wins_and_the_loser_is_told_why() -> None:
@@ -74,7 +77,8 @@ def test_what_saves_nothing_is_refused_with_its_reason() -> None:
 def test_two_convex_chains_that_wait_for_each_other_are_not_both_taken() -> None:
     g = Graph(
         parse(
-            "g (float[3] x, float[3] y) => (float[3] b, float[3] d) { a = Neg (x) c = Exp (y) b = Add (c, c) d = Mul (a, a) }"
+            "g (float[3] x, float[3] y) => (float[3] b, float[3] d) { "
+            "a = Neg (x) c = Exp (y) b = Add (c, c) d = Mul (a, a) }"
         )
     )
     both = [chain(g, "a b", 2.0, "first"), chain(g, "c d", 1.0, "second")]
@@ -157,7 +161,7 @@ def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(
     assert [m.rule for m, _ in again[0]] == [m.rule for m, _ in chosen]
 
 
-# --- prices --------------------------------------------------------------------------------------------------------------
+# --- prices ---------------------------------------------------------------------------------------
 GPU, HOST = discovery.module("kernels", "cuda.rates"), backends.usual_target("cpu").rates
 
 
@@ -171,7 +175,8 @@ def priced_by(model: ModelProto, rates: Rates = HOST) -> dict[str, Saving]:
 
 def test_a_price_is_the_rooflines_difference() -> None:
     m = parse(
-        "g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { a = Add (x, y) z = Relu (a) }"
+        "g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { "
+        "a = Add (x, y) z = Relu (a) }"
     )
     n = 64 * 1000 * 4
     saving = priced_by(_typed(m))["a"]
@@ -225,9 +230,12 @@ def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arch", "name", "sms", "mhz", "tflops"),
     [
-        (75, "T4", 40, 1590, 65), (80, "A100", 108, 1410, 312), (86, "A10", 72, 1695, 125), (86, "A40", 84, 1740, 149.7), (86, "A10G", 80, 1710, 70),
-        (86, "GeForce RTX 3090", 82, 1695, 71), (87, "Orin", 16, 1300, 170 / 4), (89, "L4", 58, 2040, 121), (89, "GeForce RTX 4090", 128, 2520, 165.2),
-        (90, "H100 SXM", 132, 1830, 989), (120, "GeForce RTX 5090", 170, 2407, 209.5), (120, "RTX PRO 6000 Blackwell", 188, 2617, 503.8),
+        (75, "T4", 40, 1590, 65), (80, "A100", 108, 1410, 312), (86, "A10", 72, 1695, 125),
+        (86, "A40", 84, 1740, 149.7), (86, "A10G", 80, 1710, 70),
+        (86, "GeForce RTX 3090", 82, 1695, 71), (87, "Orin", 16, 1300, 170 / 4),
+        (89, "L4", 58, 2040, 121), (89, "GeForce RTX 4090", 128, 2520, 165.2),
+        (90, "H100 SXM", 132, 1830, 989), (120, "GeForce RTX 5090", 170, 2407, 209.5),
+        (120, "RTX PRO 6000 Blackwell", 188, 2617, 503.8),
     ],
 )  # fmt: skip
 def test_peaks_of_gpus_are_those_that_nvidia_documents(
@@ -253,7 +261,10 @@ def test_a_view_does_not_make_unknown_sizes_cost_more() -> None:
     """The batch of a value counts as 1 on its first axis and as more elsewhere; what the chain
     reads stays what its nodes read.
     """
-    text = "g (float[1, n, m, k] x) => (float[n, m, k] y) { s = Squeeze (x, ax) a = Relu (s) y = Sigmoid (a) }"
+    text = (
+        "g (float[1, n, m, k] x) => (float[n, m, k] y) { "
+        "s = Squeeze (x, ax) a = Relu (s) y = Sigmoid (a) }"
+    )
     g = Graph(_typed(parse(text, ax=[0])))
     chain_of = Match(
         "r", g.nodes[1], tuple(g.nodes), ("x",), ("y",), Spec("pointwise", ("x0",), {})

@@ -52,7 +52,10 @@ def test_given_bounds_are_used() -> None:
 
 
 def test_integers_booleans_and_strings_must_be_equal() -> None:
-    text = "g (float[4] x) => (int64[4] n, bool[4] b, string[1] s) {{ n = Cast <to = 7> (k) b = Greater (x, t) s = Identity (u) }}"
+    text = (
+        "g (float[4] x) => (int64[4] n, bool[4] b, string[1] s) {{ "
+        "n = Cast <to = 7> (k) b = Greater (x, t) s = Identity (u) }}"
+    )
     base: dict[str, Any] = {
         "k": np.array([1.0, 2, 3, 4], np.float32),
         "t": np.float32(0),
@@ -127,13 +130,17 @@ def test_random_models_are_compared_by_shape() -> None:
 
 def test_an_ill_conditioned_model_is_measured_rather_than_failed() -> None:
     """A sum that cancels: rounding the product differently changes every digit of what is left."""
-    text = "g (float[N, 64] x) => (float[N, 1] y) {{ a = MatMul (x, w) b = MatMul (x, v) y = Sub (a, b) }}"
+    text = (
+        "g (float[N, 64] x) => (float[N, 1] y) {{ a = MatMul (x, w) b = MatMul (x, v) y = Sub "
+        "(a, b) }}"
+    )
     w = normal(64, 1)
     near = (w.astype(np.float64) * (1 + 1e-7)).astype(np.float32)
     order = np.random.default_rng(1).permutation(64)
     a = parse(text.format(), w=w, v=near)
     b = parse(
-        "g (float[N, 64] x) => (float[N, 1] y) { p = Gather <axis = 1> (x, order) a = MatMul (p, w) b = MatMul (x, v) y = Sub (a, b) }",
+        "g (float[N, 64] x) => (float[N, 1] y) { p = Gather <axis = 1> (x, order) a = MatMul (p, "
+        "w) b = MatMul (x, v) y = Sub (a, b) }",
         w=w[order],
         v=near,
         order=order,
@@ -156,7 +163,7 @@ def test_what_cannot_run_says_so() -> None:
         compare(m, m, values={"z": normal(6)})
 
 
-# --- generated inputs -----------------------------------------------------------------------------------------------------
+# --- generated inputs -----------------------------------------------------------------------------
 def first(model: ModelProto, **kwargs: object) -> dict[str, Array]:
     return next(iter(input_values.generate(model, **kwargs)))  # type: ignore[arg-type]
 
@@ -164,7 +171,8 @@ def first(model: ModelProto, **kwargs: object) -> dict[str, Array]:
 def test_symbols_are_consistent_and_ids_stay_in_their_table() -> None:
     m = parse(
         """
-        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask, int64[batch, seq] token_type_ids, bool[seq] flags, float[batch, 3] dense)
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask, int64[batch,
+            seq] token_type_ids, bool[seq] flags, float[batch, 3] dense)
           => (float[batch, seq, 4] y)
         {
           e = Gather (words, input_ids)

@@ -1,7 +1,9 @@
 """Sessions over models whose specs were changed at random, with `specs=trust`: each ends in a
 result of the right shape or in one line.
 
-    python -m tests.session.spec_mutations MODEL.onnx FIRST COUNT [SEED]       prints each case that does not
+    python -m tests.session.spec_mutations MODEL.onnx FIRST COUNT [SEED]
+
+prints each case that does not
 """
 
 from __future__ import annotations

@@ -15,8 +15,11 @@ from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.plan.builder import read_pack
 
 CASES: dict[str, tuple[int, dict[str, Any], str]] = {
-    "heads": (4, {}, ""), "causal": (4, {"is_causal": 1}, ""), "scaled": (4, {"scale": 0.5}, ""), "added": (4, {}, "float"), "hidden": (4, {}, "bool"),
-    "flat": (3, {"q_num_heads": 4, "kv_num_heads": 2}, "bool"), "capped": (4, {"softcap": 2.0}, "bool"), "capped, causal": (4, {"softcap": 0.5, "is_causal": 1}, ""),
+    "heads": (4, {}, ""), "causal": (4, {"is_causal": 1}, ""), "scaled": (4, {"scale": 0.5}, ""),
+    "added": (4, {}, "float"), "hidden": (4, {}, "bool"),
+    "flat": (3, {"q_num_heads": 4, "kv_num_heads": 2}, "bool"),
+    "capped": (4, {"softcap": 2.0}, "bool"),
+    "capped, causal": (4, {"softcap": 0.5, "is_causal": 1}, ""),
 }  # fmt: skip
 
 
@@ -87,11 +90,17 @@ def test_a_single_query_with_heads_in_the_batch() -> None:
     """
     rng = np.random.default_rng(0)
     nodes = [
-        helper.make_node("Reshape", ["q", "one"], ["q3"]), helper.make_node("Transpose", ["q3"], ["qt"], perm=[1, 0, 2]),
-        helper.make_node("Reshape", ["k", "seven"], ["k3"]), helper.make_node("Transpose", ["k3"], ["kt"], perm=[1, 2, 0]),
-        helper.make_node("Reshape", ["v", "seven"], ["v3"]), helper.make_node("Transpose", ["v3"], ["vt"], perm=[1, 0, 2]),
-        helper.make_node("MatMul", ["qt", "kt"], ["s"]), helper.make_node("Softmax", ["s"], ["p"], axis=-1), helper.make_node("MatMul", ["p", "vt"], ["o"]),
-        helper.make_node("Transpose", ["o"], ["ot"], perm=[1, 0, 2]), helper.make_node("Reshape", ["ot", "flat"], ["y"]),
+        helper.make_node("Reshape", ["q", "one"], ["q3"]),
+        helper.make_node("Transpose", ["q3"], ["qt"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["k", "seven"], ["k3"]),
+        helper.make_node("Transpose", ["k3"], ["kt"], perm=[1, 2, 0]),
+        helper.make_node("Reshape", ["v", "seven"], ["v3"]),
+        helper.make_node("Transpose", ["v3"], ["vt"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["qt", "kt"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "vt"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["ot"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["ot", "flat"], ["y"]),
     ]  # fmt: skip
     stored = [
         numpy_helper.from_array(np.array(v), n)
@@ -164,7 +173,8 @@ def test_heads_of_unknown_size_that_a_body_reads() -> None:
     rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, None)
     ends = [helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("going", "on")]
     nodes = [
-        helper.make_node("Identity", ["going"], ["on"]), helper.make_node("Sin", ["a"], ["s"]), helper.make_node("Reshape", ["s", "flat"], ["rows"]),
+        helper.make_node("Identity", ["going"], ["on"]), helper.make_node("Sin", ["a"], ["s"]),
+        helper.make_node("Reshape", ["s", "flat"], ["rows"]),
     ]  # fmt: skip
     body = helper.make_graph(
         nodes,
@@ -173,7 +183,8 @@ def test_heads_of_unknown_size_that_a_body_reads() -> None:
         [ends[1], rows],
     )
     nodes = [
-        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Loop", ["turns", ""], ["all"], body=body),
+        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2),
+        helper.make_node("Loop", ["turns", ""], ["all"], body=body),
         helper.make_node("Tanh", ["all"], ["y"]),
     ]  # fmt: skip
     constants = [
@@ -211,8 +222,10 @@ def test_what_reads_heads_of_unknown_size_keeps_its_nodes(
     ]
     stored = {"flat": [-1], "begin": [0], "end": [30], "axis": [0], "shape": [5, 6]}
     nodes = [
-        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Reshape", ["a", "flat"], ["b"]),
-        helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]), helper.make_node("Reshape", ["c", "shape"], ["y"]),
+        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2),
+        helper.make_node("Reshape", ["a", "flat"], ["b"]),
+        helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["y"]),
     ]  # fmt: skip
     constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in stored.items()]
     graph = helper.make_graph(
@@ -277,8 +290,10 @@ def test_what_reads_heads_of_unknown_size_out_of_a_body_keeps_its_nodes() -> Non
         "shape": [5, 6],
     }
     nodes = [
-        helper.make_node("Loop", ["turns", ""], ["all"], body=body), helper.make_node("Gather", ["all", "last"], ["g"], axis=0),
-        helper.make_node("Reshape", ["g", "flat"], ["b"]), helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]),
+        helper.make_node("Loop", ["turns", ""], ["all"], body=body),
+        helper.make_node("Gather", ["all", "last"], ["g"], axis=0),
+        helper.make_node("Reshape", ["g", "flat"], ["b"]),
+        helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]),
         helper.make_node("Reshape", ["c", "shape"], ["y"]),
     ]  # fmt: skip
     constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in stored.items()]

@@ -1,4 +1,6 @@
-"""Operators with bodies: which of their nodes the provider takes, and that ONNX Runtime accepts it."""
+"""Operators with bodies: which of their nodes the provider takes, and that ONNX Runtime accepts
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def test_a_body_that_becomes_a_function_is_left_alone() -> None:
         {
           r = Relu (x)
           s = SplitToSequence <axis = 0> (r)
-          m = SequenceMap (s) <body = b (float[1, 4] i) => (float[1, 8] o) { e = Exp (i)  t = Tanh (e)  o = Concat <axis = 1> (e, t) }>
+          m = SequenceMap (s) <body = b (float[1, 4] i) => (float[1, 8] o) { e = Exp (i)
+              t = Tanh (e)  o = Concat <axis = 1> (e, t) }>
           y = ConcatFromSequence <axis = 0> (m)
         }
         """
@@ -40,7 +43,8 @@ def test_a_body_of_a_loop_runs_on_the_provider() -> None:
         g (float[3, 4] x, int64 n) => (float[3, 4] y)
         {
           yes = Constant <value = bool {1}> ()
-          y = Loop (n, yes, x) <body = b (int64 i, bool c, float[3, 4] v) => (bool d, float[3, 4] w) { d = Identity (c)  t = Tanh (v)  e = Exp (t)  w = Mul (e, t) }>
+          y = Loop (n, yes, x) <body = b (int64 i, bool c, float[3, 4] v) => (bool d, float[3,
+              4] w) { d = Identity (c)  t = Tanh (v)  e = Exp (t)  w = Mul (e, t) }>
         }
         """
     ).SerializeToString()

@@ -87,9 +87,12 @@ VECTORS: Arrays = {"gamma": _normal(1, H), "beta": _normal(2, H), "bias": _norma
 @pytest.mark.parametrize(
     ("op", "inputs", "outputs", "attrs"),
     [
-        ("SkipLayerNormalization", "x s gamma", "y", {}), ("SkipLayerNormalization", "x s gamma beta bias", "y - - sum", {"epsilon": 1e-3}),
-        ("SkipLayerNormalization", "x s gamma - bias", "y", {"epsilon": 1e-5}), ("SkipSimplifiedLayerNormalization", "x s gamma", "y", {}),
-        ("SkipSimplifiedLayerNormalization", "x s gamma bias", "y - - sum", {"epsilon": 1e-2}), ("SimplifiedLayerNormalization", "x gamma", "y", {"epsilon": 0.1}),
+        ("SkipLayerNormalization", "x s gamma", "y", {}),
+        ("SkipLayerNormalization", "x s gamma beta bias", "y - - sum", {"epsilon": 1e-3}),
+        ("SkipLayerNormalization", "x s gamma - bias", "y", {"epsilon": 1e-5}),
+        ("SkipSimplifiedLayerNormalization", "x s gamma", "y", {}),
+        ("SkipSimplifiedLayerNormalization", "x s gamma bias", "y - - sum", {"epsilon": 1e-2}),
+        ("SimplifiedLayerNormalization", "x gamma", "y", {"epsilon": 0.1}),
     ],
 )  # fmt: skip
 def test_norms(op: str, inputs: str, outputs: str, attrs: dict[str, Any]) -> None:
@@ -184,7 +187,8 @@ def test_attention_of_many_heads(form: str, mask: str) -> None:
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [
-    ("ids - words places - gamma beta", "y -"), ("ids kinds words places sorts gamma beta mask", "y count"),
+    ("ids - words places - gamma beta", "y -"),
+    ("ids kinds words places sorts gamma beta mask", "y count"),
     ("ids kinds words places sorts gamma beta - at", "y - sum"),
 ])  # fmt: skip
 def test_embeddings(inputs: str, outputs: str) -> None:

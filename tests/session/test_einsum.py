@@ -11,11 +11,16 @@ from tracea_onnx import provider
 from tracea_onnx.shapes.operands import terms
 
 CASES = [
-    ("bhwc,hkc->bhwk", (2, 5, 6, 16), (5, 7, 16)), ("bhwc,wkc->bhwk", (2, 5, 6, 16), (6, 7, 16)), ("bghid,bghjd->bghij", (2, 3, 2, 5, 8), (2, 3, 2, 7, 8)),
-    ("b g h i j, b g h j d -> b g h i d", (2, 3, 2, 5, 7), (2, 3, 2, 7, 8)), ("bsd,ndf->bsnf", (2, 5, 8), (3, 8, 9)), ("bsnf,nfd->bsnd", (2, 5, 3, 9), (3, 9, 8)),
-    ("...ij,jk->...ik", (2, 3, 4, 5), (5, 6)), ("ij,kj", (4, 5), (6, 5)), ("bhd,hd->bhd", (2, 3, 4), (3, 4)), ("i,j->ij", (4,), (5,)),
-    ("bqc,bchw->bqhw", (2, 5, 8), (2, 8, 3, 4)), ("bcs,bct->bts", (2, 8, 5), (2, 8, 6)), ("nchw,nc->nhw", (2, 8, 3, 4), (2, 8)),
-    ("bhij,bjhd->bihd", (2, 3, 4, 5), (2, 5, 3, 8)), ("bxhyd,md->bxhym", (2, 3, 2, 4, 8), (6, 8)), ("abc,cd->dab", (2, 3, 4), (4, 5)), ("i,i->", (5,), (5,)),
+    ("bhwc,hkc->bhwk", (2, 5, 6, 16), (5, 7, 16)), ("bhwc,wkc->bhwk", (2, 5, 6, 16), (6, 7, 16)),
+    ("bghid,bghjd->bghij", (2, 3, 2, 5, 8), (2, 3, 2, 7, 8)),
+    ("b g h i j, b g h j d -> b g h i d", (2, 3, 2, 5, 7), (2, 3, 2, 7, 8)),
+    ("bsd,ndf->bsnf", (2, 5, 8), (3, 8, 9)), ("bsnf,nfd->bsnd", (2, 5, 3, 9), (3, 9, 8)),
+    ("...ij,jk->...ik", (2, 3, 4, 5), (5, 6)), ("ij,kj", (4, 5), (6, 5)),
+    ("bhd,hd->bhd", (2, 3, 4), (3, 4)), ("i,j->ij", (4,), (5,)),
+    ("bqc,bchw->bqhw", (2, 5, 8), (2, 8, 3, 4)), ("bcs,bct->bts", (2, 8, 5), (2, 8, 6)),
+    ("nchw,nc->nhw", (2, 8, 3, 4), (2, 8)),
+    ("bhij,bjhd->bihd", (2, 3, 4, 5), (2, 5, 3, 8)), ("bxhyd,md->bxhym", (2, 3, 2, 4, 8), (6, 8)),
+    ("abc,cd->dab", (2, 3, 4), (4, 5)), ("i,i->", (5,), (5,)),
 ]  # fmt: skip
 
 

@@ -91,6 +91,7 @@ def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> N
     assert found[-1]
     with pytest.raises(
         Exception,
-        match=r"would touch bytes -?\d+ to \d+ of operand \d+, which has \d+|starts outside its buffer",
+        match=r"would touch bytes -?\d+ to \d+ of operand \d+, which has \d+|starts outside its "
+        r"buffer",
     ):
         session.run(None, feeds(onnx.load_from_string(model), 2, 1, 0))

@@ -340,7 +340,9 @@ def test_rotary_embedding_as_one_operator(
 def test_tokens_and_lines_of_channels_are_the_same(
     channels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Convolutions over one dim between transpositions, as speech models have them, move nothing."""
+    """Convolutions over one dim between transpositions, as speech models have them, move
+    nothing.
+    """
     rng = np.random.default_rng(0)
     weights = {
         "v": (channels, channels, 3),
@@ -349,9 +351,12 @@ def test_tokens_and_lines_of_channels_are_the_same(
         "g": (channels,),
     }
     nodes = [
-        helper.make_node("LayerNormalization", ["x", "g", "g"], ["n"]), helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
-        helper.make_node("Conv", ["t", "v"], ["a"], pads=[1, 1]), helper.make_node("Conv", ["a", "u"], ["b"], pads=[2, 2], group=channels),
-        helper.make_node("Transpose", ["b"], ["c"], perm=[0, 2, 1]), helper.make_node("MatMul", ["c", "w"], ["d"]), helper.make_node("Add", ["d", "x"], ["y"]),
+        helper.make_node("LayerNormalization", ["x", "g", "g"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Conv", ["t", "v"], ["a"], pads=[1, 1]),
+        helper.make_node("Conv", ["a", "u"], ["b"], pads=[2, 2], group=channels),
+        helper.make_node("Transpose", ["b"], ["c"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["c", "w"], ["d"]), helper.make_node("Add", ["d", "x"], ["y"]),
     ]  # fmt: skip
     given, result = (
         helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", "t", channels]) for n in "xy"

@@ -16,18 +16,24 @@ from tools.onnx_backend_suite import Case, cases, load, run_case
 
 #: Groups of tests by regular expression on their names, without the "test_" in front.
 GROUPS = {
-    "activations": r"(relu|leakyrelu|elu|selu|sigmoid|hardsigmoid|hardswish|tanh|gelu|mish|softplus|prelu|clip|thresholdedrelu|softsign|celu)(_.*)?",
-    "arithmetic": r"(add|sub|mul|div|pow|mod|min|max|mean|sum|neg|abs|sqrt|reciprocal|exp|log|erf|floor|ceil|round|sign)(_.*)?",
+    "activations": r"(relu|leakyrelu|elu|selu|sigmoid|hardsigmoid|hardswish|tanh|gelu|mish|"
+    r"softplus|prelu|clip|thresholdedrelu|softsign|celu)(_.*)?",
+    "arithmetic": r"(add|sub|mul|div|pow|mod|min|max|mean|sum|neg|abs|sqrt|reciprocal|exp|log|"
+    r"erf|floor|ceil|round|sign)(_.*)?",
     "attention": r"attention_(4d|3d|4d_causal|4d_scaled|4d_gqa|4d_attn_mask|3d_gqa)(_expanded)?",
-    "comparisons": r"(equal|less|greater|less_equal|greater_equal|and\dd|or\dd|xor\dd|not_\dd|where|isnan|isinf)(_.*)?",
+    "comparisons": r"(equal|less|greater|less_equal|greater_equal|and\dd|or\dd|xor\dd|not_\dd|"
+    r"where|isnan|isinf)(_.*)?",
     "convolution": r"(basic_)?(conv|convtranspose)(_.*)?",
     "linear": r"(matmul|gemm)(_.*)?",
-    "movement": r"(reshape|transpose|concat|split|slice|gather|expand|tile|pad|depthtospace|spacetodepth|range)(_.*)?",
+    "movement": r"(reshape|transpose|concat|split|slice|gather|expand|tile|pad|depthtospace|"
+    r"spacetodepth|range)(_.*)?",
     "shapes": r"(squeeze|unsqueeze|flatten|identity|shape|size)(_.*)?",
-    "normalisation": r"(batchnorm|layer_normalization|instancenorm|group_normalization|rms_normalization|softmax|logsoftmax|lrn)(_.*)?",
+    "normalisation": r"(batchnorm|layer_normalization|instancenorm|group_normalization|"
+    r"rms_normalization|softmax|logsoftmax|lrn)(_.*)?",
     "pooling": r"(maxpool|averagepool|globalaveragepool|globalmaxpool|resize|upsample)(_.*)?",
     "reductions": r"(reduce_.*|argmax.*|argmin.*|cumsum.*)",
-    "modules": r"(Conv2d|Linear|BatchNorm2d|MaxPool2d|AvgPool2d|ConvTranspose2d|GLU|PReLU|Softmax|PixelShuffle)(_.*)?",
+    "modules": r"(Conv2d|Linear|BatchNorm2d|MaxPool2d|AvgPool2d|ConvTranspose2d|GLU|PReLU|"
+    r"Softmax|PixelShuffle)(_.*)?",
     "operators": r"operator_.*",
 }  # fmt: skip
 

@@ -16,9 +16,13 @@ def half_precision_rmsnorm() -> bytes:
         "w": np.linspace(0.5, 1.5, 32).astype(np.float16),
     }
     nodes = [
-        helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT), helper.make_node("Pow", ["f", "two"], ["p"]),
-        helper.make_node("ReduceMean", ["p"], ["m"], axes=[-1], keepdims=1), helper.make_node("Add", ["m", "eps"], ["a"]), helper.make_node("Sqrt", ["a"], ["s"]),
-        helper.make_node("Div", ["f", "s"], ["d"]), helper.make_node("Cast", ["d"], ["h"], to=TensorProto.FLOAT16), helper.make_node("Mul", ["h", "w"], ["y"]),
+        helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Pow", ["f", "two"], ["p"]),
+        helper.make_node("ReduceMean", ["p"], ["m"], axes=[-1], keepdims=1),
+        helper.make_node("Add", ["m", "eps"], ["a"]), helper.make_node("Sqrt", ["a"], ["s"]),
+        helper.make_node("Div", ["f", "s"], ["d"]),
+        helper.make_node("Cast", ["d"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Mul", ["h", "w"], ["y"]),
     ]  # fmt: skip
     value = helper.make_tensor_value_info
     stored = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()]

@@ -329,11 +329,14 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
 _EXACT, _SUMS = (
     frozenset(names.split())
     for names in (
-        """Abs Cast CastLike Ceil Clip Compress Concat Constant ConstantOfShape DepthToSpace Dropout Expand Flatten Floor Gather GatherElements GatherND
-        GlobalMaxPool Identity If Loop Max MaxPool Min Neg OneHot Pad ReduceMax ReduceMin Relu Reshape ReverseSequence Round Scan ScatterElements ScatterND Sign
-        Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unsqueeze Where""",
+        """Abs Cast CastLike Ceil Clip Compress Concat Constant ConstantOfShape DepthToSpace
+        Dropout Expand Flatten Floor Gather GatherElements GatherND GlobalMaxPool Identity If
+        Loop Max MaxPool Min Neg OneHot Pad ReduceMax ReduceMin Relu Reshape ReverseSequence
+        Round Scan ScatterElements ScatterND Sign Slice SpaceToDepth Split Squeeze Tile TopK
+        Transpose Trilu Unsqueeze Where""",
         (
-            "Attention AveragePool Conv ConvTranspose CumSum Einsum GRU Gemm GlobalAveragePool LSTM "
+            "Attention AveragePool Conv ConvTranspose CumSum Einsum GRU Gemm GlobalAveragePool "
+            "LSTM "
             "LogSoftmax MatMul Mean RNN Resize Softmax Sum"
         ),
     )

@@ -27,7 +27,8 @@ _SOURCE = """
 #include <cstdint>
 struct Base { const void* (*get)(uint32_t); const char* (*version)(); };
 static const Base* base = nullptr;
-extern "C" void* CreateEpFactories(const char*, const Base* given, const void*, void**, size_t, size_t* n) { base = given; *n = 0; return nullptr; }
+extern "C" void* CreateEpFactories(const char*, const Base* given, const void*, void**, size_t,
+    size_t* n) { base = given; *n = 0; return nullptr; }
 extern "C" void* ReleaseEpFactory(void*) { return nullptr; }
 extern "C" const void* ort_api(uint32_t version) { return base->get(version); }
 """

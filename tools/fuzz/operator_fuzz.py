@@ -211,7 +211,9 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
 
 def describe(model: onnx.ModelProto, fed: Mapping[str, Any]) -> str:
     nodes = "; ".join(
-        f"{n.op_type}({', '.join(f'{a.name}={helper.get_attribute_value(a)}' for a in n.attribute)})"
+        f"{n.op_type}("
+        + ", ".join(f"{a.name}={helper.get_attribute_value(a)}" for a in n.attribute)
+        + ")"
         for n in model.graph.node
     )
     stored = {

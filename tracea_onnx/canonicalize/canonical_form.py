@@ -6,7 +6,8 @@ twice or for nobody.
     Transpose, pointwise, inverse Transpose         ->  pointwise         (its constants transposed)
     two equal nodes or initializers                 ->  one
     If with a constant condition                    ->  the branch it takes
-    initializer that is also an input               ->  initializer          (IR >= 4: a caller could have overridden it)
+    initializer that is also an input               ->  initializer
+                                                        (IR >= 4: a caller could override it)
 
 The results of the model stay bit-identical. Input and output names, metadata, doc strings,
 annotations and the user's own functions stay as they are. A second pass changes nothing."""
@@ -117,7 +118,8 @@ def _freeze_initializer_inputs(model: ModelProto, notes: list[str]) -> None:
             del model.graph.input[k]
     if both and not by_rule:
         notes.append(
-            f"{len(both)} initializers were also inputs and are now constants (--keep-initializer-inputs leaves them)"
+            f"{len(both)} initializers were also inputs and are now constants "
+            "(--keep-initializer-inputs leaves them)"
         )
 
 
@@ -151,7 +153,7 @@ def _pass(
     return changed + sum(_pass(model, body, here, folder, budget, names) for body in bodies)
 
 
-# --- constants -----------------------------------------------------------------------------------------------------------
+# --- constants ------------------------------------------------------------------------------------
 def _constants(graph: GraphProto, protected: set[str]) -> int:
     """Constant nodes become initializers."""
     gone: set[int] = set()
@@ -167,7 +169,7 @@ def _constants(graph: GraphProto, protected: set[str]) -> int:
     return len(gone)
 
 
-# --- duplicates ----------------------------------------------------------------------------------------------------------
+# --- duplicates -----------------------------------------------------------------------------------
 def _merge_initializers(graph: GraphProto, protected: set[str], folder: Path | None) -> int:
     """Initializers with the same type, dims and bits become one.
 

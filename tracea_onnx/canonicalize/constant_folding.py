@@ -260,7 +260,9 @@ _NUMPY_TYPES = frozenset(
 def model_of(
     model: ModelProto, nodes: list[NodeProto], inputs: list[ValueInfoProto], outputs: list[str]
 ) -> ModelProto:
-    """A model of some nodes with the operator sets of `model`; output types are left to inference."""
+    """A model of some nodes with the operator sets of `model`; output types are left to
+    inference.
+    """
     graph = helper.make_graph(
         nodes, "part", inputs, [helper.make_empty_tensor_value_info(o) for o in outputs]
     )

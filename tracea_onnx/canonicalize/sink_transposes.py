@@ -1,7 +1,8 @@
 """Transposes sink through pointwise nodes to where an inverse one undoes them, so that what
 computes next to a convolution stands next to it.
 
-    Conv -> Transpose(NHWC) -> Add(bias [C]) -> Relu -> Transpose(NCHW) -> Conv   ->   Conv -> Add(bias [1, C, 1, 1]) -> Relu -> Conv
+    Conv -> Transpose(NHWC) -> Add(bias [C]) -> Relu -> Transpose(NCHW) -> Conv
+        becomes   Conv -> Add(bias [1, C, 1, 1]) -> Relu -> Conv
 
 Exact: every element meets the same operands. Done where fewer elements are transposed afterwards,
 or as many and a convolution gets its epilogue."""

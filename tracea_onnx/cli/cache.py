@@ -80,7 +80,10 @@ def _tuning(args: argparse.Namespace) -> int:
     elif args.action == "size":
         options.say(
             [
-                f"{len(found)} devices, {sum(r.launches for r in found)} launches in {tuning_records.default_folder()}"
+                (
+                    f"{len(found)} devices, {sum(r.launches for r in found)} launches in "
+                    f"{tuning_records.default_folder()}"
+                )
             ]
         )
     else:

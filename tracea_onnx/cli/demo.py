@@ -63,8 +63,14 @@ def run(args: argparse.Namespace) -> int:
         [
             *report.text(result.report, verbose=True),
             "",
-            f"on the provider: largest difference from ONNX Runtime {worst:.2g} ({'within' if checked.ok else 'BEYOND'} bounds)",
-            f"time per run ({args.threads} threads): ONNX Runtime {seconds[1] * 1e3:.2f} ms, tracea {seconds[0] * 1e3:.2f} ms",
+            (
+                f"on the provider: largest difference from ONNX Runtime {worst:.2g} "
+                f"({'within' if checked.ok else 'BEYOND'} bounds)"
+            ),
+            (
+                f"time per run ({args.threads} threads): ONNX Runtime {seconds[1] * 1e3:.2f} ms, "
+                f"tracea {seconds[0] * 1e3:.2f} ms"
+            ),
             f"speed-up {seconds[1] / seconds[0]:.2f}x",
         ]
     )
@@ -103,7 +109,9 @@ def _feeds(session: Any) -> dict[str, Any]:
 
 
 def _paired(a: Callable[[], object], b: Callable[[], object]) -> tuple[float, float]:
-    """Median seconds of both, run in turn so that whatever else the machine does hits both alike."""
+    """Median seconds of both, run in turn so that whatever else the machine does hits both
+    alike.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for f in (a, b, a, b):
         f()

@@ -1,4 +1,6 @@
-"""tracea-onnx explain: why each anchor was, or was not, fused, and what would leave the provider."""
+"""tracea-onnx explain: why each anchor was, or was not, fused, and what would leave the
+provider.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def add(subparsers: options.Subparsers) -> None:
     p.add_argument(
         "--backend",
         choices=("auto", *backend.names()),
-        help="price for this backend, and name every node that would leave its provider (default: no provider)",
+        help="price for this backend, and name every node that would leave its provider "
+        "(default: no provider)",
     )
     options.add_rules(p)
     options.add_initializer_inputs(p)

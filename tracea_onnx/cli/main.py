@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         print(
-            "error: there is not enough memory for this model; free some, or use a machine with more",
+            "error: there is not enough memory for this model; "
+            "free some, or use a machine with more",
             file=sys.stderr,
         )
         return ModelError.exit_code  # as for a model that is too large
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         what = printable(f"{type(e).__name__}: {first_line(e)}")
         print(
-            f"error: internal: {what}; report this, with the output of the same command and --debug",
+            f"error: internal: {what}; report this, with the output of the same command and "
+            "--debug",
             file=sys.stderr,
         )
         return TraceaError.exit_code

@@ -78,7 +78,8 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
         "--provider",
         choices=("cpu", "tracea"),
         default="cpu",
-        help="what runs the result (default: ONNX Runtime's CPU provider); tracea believes the specs of fused ops (specs=trust), to compare what they say",
+        help="what runs the result (default: ONNX Runtime's CPU provider); "
+        "tracea believes the specs of fused ops (specs=trust), to compare what they say",
     )
 
 
@@ -127,7 +128,9 @@ def printable(text: str) -> str:
 
 
 def emit(value: Any) -> None:
-    """JSON for programs goes to stdout; a NaN or infinity becomes a string, since JSON has neither."""
+    """JSON for programs goes to stdout; a NaN or infinity becomes a string, since JSON has
+    neither.
+    """
     print(json.dumps(_plain(value), indent=2))
 
 

@@ -56,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
     ]
     lines = [
         *(table(rows) if changed else []),
-        f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} kinds of launch ({found.alone} launches have one alone)",
+        (
+            f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} "
+            "kinds "
+            f"of launch ({found.alone} launches have one alone)"
+        ),
         f"whole run: {found.before:.1f} -> {found.after:.1f} us",
         f"kept {found.kept} in {found.record}; sessions on this kind of GPU use them"
         if found.kept

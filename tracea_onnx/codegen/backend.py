@@ -95,7 +95,7 @@ class Backend(ABC):
         assert not sources, "launches name code that nothing compiles"
         return []
 
-    # --- what has a default -------------------------------------------------------------------------
+    # --- what has a default -----------------------------------------------------------------------
     def attach(self, library: Any) -> None:  # noqa: B027
         """Called before a session that names the backend, with the native library: one whose
         runtime is not in the library adds it (`tests/backends/reference.py`)."""

@@ -20,7 +20,8 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.scoped_value import override
 
-#: What a launch is (`cache_key`) to the name of its kernel, or to the prices of those it could have.
+#: What a launch is (`cache_key`) to the name of its kernel, or to the prices of those it could
+#: have.
 Records = Mapping[str, str]
 Offers = dict[str, dict[str, float]]
 

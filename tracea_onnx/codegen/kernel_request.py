@@ -26,10 +26,10 @@ class Request:
     which of the family's operands are present. program: a pointwise/epilogue program in the Plan's
     form. Integer parameters may be symbolic; those that a kernel must know at compile time
     (channels, head size) are plain ints in practice: raise `Unfit` when they are not. caps: what
-    `Backend.caps` says. unaligned: operands whose address is not known to be a multiple of 16 bytes (a channel
-    slice of a concatenation, say); every other operand starts at one. constant: operands that no
-    launch of a run writes, so that a kernel may read them before it waits for the one before it.
-    tf32: whether products of f32 may round their elements to TF32."""
+    `Backend.caps` says. unaligned: operands whose address is not known to be a multiple of 16 bytes
+    (a channel slice of a concatenation, say); every other operand starts at one. constant: operands
+    that no launch of a run writes, so that a kernel may read them before it waits for the one
+    before it. tf32: whether products of f32 may round their elements to TF32."""
 
     family: str
     dtype: DType

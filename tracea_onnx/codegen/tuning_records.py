@@ -118,7 +118,9 @@ class Record:
 
 
 def listed() -> list[Record]:
-    """The records of all devices, by device. Raises TraceaError where their folder cannot be used."""
+    """The records of all devices, by device. Raises TraceaError where their folder cannot be
+    used.
+    """
     out = []
     try:
         with _folder("the tuning records cannot be read") as folder:

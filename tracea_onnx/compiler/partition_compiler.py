@@ -162,8 +162,8 @@ def compile_graph(
     body: bool = False,
     trust: bool = False,
 ) -> Compiled:
-    """Choose fusions, find what can be lowered, group it, and lower each group. Without a writer the
-    Plans are for the default backend. `everything` takes partitions that do not pay, too.
+    """Choose fusions, find what can be lowered, group it, and lower each group. Without a writer
+    the Plans are for the default backend. `everything` takes partitions that do not pay, too.
 
     `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the
     provider claims: they are left to it. `trust`: run fused ops as their specs say. ONNX Runtime
@@ -269,7 +269,8 @@ def _part(
             None,
             {},
             _fault(
-                f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})"
+                f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: "
+                f"{e})"
             ),
         )
     return _Part(builder, plan, why)
@@ -331,7 +332,8 @@ def _probe(
         try:
             if _quantised(graph, op):
                 raise Unsupported(
-                    "its operands are quantised, and ORT runs the quantised group as one integer kernel"
+                    "its operands are quantised, and ORT runs the quantised group as one integer "
+                    "kernel"
                 )
             for name in op.inputs:
                 if (
@@ -368,7 +370,8 @@ def _agrees(graph: Graph, op: Op, ctx: Lowering) -> None:
         if differ or (dtype and dtype != int(made.dtype)):
             what = f"{made.dtype.name} [{', '.join(map(str, made.shape))}]"
             raise Unsupported(
-                f"the description of the fused op is wrong: with it '{name}' is {what}, with its body another type or shape"
+                f"the description of the fused op is wrong: with it '{name}' is {what}, with its "
+                "body another type or shape"
             )
 
 

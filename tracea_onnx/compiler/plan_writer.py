@@ -175,7 +175,9 @@ class BackendPlan(PlanBuilder):
     def _bound(
         self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike], dtype: DType
     ) -> None:
-        """Note what the launch may touch of each buffer: a run compares it with the buffers' sizes."""
+        """Note what the launch may touch of each buffer: a run compares it with the buffers'
+        sizes.
+        """
         present = {o: int(ref is not None) for o, ref in refs.items()}
         for operand, (low, high) in extents(
             family, ints, present, dtype.size, border=False

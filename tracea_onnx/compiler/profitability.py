@@ -36,7 +36,10 @@ def unprofitable_reason(
     if any(op.kind in _HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
         return None
     if split_nodes and all(id(n) in split_nodes for op in ops for n in op.nodes):
-        return "they belong to a chain that the provider cannot run whole, and ONNX Runtime fuses such chains itself"
+        return (
+            "they belong to a chain that the provider cannot run whole, and ONNX Runtime "
+            "fuses such chains itself"
+        )
     launch = rates.launch
     ort = sum(launch + node_time(graph, [n], rates) for op in ops for n in op.nodes)
     layouts = sum(r["k"] in ("nchw_to_nhwc", "nhwc_to_nchw") for r in plan["run"])
@@ -57,5 +60,6 @@ def unprofitable_reason(
     return (
         None
         if ours < ort
-        else f"the provider would take about {ours:.1f} us for these {len(ops)} light nodes, and ONNX Runtime {ort:.1f} us"
+        else f"the provider would take about {ours:.1f} us for these {len(ops)} light nodes, and "
+        f"ONNX Runtime {ort:.1f} us"
     )

@@ -1,7 +1,9 @@
 """Builds the native library in a checkout. For a single kernel template, fast:
 
-    python -m tracea_onnx.ep.build --only gemm && python -m pytest tests/backend/test_gemm.py     # one template, this machine's instruction set
-    python -m tracea_onnx.ep.build                                                                # everything, before a commit
+    # one template, this machine's instruction set
+    python -m tracea_onnx.ep.build --only gemm && python -m pytest tests/backend/test_gemm.py
+    # everything, before a commit
+    python -m tracea_onnx.ep.build
 
 `--only NAME[,NAME]` writes `tracea_onnx/libtracea_onnx.NAME.so`, which `native_library.run_kernel`
 prefers while it is newer than the full library, so that a template under work never breaks the
@@ -55,8 +57,10 @@ def build(
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one folder would corrupt each other
         configure = [
-            _tool("cmake"), "-S", str(ROOT / "tracea_onnx" / "ep"), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
-            f"-DPython_EXECUTABLE={sys.executable}", f"-DTRACEA_ONLY={only}", f"-DTRACEA_ISA={isa}", f"-DTRACEA_WERROR={'ON' if werror else 'OFF'}",
+            _tool("cmake"), "-S", str(ROOT / "tracea_onnx" / "ep"), "-B", str(folder), "-G",
+            "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
+            f"-DPython_EXECUTABLE={sys.executable}", f"-DTRACEA_ONLY={only}", f"-DTRACEA_ISA={isa}",
+            f"-DTRACEA_WERROR={'ON' if werror else 'OFF'}",
             f"-DTRACEA_SANITIZE={sanitize}",
         ]  # fmt: skip
         if cxx:
@@ -96,7 +100,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--isa",
         default=None,
-        help="instruction sets, comma-separated, or `all`; default: all, with --only this machine's",
+        help="instruction sets, comma-separated, or `all`; "
+        "default: all, with --only this machine's",
     )
     parser.add_argument(
         "--cxx", default="", help="compiler command, e.g. 'clang++' or 'python -m ziglang c++'"

@@ -78,7 +78,8 @@ def page(account: ExplainReport) -> str:
             for k, v in _facts(account, sum(rules.values()), len(left))
         ),
         "legend": "".join(
-            f'<li data-rule="{escape(r)}"><i style="background:{colours[r]}"></i>{escape(r)} <b>{n}</b></li>'
+            f'<li data-rule="{escape(r)}"><i style="background:{colours[r]}"></i>{escape(r)} '
+            f"<b>{n}</b></li>"
             for r, n in sorted(rules.items())
         ),
         "leaving_key": '<li data-show=".leaving"><i class="leaving"></i>leaves the provider</li>'
@@ -110,7 +111,10 @@ def _facts(account: ExplainReport, fused: int, left: int) -> list[tuple[str, str
         out.append(
             (
                 "on the provider",
-                f"{account.coverage.total - len(account.coverage.leaving)} of {account.coverage.total} nodes",
+                (
+                    f"{account.coverage.total - len(account.coverage.leaving)} of "
+                    f"{account.coverage.total} nodes"
+                ),
             )
         )
     return out
@@ -128,7 +132,10 @@ def _unfused(e: Explanation) -> str:
 
 def _row(node: str, op: str, said: str, fix: str) -> str:
     mend = f"<br><em>fix: {escape(fix)}</em>" if fix else ""
-    return f'<li data-go="{escape(node, quote=True)}"><b>{escape(op)}</b> {escape(node)}<br><span>{escape(said)}</span>{mend}</li>'
+    return (
+        f'<li data-go="{escape(node, quote=True)}"><b>{escape(op)}</b> '
+        f"{escape(node)}<br><span>{escape(said)}</span>{mend}</li>"
+    )
 
 
 def _colour(k: int, n: int) -> str:
@@ -136,7 +143,7 @@ def _colour(k: int, n: int) -> str:
     return f"#{round(r * 255):02x}{round(g * 255):02x}{round(b * 255):02x}"
 
 
-# --- what is drawn --------------------------------------------------------------------------------------------------------
+# --- what is drawn --------------------------------------------------------------------------------
 def _drawing(graph: Graph, account: ExplainReport, colours: Mapping[str, str], number: int) -> str:
     boxes, edges = _boxes(graph, account)
     at, steps, size = _layout(
@@ -147,12 +154,18 @@ def _drawing(graph: Graph, account: ExplainReport, colours: Mapping[str, str], n
         x, y = at[key]
         fill = f' style="fill:{colours[b.rule]}"' if b.rule else ""
         lines.append(
-            f'<g class="{b.kind}{" leaving" if b.leaves else ""}" data-name="{escape(b.name, quote=True)}" data-rule="{escape(b.rule)}"'
-            f' data-tip="{escape(b.tip, quote=True)}"><rect x="{x - _WIDTH / 2:.0f}" y="{y:.0f}" width="{_WIDTH:.0f}" height="{_HEIGHT:.0f}"'
+            f'<g class="{b.kind}{" leaving" if b.leaves else ""}" '
+            f'data-name="{escape(b.name, quote=True)}" data-rule="{escape(b.rule)}"'
+            f' data-tip="{escape(b.tip, quote=True)}"><rect x="{x - _WIDTH / 2:.0f}" y="{y:.0f}" '
+            f'width="{_WIDTH:.0f}" height="{_HEIGHT:.0f}"'
             f' rx="5"{fill}/><text x="{x:.0f}" y="{y + 16:.0f}">{escape(_short(b.lines[0]))}</text>'
-            f'<text class="sub" x="{x:.0f}" y="{y + 30:.0f}">{escape(_short(b.lines[1], 26))}</text></g>'
+            f'<text class="sub" x="{x:.0f}" '
+            f'y="{y + 30:.0f}">{escape(_short(b.lines[1], 26))}</text></g>'
         )
-    return f'<svg class="drawing" data-size="{size[0]:.0f} {size[1]:.0f}"><g id="graph{number}">{"".join(lines)}</g></svg>'
+    return (
+        f'<svg class="drawing" data-size="{size[0]:.0f} {size[1]:.0f}"><g '
+        f'id="graph{number}">{"".join(lines)}</g></svg>'
+    )
 
 
 def _boxes(graph: Graph, account: ExplainReport) -> tuple[dict[str, Box], list[tuple[str, str]]]:
@@ -239,7 +252,7 @@ def _short(text: str, most: int = 19) -> str:
     return text if len(text) <= most else "…" + text[-(most - 1) :]
 
 
-# --- where it is drawn ----------------------------------------------------------------------------------------------------
+# --- where it is drawn ----------------------------------------------------------------------------
 def _layout(
     keys: Sequence[str], edges: Sequence[tuple[str, str]], sources: set[str]
 ) -> tuple[dict[str, Place], list[str], Place]:
@@ -349,7 +362,8 @@ def _steps(g: Any, at: Mapping[Any, Place]) -> list[str]:
         u, v = at[b][0], at[b][1] + (_HEIGHT / 2 if b in lean else 0.0)
         d = (v - y) * 0.42
         out.append(
-            f"M{x:.0f} {y:.0f}C{x + lean.get(a, 0.0) * d:.0f} {y + d:.0f} {u - lean.get(b, 0.0) * d:.0f} {v - d:.0f} {u:.0f} {v:.0f}"
+            f"M{x:.0f} {y:.0f}C{x + lean.get(a, 0.0) * d:.0f} {y + d:.0f} "
+            f"{u - lean.get(b, 0.0) * d:.0f} {v - d:.0f} {u:.0f} {v:.0f}"
         )
     return out
 

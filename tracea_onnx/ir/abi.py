@@ -19,10 +19,10 @@ class Opcode:
     """An instruction r[dst] = name(a, b, c) of a pointwise program, of which it reads the first
     `arity` registers. Comparisons and logic give 1 or 0.
 
-    numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/common/simd.h`; cuda: on
-    f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not have it.
-    onnx: the operator that is this instruction, with the attributes that are its last operands:
-    "Elu(alpha=1.0)"; traits: what is true of it (`op_traits.py`)."""
+    numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/common/simd.h`;
+    cuda: on f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not
+    have it. onnx: the operator that is this instruction, with the attributes that are its last
+    operands: "Elu(alpha=1.0)"; traits: what is true of it (`op_traits.py`)."""
 
     name: str
     arity: int

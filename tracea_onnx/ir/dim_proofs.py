@@ -9,5 +9,7 @@ Dims = tuple[DimLike, ...]
 
 
 def same(a: DimLike, b: DimLike) -> bool:
-    """Whether the two dims are equal for every value of the symbols, as far as products can show."""
+    """Whether the two dims are equal for every value of the symbols, as far as products can
+    show.
+    """
     return a is b or a == b or dims.factors(a) == dims.factors(b) or dims.sub(a, b) == 0

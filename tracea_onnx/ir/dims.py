@@ -413,11 +413,14 @@ def symbols(e: DimLike) -> tuple[str, ...]:
 
 #: What makes the operations, of dims and of numbers (the native evaluator's reference).
 _BUILD: Mapping[str, Callable[..., DimLike]] = {
-    "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum, "eq": equal, "lt": less, "select": select,
+    "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "max": maximum,
+    "min": minimum, "eq": equal, "lt": less, "select": select,
 }  # fmt: skip
 VALUES: Mapping[str, Callable[..., int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min,
-    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b), "select": lambda cond, a, b: a if cond else b,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
+    "mod": operator.mod, "max": max, "min": min,
+    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b), "select": lambda cond, a,
+    b: a if cond else b,
 }  # fmt: skip
 
 

@@ -311,7 +311,9 @@ def drop_value_info(graph: GraphProto) -> None:
 
 
 def name_nodes(graph: GraphProto) -> None:
-    """Give every nameless node a name that depends only on the graph, and make duplicates unique."""
+    """Give every nameless node a name that depends only on the graph, and make duplicates
+    unique.
+    """
     taken = {n.name for n in graph.node if n.name}
     seen: set[str] = set()
     for n in graph.node:

@@ -42,7 +42,9 @@ class Expr:
             raise ValueError("an expression reads a value that it does not have")
 
     def to_json(self) -> dict[str, Any]:
-        """JSON has no infinity and no NaN: those constants are the strings "inf", "-inf" and "nan"."""
+        """JSON has no infinity and no NaN: those constants are the strings "inf", "-inf" and
+        "nan".
+        """
         return {
             "n_in": self.n_in,
             "out": self.out,

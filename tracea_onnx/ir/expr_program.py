@@ -253,7 +253,9 @@ def _fused_multiply_add(expr: Expr) -> Expr:
 
 
 def simplify(expr: Expr, *, integer: bool = False) -> Expr:
-    """The same function in fewer instructions: shared, folded, activations by name, no dead code."""
+    """The same function in fewer instructions: shared, folded, activations by name, no dead
+    code.
+    """
     expr = _rebuild(expr, integer)
     if integer:
         return expr
@@ -273,7 +275,9 @@ def _last_uses(expr: Expr) -> dict[int, int]:
 
 
 def _constants_late(expr: Expr) -> Expr:
-    """Every constant directly before its first use: it occupies a register for the shortest time."""
+    """Every constant directly before its first use: it occupies a register for the shortest
+    time.
+    """
     place = {k: k for k in range(expr.n_in)}
     code: list[Instr] = []
 

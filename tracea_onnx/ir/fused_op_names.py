@@ -1,7 +1,8 @@
 """What the functions of fused ops are called, and whether a call, its body and its name belong
 together.
 
-    Conv_1f2e3d4c5b6a7988        op, hash of spec and body; a `_` after it where the model has another function of that name
+    Conv_1f2e3d4c5b6a7988        op, hash of spec and body; a `_` after it where the model has
+                                 another function of that name
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def name(op: str, function: FunctionProto, spec: str, *, spelled: bool = False) 
         if not node.domain:
             node.ClearField("domain")
     parts = (op.encode(), spec.encode(), body.SerializeToString(deterministic=True))
-    return f"{op}_{hashlib.sha256(b''.join(len(p).to_bytes(8, 'little') + p for p in parts)).hexdigest()[:DIGITS]}"
+    digest = hashlib.sha256(b"".join(len(p).to_bytes(8, "little") + p for p in parts))
+    return f"{op}_{digest.hexdigest()[:DIGITS]}"
 
 
 def op_of(function: str) -> str:

@@ -103,8 +103,10 @@ class Node:
 #: Where the value of an attribute without a type lies (IR versions before 2 did not write the
 #: type).
 _UNTYPED = {
-    "f": AttributeProto.FLOAT, "i": AttributeProto.INT, "s": AttributeProto.STRING, "t": AttributeProto.TENSOR, "g": AttributeProto.GRAPH,
-    "floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS, "tensors": AttributeProto.TENSORS,
+    "f": AttributeProto.FLOAT, "i": AttributeProto.INT, "s": AttributeProto.STRING,
+    "t": AttributeProto.TENSOR, "g": AttributeProto.GRAPH,
+    "floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS,
+    "tensors": AttributeProto.TENSORS,
 }  # fmt: skip
 
 
@@ -207,7 +209,10 @@ def request_array(t: TensorProto) -> Array:
         return numpy_helper.to_array(t)
     info, size = external_info(t), tensor_bytes(t)
     if info.get("location") != MEMORY_LOCATION or info.get("length") != str(size):
-        what = f"constant '{t.name}' of a compile request has {size} bytes, not {info.get('length')} at '{info.get('location')}'"
+        what = (
+            f"constant '{t.name}' of a compile request has {size} bytes, not "
+            f"{info.get('length')} at '{info.get('location')}'"
+        )
         raise ModelError(
             what,
             "the provider and the Python package are of different versions: install them again",
@@ -300,7 +305,7 @@ class Graph:
         found: T = self._derived[key]
         return found
 
-    # --- structure ------------------------------------------------------------------------------------------------
+    # --- structure --------------------------------------------------------------------------------
     def opset(self, domain: str = "") -> int:
         """Version of the operator set the model imports (0 when it does not)."""
         return int(self._opsets.get(domain, 0))
@@ -309,7 +314,9 @@ class Graph:
         return self._producer.get(name)
 
     def consumers(self, name: str) -> Sequence[Node]:
-        """Nodes that read the value, once each; a control-flow node whose body captures it counts."""
+        """Nodes that read the value, once each; a control-flow node whose body captures it
+        counts.
+        """
         return self._consumers.get(name, ())
 
     def is_output(self, name: str) -> bool:
@@ -319,11 +326,13 @@ class Graph:
         return name in self._input_set
 
     def sole_consumer(self, name: str) -> Node | None:
-        """The only reader of an inner value; None when it has several, none, or is a graph output."""
+        """The only reader of an inner value; None when it has several, none, or is a graph
+        output.
+        """
         uses = self.consumers(name)
         return uses[0] if len(uses) == 1 and not self.is_output(name) else None
 
-    # --- constants -------------------------------------------------------------------------------------------------
+    # --- constants --------------------------------------------------------------------------------
     def is_const(self, name: str) -> bool:
         """True for an initializer that no caller can override, and for the output of a Constant
         node.
@@ -380,7 +389,7 @@ class Graph:
             else None
         )
 
-    # --- types -------------------------------------------------------------------------------------------------------
+    # --- types ------------------------------------------------------------------------------------
     def dtype(self, name: str) -> int | None:
         """Element type (TensorProto number), or None when unknown."""
         if name in self._initializers:
@@ -465,7 +474,7 @@ class Graph:
         s = self.shape(name)
         return None if s is None else len(s)
 
-    # --- regions -----------------------------------------------------------------------------------------------------
+    # --- regions ----------------------------------------------------------------------------------
     def escapes(self, nodes: Sequence[Node]) -> list[str]:
         """Values made inside `nodes` and needed outside, in topological order."""
         inside = {id(n) for n in nodes}
@@ -500,8 +509,10 @@ class Graph:
 #: Each form of a Constant node's value, and what its attribute holds. ONNX Runtime goes by the
 #: kind, which a file may have otherwise.
 _FORMS = {
-    "value": AttributeProto.TENSOR, "value_float": AttributeProto.FLOAT, "value_floats": AttributeProto.FLOATS, "value_int": AttributeProto.INT,
-    "value_ints": AttributeProto.INTS, "value_string": AttributeProto.STRING, "value_strings": AttributeProto.STRINGS,
+    "value": AttributeProto.TENSOR, "value_float": AttributeProto.FLOAT,
+    "value_floats": AttributeProto.FLOATS, "value_int": AttributeProto.INT,
+    "value_ints": AttributeProto.INTS, "value_string": AttributeProto.STRING,
+    "value_strings": AttributeProto.STRINGS,
 }  # fmt: skip
 
 

@@ -59,7 +59,8 @@ COMPOSED: dict[str, Composed] = {
     f"{_ORT}QuickGelu": Composed("quick_gelu(x, alpha)", _UNARY, {"alpha": 1.702}),
 }
 
-#: Operators of one row share their traits and the attributes that are read, or that change no result
+#: Operators of one row share their traits and the attributes that are read, or that change no
+#: result
 #: (seed, momentum, stash_type: float32 is what kernels accumulate in). None: nobody read them, and
 #: no node is passed over for an attribute. A colon marks the op of a spec.
 _ROWS: tuple[tuple[str, Trait, str | None], ...] = (

@@ -82,14 +82,23 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
     if not contrib and opset > NEWEST:
         version = _version(op, opset)
         if version is None or version > NEWEST:
-            return f"{op} of opset {opset} is newer than what this version of tracea-onnx knows (opset {NEWEST})"
+            return (
+                f"{op} of opset {opset} is newer than what this version of tracea-onnx knows "
+                f"(opset {NEWEST})"
+            )
     if not contrib and _version(op, opset):
         least, most, results = _most(op, opset)
         if not least <= len(node.input) <= most or len(node.output) > results:
-            return f"{op} has {len(node.input)} inputs and {len(node.output)} outputs, of which ONNX knows {least} to {most} and {results}"
+            return (
+                f"{op} has {len(node.input)} inputs and {len(node.output)} outputs, of which "
+                f"ONNX knows {least} to {most} and {results}"
+            )
     for a in node.attribute:
         if a.name not in names and (contrib or _value(a) != _default(op, a.name)):
-            return f"{op} has the attribute '{a.name}', which this version of tracea-onnx does not read"
+            return (
+                f"{op} has the attribute '{a.name}', which this version of tracea-onnx does "
+                "not read"
+            )
         if a.name in _TRUTHS and a.i not in (0, 1):
             return f"{op} has {a.name} {a.i}, which is neither 0 nor 1"
         if a.type == AttributeProto.INT and not -_INT32 <= a.i < _INT32 and a.name not in _WIDE:

@@ -1,9 +1,9 @@
 """Every pointwise ONNX operator as instructions of a pointwise expression.
 
 A new spelling of an activation needs nothing here as long as it is made of these operators; a new
-operator is a row of `op_traits.py` or `abi.py`. `emit(code, node, args)` appends what the node computes and returns the
-result's id, or raises `Refuse` for a form the expression language cannot say (integer arithmetic,
-an unknown mode)."""
+operator is a row of `op_traits.py` or `abi.py`. `emit(code, node, args)` appends what the node
+computes and returns the result's id, or raises `Refuse` for a form the expression language cannot
+say (integer arithmetic, an unknown mode)."""
 
 from __future__ import annotations
 

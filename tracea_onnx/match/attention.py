@@ -133,7 +133,7 @@ def result(
     return best
 
 
-# --- products -----------------------------------------------------------------------------------------------------------
+# --- products -------------------------------------------------------------------------------------
 MATMUL_OPS = operators(Trait.BATCHED)
 #: A value and the letter of each of its axes.
 Axes = tuple[str, tuple[str, ...]]

@@ -144,7 +144,9 @@ def float_type(graph: Graph, name: str, node: Node) -> int:
 
 
 def refuse_quantised(graph: Graph, node: Node) -> None:
-    """Refuse an operator that reads DequantizeLinear. ONNX Runtime runs such an operator in int8."""
+    """Refuse an operator that reads DequantizeLinear. ONNX Runtime runs such an operator in
+    int8.
+    """
     before = next(
         (
             p

@@ -1,5 +1,5 @@
-"""Masks: what a matrix of scores is masked with, read from constants, chains of Trilu and comparisons
-of Range ramps.
+"""Masks: what a matrix of scores is masked with, read from constants, chains of Trilu and
+comparisons of Range ramps.
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ class Iota:
 
 _COMPARE = {"LessOrEqual": (1, 0), "Less": (1, -1), "GreaterOrEqual": (-1, 0), "Greater": (-1, -1)}
 _POINTWISE: dict[str, Callable[..., Any]] = {
-    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: np.float64(a) * b, "Div": lambda a, b: np.float64(a) / b, "Neg": lambda a: -a,
-    "Equal": lambda a, b: a == b, "Less": lambda a, b: a < b, "Greater": lambda a, b: a > b, "Min": min, "Max": max,
-    "Not": lambda a: not a, "And": lambda a, b: bool(a and b), "Or": lambda a, b: bool(a or b), "Where": lambda c, a, b: a if c else b,
+    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: np.float64(a) * b,
+    "Div": lambda a, b: np.float64(a) / b, "Neg": lambda a: -a,
+    "Equal": lambda a, b: a == b, "Less": lambda a, b: a < b, "Greater": lambda a, b: a > b,
+    "Min": min, "Max": max,
+    "Not": lambda a: not a, "And": lambda a, b: bool(a and b), "Or": lambda a, b: bool(a or b),
+    "Where": lambda c, a, b: a if c else b,
 }  # fmt: skip
 
 
@@ -212,7 +215,7 @@ def _of_array(array: Any) -> BandMask | None:
     )
 
 
-# --- in a spec ------------------------------------------------------------------------------------------------------------
+# --- in a spec ------------------------------------------------------------------------------------
 @dataclass
 class Mask:
     """One mask of an attention: `add`; `bool` (true keeps a score, `fill` replaces the others) or

@@ -1,4 +1,6 @@
-"""Rotary embedding: splitting a value in two halves, joining two halves, and tables per position."""
+"""Rotary embedding: splitting a value in two halves, joining two halves, and tables per
+position.
+"""
 
 from __future__ import annotations
 

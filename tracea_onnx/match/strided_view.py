@@ -23,9 +23,12 @@ from tracea_onnx.shapes.symbolic import Shapes, same
 #: elements, p the parts of a packed projection (written as their number in the name: `bs3x`). x in
 #: a name stands for heads x elements of one axis.
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
-    "bhsd": ("b", "h", "s", "d"), "bshd": ("b", "s", "h", "d"), "bhds": ("b", "h", "d", "s"), "sbhd": ("s", "b", "h", "d"),
-    "bsx": ("b", "s", "hd"), "sbx": ("s", "b", "hd"), "bxs": ("b", "hd", "s"), "hsd": ("h", "s", "d"), "hds": ("h", "d", "s"),
-    "bspx": ("b", "s", "phd"), "bshpd": ("b", "s", "hpd"), "sbpx": ("s", "b", "phd"), "sbhpd": ("s", "b", "hpd"), "bpxs": ("b", "phd", "s"),
+    "bhsd": ("b", "h", "s", "d"), "bshd": ("b", "s", "h", "d"), "bhds": ("b", "h", "d", "s"),
+    "sbhd": ("s", "b", "h", "d"),
+    "bsx": ("b", "s", "hd"), "sbx": ("s", "b", "hd"), "bxs": ("b", "hd", "s"),
+    "hsd": ("h", "s", "d"), "hds": ("h", "d", "s"),
+    "bspx": ("b", "s", "phd"), "bshpd": ("b", "s", "hpd"), "sbpx": ("s", "b", "phd"),
+    "sbhpd": ("s", "b", "hpd"), "bpxs": ("b", "phd", "s"),
 }  # fmt: skip
 #: Layouts a result may be written in.
 OUT_LAYOUTS = ("bsx", "bshd", "sbx", "sbhd", "bhsd", "hsd", "bxs", "bhds", "hds")
@@ -63,7 +66,9 @@ def strides(
 
 
 class Factor:
-    """A factor of a source dim, or a broadcast axis. A split factor is its two parts, outer first."""
+    """A factor of a source dim, or a broadcast axis. A split factor is its two parts, outer
+    first.
+    """
 
     __slots__ = ("broadcast", "index", "parts", "size")
 
@@ -162,7 +167,9 @@ def follow(s: Shapes, view: Axes, steps: Iterable[Step]) -> Axes | None:
 
 
 def _take(pool: list[Factor], need: DimLike) -> list[Factor] | None:
-    """Factors from the front of `pool` whose product is `need`, splitting the last one if it must be."""
+    """Factors from the front of `pool` whose product is `need`, splitting the last one if it must
+    be.
+    """
     group: list[Factor] = []
     while need != 1:
         if not pool:
@@ -244,8 +251,8 @@ def extent(factors: Iterable[Factor]) -> DimLike:
 
 
 def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> Sequence[DimLike]:
-    """What a Reshape makes of this view: `0` and `-1` are resolved against its factors, which may be
-    better known than the value's dims.
+    """What a Reshape makes of this view: `0` and `-1` are resolved against its factors, which may
+    be better known than the value's dims.
     """
     content = s.content(node.input(1)) if node.op == "Reshape" else None
     if content is None or node.attr("allowzero", 0) or any(isinstance(v, float) for v in content):

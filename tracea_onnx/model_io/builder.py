@@ -54,7 +54,8 @@ class Net:
 
     name:   the graph's name.
     seed:   of the weights; the same arguments give the same bytes.
-    folded: batch normalisation is folded into the convolution before it, as inference exporters do, instead of kept as a node.
+    folded: batch normalisation is folded into the convolution before it, as inference exporters do,
+    instead of kept as a node.
     """
 
     def __init__(self, name: str, *, seed: int = 0, opset: int = 17, folded: bool = False) -> None:
@@ -83,7 +84,7 @@ class Net:
         self._uses[name] += 1
         return name if self._uses[name] == 1 else f"{name}_{self._uses[name] - 1}"
 
-    # --- values ---------------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
     def input(
         self,
         name: str,
@@ -129,7 +130,7 @@ class Net:
         )
         return Value(out)
 
-    # --- nodes ----------------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
     def split(
         self,
         kind: str,
@@ -174,7 +175,7 @@ class Net:
         model: onnx.ModelProto = gs.export_onnx(self._graph)
         return model
 
-    # --- arithmetic -----------------------------------------------------------------------------------------------------
+    # --- arithmetic -------------------------------------------------------------------------------
     def add(self, a: Operand, b: Operand) -> Value:
         total = sum(v.power for v in (a, b) if isinstance(v, Value))
         width = max(v.width for v in (a, b) if isinstance(v, Value))
@@ -205,7 +206,7 @@ class Net:
     def transpose(self, x: Value, *perm: int) -> Value:
         return self.op("Transpose", x, perm=list(perm))
 
-    # --- activations ----------------------------------------------------------------------------------------------------
+    # --- activations ------------------------------------------------------------------------------
     def act(self, x: Value, kind: str) -> Value:
         """An activation as torch exporters spell it; `kind` is a key of `POWER`."""
         power = POWER[kind] * x.power
@@ -242,9 +243,10 @@ class Net:
             power=power,
         )
 
-    # --- convolutional layers -------------------------------------------------------------------------------------------
+    # --- convolutional layers ---------------------------------------------------------------------
     def conv(
-        self, x: Value, channels: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, pad: int | None = None, bias: bool = True, gain: float = 1.0,
+        self, x: Value, channels: int, kernel: int = 1, stride: int = 1, *, groups: int = 1,
+        pad: int | None = None, bias: bool = True, gain: float = 1.0,
         name: str = "conv",
     ) -> Value:  # fmt: skip
         """Conv of `channels` outputs, square kernel, "same" padding unless `pad` is given; `gain`
@@ -364,7 +366,8 @@ class Net:
             bias = self.normal("bias", (channels,), 0.1)
             return self.op(
                 "ConvTranspose", x, weight, bias,
-                dilations=[1, 1], group=1, kernel_shape=[kernel] * 2, pads=[0] * 4, strides=[stride] * 2, width=channels, power=1.0,
+                dilations=[1, 1], group=1, kernel_shape=[kernel] * 2, pads=[0] * 4,
+                strides=[stride] * 2, width=channels, power=1.0,
             )  # fmt: skip
 
     def max_pool(self, x: Value, kernel: int, stride: int, pad: int = 0) -> Value:
@@ -416,7 +419,7 @@ class Net:
                 power=1.0,
             )
 
-    # --- transformer layers ---------------------------------------------------------------------------------------------
+    # --- transformer layers -----------------------------------------------------------------------
     def linear(self, x: Value, width: int, *, bias: bool = True, name: str = "dense") -> Value:
         """nn.Linear on [batch, tokens, features]: MatMul by a [in, out] initializer, then Add(bias,
         ...).

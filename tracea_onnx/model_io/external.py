@@ -22,7 +22,9 @@ from tracea_onnx.support.data_files import open_data
 
 @dataclass(frozen=True)
 class Source:
-    """A loaded model. `folder` is where external data is read from (None for a model without any)."""
+    """A loaded model. `folder` is where external data is read from (None for a model without
+    any).
+    """
 
     model: ModelProto
     folder: Path | None = None
@@ -109,12 +111,14 @@ def _check_external(t: TensorProto, source: Source) -> None:
         )
     if any(mark in e.value for e in t.external_data for mark in _INTERNAL):
         raise ModelError(
-            f"tensor '{t.name}' has its data at an address in memory ('{location}'), which no model from outside may",
+            f"tensor '{t.name}' has its data at an address in memory ('{location}'), which no "
+            "model from outside may",
             "export it again",
         )
     if source.folder is None or source.path is None:
         raise ModelError(
-            f"tensor '{t.name}' has its data in the file '{location}', which a model in memory cannot reach",
+            f"tensor '{t.name}' has its data in the file '{location}', which a model in memory "
+            "cannot reach",
             "give the model's path instead",
         )
     if (
@@ -215,7 +219,9 @@ def raw_bytes(t: TensorProto, folder: Path | None) -> bytes:
 
 
 def stored(t: TensorProto, folder: Path | None) -> memoryview | None:
-    """The tensor's stored bytes without reading them; None for one that is not stored as raw bytes."""
+    """The tensor's stored bytes without reading them; None for one that is not stored as raw
+    bytes.
+    """
     if t.data_location != TensorProto.EXTERNAL:
         return memoryview(t.raw_data) if t.HasField("raw_data") else None
     if folder is None or not tensor_bytes(t):

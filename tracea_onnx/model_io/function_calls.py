@@ -51,7 +51,8 @@ def expanded(
     ):
         if len(given) > len(formal):
             raise ModelError(
-                f"node '{call.name}' calls function '{function.name}' with {len(given)} {what}; it has {len(formal)}",
+                f"node '{call.name}' calls function '{function.name}' with {len(given)} {what}; "
+                f"it has {len(formal)}",
                 "export the model again",
             )
     new = dict(
@@ -130,7 +131,7 @@ def _rename(nodes: Iterable[NodeProto], new: dict[str, str], prefix: str, taken:
         n.output[:] = [new.get(o, o) for o in n.output]
 
 
-# --- the user's functions ------------------------------------------------------------------------------------------------
+# --- the user's functions -------------------------------------------------------------------------
 def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
     """Replace every call of the user's functions, in place, and return what was replaced; `notes`
     receives why a function was not expanded.
@@ -271,7 +272,10 @@ def _unsafe(model: ModelProto, f: FunctionProto) -> str:
             and ours[d] != theirs[d]
             and not _same_operator(n.op_type, d, ours[d], theirs[d])
         ):
-            return f"{n.op_type} means something else in its operator set ({theirs[d]}) than in the model's ({ours[d]})"
+            return (
+                f"{n.op_type} means something else in its operator set ({theirs[d]}) than in "
+                f"the model's ({ours[d]})"
+            )
     return ""
 
 

@@ -170,7 +170,8 @@ class _Bounds:
                 )
             if self._axes > _AXES:
                 raise ModelError(
-                    f"value '{name}' of {self._where} may have {_round(rank)} axes, too many beside those of all others",
+                    f"value '{name}' of {self._where} may have {_round(rank)} axes, too many "
+                    "beside those of all others",
                     _FIX,
                 )
 

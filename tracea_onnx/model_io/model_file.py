@@ -168,7 +168,8 @@ def _check_header(model: ModelProto, where: str) -> None:
         raise ModelError(f"{where} imports no operator set", "export it again")
     if model.ir_version > onnx.IR_VERSION:
         raise ModelError(
-            f"{where} has IR version {model.ir_version}, the installed onnx knows up to {int(onnx.IR_VERSION)}",
+            f"{where} has IR version {model.ir_version}, the installed onnx knows up to "
+            f"{int(onnx.IR_VERSION)}",
             _UPGRADE,
         )
     versions: dict[str, int] = {}
@@ -176,7 +177,8 @@ def _check_header(model: ModelProto, where: str) -> None:
         domain = domain_of(o.domain)
         if versions.setdefault(domain, o.version) != o.version:
             raise ModelError(
-                f"{where} imports operator set '{domain}' in versions {versions[domain]} and {o.version}",
+                f"{where} imports operator set '{domain}' in versions {versions[domain]} and "
+                f"{o.version}",
                 "export it again",
             )
     newest = onnx.defs.onnx_opset_version()
@@ -202,7 +204,7 @@ def _check_contents(model: ModelProto, where: str) -> None:
             )
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 def check_output(target: Path) -> None:
     """Raise UsageError when `target` cannot be written; called before long work."""
     folder = target.parent

@@ -1,7 +1,8 @@
 """A large model file read without its weights, and written without them in memory: each large
 initializer becomes external data that lies in the model file itself.
 
-    ModelProto { graph { initializer { raw_data: 400 MB } } }   ->   initializer { data_location: EXTERNAL, location: "model.onnx", offset, length }
+    ModelProto { graph { initializer { raw_data: 400 MB } } }
+        becomes   initializer { data_location: EXTERNAL, location: "model.onnx", offset, length }
 
 The file is walked in protobuf's wire format, so the weights are never read until something needs
 them."""

@@ -1,5 +1,5 @@
-"""Compiled models: ONNX files with a node com.microsoft::EPContext in place of each partition, as ONNX
-Runtime's tools write and read them. The provider runs them without a compiler."""
+"""Compiled models: ONNX files with a node com.microsoft::EPContext in place of each partition, as
+ONNX Runtime's tools write and read them. The provider runs them without a compiler."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def _compile(source: Path, made: Path, options: Mapping[str, str] | None) -> Non
         line = str(e).splitlines()[0]
         if "in-memory address marker" in line:
             raise TraceaError(
-                f"ONNX Runtime {ort.__version__} cannot write compiled models with weights in bodies of"
+                f"ONNX Runtime {ort.__version__} cannot write compiled models with weights in "
+                "bodies of"
                 " If, Loop or Scan",
                 "make a pack, which has no such limit: `tracea-onnx optimize MODEL --pack FILE`",
             ) from None

@@ -1,7 +1,8 @@
-"""What a repository's models fused to when that was last accepted: a file that tells when an exporter,
-or a new version of this package, lost a fusion.
+"""What a repository's models fused to when that was last accepted: a file that tells when an
+exporter, or a new version of this package, lost a fusion.
 
-    {"version": 1, "models": {"detector.onnx": {"nodes": 61, "fusions": {"conv": 53, "attention": 6}}}}
+    {"version": 1, "models": {"detector.onnx": {"nodes": 61, "fusions": {"conv": 53, "attention":
+    6}}}}
 
 Models go by their paths from the file's folder; nodes are those of the fused model, which are more
 where a fusion took less of its chain; rules by how often each fused."""

@@ -313,8 +313,8 @@ def _widened(
     report: Report,
     providers: Sequence[str],
 ) -> tuple[FusionOptions, str]:
-    """`options` with the nodes that must stay fp32, and a note on them ("" when the narrower type is
-    not at fault).
+    """`options` with the nodes that must stay fp32, and a note on them ("" when the narrower type
+    is not at fault).
     """
     assert report.precision is not None
     kind, names = report.precision.kind, list(report.precision.nodes)

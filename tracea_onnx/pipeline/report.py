@@ -32,7 +32,8 @@ class Report:
 
     - `model`, `opset`, `backend`: what was optimized, and for what.
     - `nodes_before`, `nodes_after`: nodes of the main graph and of control-flow bodies.
-    - `fused`: each fusion with its rule, the nodes it replaced, and the microseconds it should save.
+    - `fused`: each fusion with its rule, the nodes it replaced, and the microseconds it should
+      save.
     - `refused`: each refusal with its rule, anchor, code and sentence.
     - `verify`: the comparison with the original; None without one.
     - `precision`: what became narrow; None without `precision`.

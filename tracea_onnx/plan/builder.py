@@ -66,7 +66,7 @@ class PlanBuilder:
         self._blob_index: dict[bytes, int] = {}
         self._written: set[int] = set()
 
-    # --- expressions -----------------------------------------------------------------------------------------------
+    # --- expressions ------------------------------------------------------------------------------
     def define_symbol(self, name: str, input_index: int, axis: int) -> None:
         """The symbol's value is read from this axis of this input; later definitions of the same
         name become checks.
@@ -132,7 +132,7 @@ class PlanBuilder:
             self._exprs.append(row)
         return self._expr_index[key]
 
-    # --- buffers ------------------------------------------------------------------------------------------------------
+    # --- buffers ----------------------------------------------------------------------------------
     def _buffer(self, **kw: Any) -> int:
         self.buffers.append(kw)
         return len(self.buffers) - 1
@@ -168,7 +168,7 @@ class PlanBuilder:
     def is_constant(self, ref: Ref) -> bool:
         return self.buffers[ref.buffer]["kind"] in _CONSTANT_KINDS
 
-    # --- launches --------------------------------------------------------------------------------------------------------
+    # --- launches ---------------------------------------------------------------------------------
     def launch(
         self,
         family: str,
@@ -197,7 +197,8 @@ class PlanBuilder:
         missing = {o for o in spec.operands if not o.endswith("?") and operands.get(o) is None}
         if unknown or missing or (program is not None and not spec.program):
             raise TraceaError(
-                f"internal: bad launch of {family}: unknown {sorted(unknown)}, missing {sorted(missing)}"
+                f"internal: bad launch of {family}: unknown {sorted(unknown)}, missing "
+                f"{sorted(missing)}"
             )
         refs = [operands.get(n) for n in names]
         written = [r.buffer for r in outputs.values() if r is not None]
@@ -244,7 +245,9 @@ class PlanBuilder:
         dtype: DType,
         to: list[dict[str, Any]],
     ) -> None:
-        """Write one launch; a backend that turns families into artifacts of its own does so here."""
+        """Write one launch; a backend that turns families into artifacts of its own does so
+        here.
+        """
         spec = FAMILIES[family]
         if dtype != DType.F32:
             raise TraceaError(f"internal: {family} of type {dtype.name} on backend {self.backend}")
@@ -269,9 +272,11 @@ class PlanBuilder:
             for b in self.buffers
         ]
         return {
-            "version": 1, "backend": self.backend, "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
+            "version": 1, "backend": self.backend, "name": self.name, "inputs": self.inputs,
+            "outputs": self.outputs,
             "symbols": self._symbol_sources, "exprs": self._exprs, "checks": self._checks,
-            "requires": [list(r) for r in self._requires], "extents": [list(e) for e in self._extents], "buffers": buffers,
+            "requires": [list(r) for r in self._requires],
+            "extents": [list(e) for e in self._extents], "buffers": buffers,
             "init": self._init, "run": self._run,
         }  # fmt: skip
 

@@ -104,7 +104,9 @@ def _extras(p: Launch, full: Extent, channels: DimLike, rows: DimLike) -> dict[s
 
 
 def _windows(p: Launch, channels: DimLike) -> Extent:
-    """What the windows of a convolution read of an image: with its border where kernels read that."""
+    """What the windows of a convolution read of an image: with its border where kernels read
+    that.
+    """
     if not p.border:
         planes = D.select(D.equal(p["x_c"], 0), 1, p["x_c"])
         return p.span(
@@ -156,8 +158,11 @@ def _gemm(p: Launch) -> dict[str, Extent]:
     columns = p.line(n, size=_F32)
     panels = D.floordiv(k + 63, 64), D.floordiv(n + 63, 64)
     out = {
-        "x": p.span((m, p["ldx"]), (k, 1)), "w": p.line(k, n), "bias": columns, "res": p.span((m, p["ldr"]), (n, 1)), "y": p.span((m, p["ldy"]), (n, 1)),
-        "x_stats": p.line(m, panels[0], 2, size=_F32), "r_stats": p.line(m, panels[1], 2, size=_F32), "y_stats": p.line(m, panels[1], 2, size=_F32),
+        "x": p.span((m, p["ldx"]), (k, 1)), "w": p.line(k, n), "bias": columns,
+        "res": p.span((m, p["ldr"]), (n, 1)), "y": p.span((m, p["ldy"]), (n, 1)),
+        "x_stats": p.line(m, panels[0], 2, size=_F32),
+        "r_stats": p.line(m, panels[1], 2, size=_F32),
+        "y_stats": p.line(m, panels[1], 2, size=_F32),
         "x_sums": columns, "r_gamma": columns, "r_beta": columns,
     }  # fmt: skip
     for j in range(4):
@@ -183,7 +188,8 @@ def _matmul(p: Launch) -> dict[str, Extent]:
 
     m, n, k = p["M"], p["N"], p["K"]
     return {
-        "a": operand("a", (m, p["a_m"]), (k, p["a_k"])), "b": operand("b", (k, p["b_k"]), (n, p["b_n"])), "bias": p.line(n, size=_F32),
+        "a": operand("a", (m, p["a_m"]), (k, p["a_k"])),
+        "b": operand("b", (k, p["b_k"]), (n, p["b_n"])), "bias": p.line(n, size=_F32),
         "res": operand("r", (m, p["ldr"]), (n, 1)), "y": operand("y", (m, p["ldy"]), (n, 1)),
     }  # fmt: skip
 
@@ -379,54 +385,79 @@ def _tuples(p: Launch, o: str) -> dict[str, Extent]:
 _TABLE: dict[str, Table] = {
     "conv2d": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p)),
     "conv_pool": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p), "PH", "PW"),
-    "conv2d_wino": lambda p: _convolution(p, _windows(_even(p), p["IC"]), D.product([16, p["IC"], _up(p["OC"], 16)])),
+    "conv2d_wino": lambda p: _convolution(p, _windows(_even(p), p["IC"]),
+        D.product([16, p["IC"], _up(p["OC"], 16)])),
     "conv2d_dw": lambda p: _convolution(p, _windows(p, p["IC"]), _depthwise(p)),
-    "deconv2d_dw": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]), _depthwise(p)),
+    "deconv2d_dw": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]),
+        _depthwise(p)),
     "deconv2d": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]), _filters(p)),
     "pack_conv2d": lambda p: {
-        "w": p.line(p["OC"], D.floordiv(p["IC"], D.maximum(p["G"], 1)), p["KH"], p["KW"]), "scale": p.line(p["OC"], size=_F32), "packed": p.line(_filters(p)),
+        "w": p.line(p["OC"], D.floordiv(p["IC"], D.maximum(p["G"], 1)), p["KH"], p["KW"]),
+        "scale": p.line(p["OC"], size=_F32), "packed": p.line(_filters(p)),
     },
     "pack_conv2d_wino": lambda p: {
-        "w": p.line(p["OC"], p["IC"], 9), "scale": p.line(p["OC"], size=_F32), "packed": p.line(16, p["IC"], _up(p["OC"], 16)),
+        "w": p.line(p["OC"], p["IC"], 9), "scale": p.line(p["OC"], size=_F32),
+        "packed": p.line(16, p["IC"], _up(p["OC"], 16)),
     },
-    "pack_conv2d_dw": lambda p: {"w": p.line(p["OC"], p["KH"], p["KW"]), "scale": p.line(p["OC"], size=_F32), "packed": p.line(_depthwise(p))},
+    "pack_conv2d_dw": lambda p: {"w": p.line(p["OC"], p["KH"], p["KW"]),
+        "scale": p.line(p["OC"], size=_F32), "packed": p.line(_depthwise(p))},
     "pack_deconv2d": lambda p: {
-        "w": p.line(p["IC"], D.floordiv(p["OC"], D.maximum(p["G"], 1)), p["KH"], p["KW"]), "scale": p.line(p["OC"], size=_F32), "packed": p.line(_filters(p)),
+        "w": p.line(p["IC"], D.floordiv(p["OC"], D.maximum(p["G"], 1)), p["KH"], p["KW"]),
+        "scale": p.line(p["OC"], size=_F32), "packed": p.line(_filters(p)),
     },
     "pack_bias": lambda p: {
-        "b": p.line(p["OC"]), "scale": p.line(p["OC"], size=_F32), "shift": p.line(p["OC"], size=_F32), "packed": p.line(_up(p["OC"], 16), size=_F32),
+        "b": p.line(p["OC"]), "scale": p.line(p["OC"], size=_F32),
+        "shift": p.line(p["OC"], size=_F32), "packed": p.line(_up(p["OC"], 16), size=_F32),
     },
-    "fold_bn": lambda p: {**dict.fromkeys(("gamma", "beta", "mean", "var"), p.line(p["C"])), **dict.fromkeys(("scale", "shift"), p.line(p["C"], size=_F32))},
-    "pool2d": _resized, "resize2d": _resized, "resize_cubic": _resized, "lrn": _images, "copy_nhwc": _images,
-    "grid_sample": lambda p: {**_resized(p), "grid": p.line(p["N"], p["OH"], p["OW"], 2, size=size_of(p["grid_dtype"]))},
-    "global_pool": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]), "y": p.span((p["N"], p["y_ns"]), (p["C"], 1))},
-    "nchw_to_nhwc": lambda p: {"x": p.line(p["N"], p["C"], p["H"], p["W"]), "y": p.image("y", p["H"], p["W"], p["C"])},
-    "nhwc_to_nchw": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]), "y": p.line(p["N"], p["C"], p["H"], p["W"])},
-    "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm, "gemm_norm": _gemm, "pack_gemm": _pack_gemm,
+    "fold_bn": lambda p: {**dict.fromkeys(("gamma", "beta", "mean", "var"), p.line(p["C"])),
+        **dict.fromkeys(("scale", "shift"), p.line(p["C"], size=_F32))},
+    "pool2d": _resized, "resize2d": _resized, "resize_cubic": _resized, "lrn": _images,
+    "copy_nhwc": _images,
+    "grid_sample": lambda p: {**_resized(p),
+        "grid": p.line(p["N"], p["OH"], p["OW"], 2, size=size_of(p["grid_dtype"]))},
+    "global_pool": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]),
+        "y": p.span((p["N"], p["y_ns"]), (p["C"], 1))},
+    "nchw_to_nhwc": lambda p: {"x": p.line(p["N"], p["C"], p["H"], p["W"]),
+        "y": p.image("y", p["H"], p["W"], p["C"])},
+    "nhwc_to_nchw": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]),
+        "y": p.line(p["N"], p["C"], p["H"], p["W"])},
+    "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm,
+    "gemm_norm": _gemm, "pack_gemm": _pack_gemm,
     "fold_norm": lambda p: {
-        "w": _pack_gemm(p)["w"], "packed": p.line(p["K"], p["N"]), "beta": p.line(p["K"]), "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
+        "w": _pack_gemm(p)["w"], "packed": p.line(p["K"], p["N"]), "beta": p.line(p["K"]),
+        "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
         "bias": p.line(p["N"], size=_F32),
     },
-    "matmul": _matmul, "attention": _attention, "layernorm": _layernorm, "layernorm_sum": _layernorm_sum, "groupnorm": _groupnorm,
+    "matmul": _matmul, "attention": _attention, "layernorm": _layernorm,
+    "layernorm_sum": _layernorm_sum, "groupnorm": _groupnorm,
     "groupnorm_nhwc": lambda p: _images(p, gamma=p.line(p["C"]), beta=p.line(p["C"])),
-    "softmax": lambda p: _rows_of(p, p["n"], p["n"]), "cumsum": lambda p: _rows_of(p, p["n"], p["n"], size_of(p["dtype"]), size_of(p["dtype"])),
-    "reduce": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), size_of(p["dtype"])), "argmax": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), 8),
-    "topk": lambda p: {**_rows_of(p, p["n"], p["k"], size_of(p["dtype"]), size_of(p["dtype"])), "at": p.line(p["outer"], p["k"], p["inner"], size=8)},
+    "softmax": lambda p: _rows_of(p, p["n"], p["n"]),
+    "cumsum": lambda p: _rows_of(p, p["n"], p["n"], size_of(p["dtype"]), size_of(p["dtype"])),
+    "reduce": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), size_of(p["dtype"])),
+    "argmax": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), 8),
+    "topk": lambda p: {**_rows_of(p, p["n"], p["k"], size_of(p["dtype"]), size_of(p["dtype"])),
+        "at": p.line(p["outer"], p["k"], p["inner"], size=8)},
     "squeeze_excite": lambda p: _images(
-        p, w1=p.line(p["R"], p["C"]), w2=p.line(p["R"], p["C"]), b1=p.line(p["R"], size=_F32), b2=p.line(p["C"], size=_F32)
+        p, w1=p.line(p["R"], p["C"]), w2=p.line(p["R"], p["C"]), b1=p.line(p["R"], size=_F32),
+        b2=p.line(p["C"], size=_F32)
     ),
     "copy": _copy, "copies": _copies, "pad": _pad, "rope": _rope, "pointwise": _pointwise,
     "fill": lambda p: {"y": p.line(p["count"], size=p["elem"])},
-    "store_ints": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))}, "range": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
+    "store_ints": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
+    "range": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
     "gather": lambda p: _gathered(p, p["count"], D.product([p["outer"], p["count"], p["inner"]])),
-    "gather_elements": lambda p: _gathered(p, D.product([p["outer"], p["count"], p["inner"]]), D.product([p["outer"], p["count"], p["inner"]])),
-    "gather_along": lambda p: _along(p, "x"), "scatter_along": lambda p: _along(p, "u"), "gather_tuples": lambda p: _tuples(p, "x"),
+    "gather_elements": lambda p: _gathered(p, D.product([p["outer"], p["count"], p["inner"]]),
+        D.product([p["outer"], p["count"], p["inner"]])),
+    "gather_along": lambda p: _along(p, "x"), "scatter_along": lambda p: _along(p, "u"),
+    "gather_tuples": lambda p: _tuples(p, "x"),
     "scatter_tuples": lambda p: _tuples(p, "u"),
     "one_hot": lambda p: {
-        "idx": p.line(p["outer"], p["inner"], size=size_of(p["idx_dtype"])), "values": p.line(2, size=p["elem"]),
+        "idx": p.line(p["outer"], p["inner"], size=size_of(p["idx_dtype"])),
+        "values": p.line(2, size=p["elem"]),
         "y": p.line(p["outer"], p["depth"], p["inner"], size=p["elem"]),
     },
-    "triangle": lambda p: dict.fromkeys("xy", p.line(p["outer"], p["rows"], p["columns"], size=p["elem"])),
+    "triangle": lambda p: dict.fromkeys("xy",
+        p.line(p["outer"], p["rows"], p["columns"], size=p["elem"])),
 }  # fmt: skip
 
 
@@ -446,7 +477,7 @@ def extents(
     return {o: e for o, e in found.items() if o in names}
 
 
-# --- parameters ---------------------------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 #: Parameters that a kernel divides by, or that count: at least 1.
 _POSITIVE = frozenset(
@@ -470,8 +501,10 @@ LARGEST = 1 << 60
 _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 #: Parameters that count something.
 _COUNTS = frozenset({
-    "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R", "B0", "B1", "rows", "inner", "outer", "n",
-    "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH", "PW", "PPT", "PPL", *(f"n{d}" for d in range(6)),
+    "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R",
+    "B0", "B1", "rows", "inner", "outer", "n",
+    "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH", "PW",
+    "PPT", "PPL", *(f"n{d}" for d in range(6)),
 })  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Turns each scheduled match into one call of a model-local function whose body is exactly the
 nodes it replaces.
 
-    y = Relu(BatchNormalization(Conv(x, w), ...))   ->   y = ai.tracea::Conv_1f2e3d4c5b6a7988(x, w, ...) <spec="{...}">
+    y = Relu(BatchNormalization(Conv(x, w), ...))
+        becomes   y = ai.tracea::Conv_1f2e3d4c5b6a7988(x, w, ...) <spec="{...}">
 
 Calls with equal specs and bodies that are equal after renaming share one function; its name ends in
 a hash of both. Small constants only the body needs are literals in it; anything else it needs

@@ -1,6 +1,8 @@
 """`--precision fp16|bf16`: an fp32 model computes in the narrower type where that is safe.
 
-    x ─ Conv ─ Relu ─ MatMul ─ y      ->      x ─ Cast ─ Conv ─ Relu ─ MatMul ─ Cast ─ y        weights narrow, inputs and outputs as they were
+    x ─ Conv ─ Relu ─ MatMul ─ y   becomes   x ─ Cast ─ Conv ─ Relu ─ MatMul ─ Cast ─ y
+
+with narrow weights; inputs and outputs stay as they were.
 
 Products (convolutions, matrix products, attention) are narrow, and what follows them stays so while
 the operator is harmless. Everything else stays fp32 between casts: reductions, powers,
@@ -116,7 +118,7 @@ def narrow(
     return done
 
 
-# --- what is narrow -------------------------------------------------------------------------------------------------------
+# --- what is narrow -------------------------------------------------------------------------------
 def _kind_of(n: Node) -> str:
     spec = fused_calls.read_spec(n.proto)
     return n.op if spec is None else f":{spec.op}"
@@ -272,7 +274,7 @@ def _literals_beyond(g: Graph, n: Node, kind: FloatFormat) -> bool:
     )
 
 
-# --- rewriting ------------------------------------------------------------------------------------------------------------
+# --- rewriting ------------------------------------------------------------------------------------
 class _Writer:
     """Writes the nodes of one graph anew.
 
@@ -419,7 +421,9 @@ class _Bodies:
         self.made: dict[str, FunctionProto] = {}
 
     def call(self, g: Graph, n: Node) -> _Body:
-        """The twin for a call with these operands; their ranks decide no more than their types do."""
+        """The twin for a call with these operands; their ranks decide no more than their types
+        do.
+        """
         types = tuple((g.dtype(i), g.rank(i)) if i else None for i in n.inputs)
         found = self._known.get((n.proto.op_type, types))
         if found is None:

@@ -1,7 +1,8 @@
 """CUDA Plans run from Python without ONNX Runtime: kernel tests and the tuner, never a session.
 
-y, = run_plan(plan, blobs, [x])                      # plan: PlanBuilder.to_json(); blobs: its cubins and constants
-times = time_plan(plan, blobs, [x], replays=200)     # microseconds on the device
+# plan: PlanBuilder.to_json(); blobs: its cubins and constants
+(y,) = run_plan(plan, blobs, [x])
+times = time_plan(plan, blobs, [x], replays=200)  # microseconds on the device
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Array = npt.NDArray[Any]
 
 #: How an element type appears in numpy; bfloat16 as its 16 bits.
 NUMPY: Mapping[int, type[np.generic]] = {
-    DType.F32: np.float32, DType.F16: np.float16, DType.BF16: np.uint16, DType.F64: np.float64, DType.BOOL: np.bool_, DType.U8: np.uint8, DType.I8: np.int8,
+    DType.F32: np.float32, DType.F16: np.float16, DType.BF16: np.uint16, DType.F64: np.float64,
+    DType.BOOL: np.bool_, DType.U8: np.uint8, DType.I8: np.int8,
     DType.I32: np.int32, DType.I64: np.int64,
 }  # fmt: skip
 
@@ -153,7 +155,8 @@ class LoadedPlan:
             a = np.ascontiguousarray(given).reshape(given.shape)
             if a.dtype != np.dtype(NUMPY[spec["dtype"]]):
                 raise UsageError(
-                    f"input '{spec['name']}' must be {np.dtype(NUMPY[spec['dtype']])}, not {a.dtype}"
+                    f"input '{spec['name']}' must be {np.dtype(NUMPY[spec['dtype']])}, not "
+                    f"{a.dtype}"
                 )
             dims = (ctypes.c_int64 * max(a.ndim, 1))(*a.shape)
             keep += [a, dims]

@@ -53,7 +53,9 @@ class DeviceCaps:
         return " MIG " in self.name
 
     def launches(self, smem: int, cluster: int) -> bool:
-        """Whether it can launch blocks that ask for so much shared memory, in clusters of so many."""
+        """Whether it can launch blocks that ask for so much shared memory, in clusters of so
+        many.
+        """
         return smem <= self.smem_block and cluster <= self.cluster
 
     def largest_cluster(self, size: int) -> int:

@@ -92,7 +92,9 @@ def isas() -> tuple[str, ...]:
 
 
 def _library_for(family: str, isa: str | None) -> tuple[ctypes.CDLL, str]:
-    """The full library, or a newer one-template library of a kernel's author (see `ep/build.py`)."""
+    """The full library, or a newer one-template library of a kernel's author (see
+    `ep/build.py`).
+    """
     full = _PACKAGE / f"libtracea_onnx{_SUFFIX}"
     partial = sorted(
         _PACKAGE.glob(f"libtracea_onnx.*{_SUFFIX}"), key=lambda p: -p.stat().st_mtime_ns

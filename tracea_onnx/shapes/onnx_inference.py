@@ -182,6 +182,7 @@ def _check_operators(model: ModelProto, where: str) -> None:
                     else "check the exporter"
                 )
                 raise ModelError(
-                    f"{where} uses the unknown operator {name} (node '{n.name or ''.join(n.output[:1])}')",
+                    f"{where} uses the unknown operator {name} (node "
+                    f"'{n.name or ''.join(n.output[:1])}')",
                     fix,
                 )

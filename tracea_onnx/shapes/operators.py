@@ -63,7 +63,7 @@ def _broadcast(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return broadcast(s, *(need(s, i) for i in n.inputs if i))
 
 
-# --- movement ---------------------------------------------------------------------------------------
+# --- movement -------------------------------------------------------------------------------------
 def _reshape(s: ShapeEnv, n: Operator, _: int) -> Dims:
     source, target = _first(s, n), n.attr("shape")
     target = list(integers(s, n.input(1), "the shape") if target is None else target)
@@ -191,7 +191,7 @@ def _blocks(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (x, D.mul(c, b * b), D.floordiv(h, b), D.floordiv(w, b))
 
 
-# --- products and reductions ------------------------------------------------------------------------
+# --- products and reductions ----------------------------------------------------------------------
 def _matmul(s: ShapeEnv, n: Operator, _: int) -> Dims:
     a, b = _first(s, n), need(s, n.input(1))
     if len(a) < 2 or len(b) < 2 or n.attr("transBatchA", 0) or n.attr("transBatchB", 0):
@@ -259,7 +259,7 @@ def _affine_grid(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (batch, *image, len(image))
 
 
-# --- images -----------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 def _conv(s: ShapeEnv, n: Operator, _: int) -> Dims:
     """Of a convolution, transposed or not."""
     x, w = s.dims(n.input(0)), need(s, n.input(1))

@@ -72,7 +72,8 @@ def open_data(folder: Path, location: str) -> BinaryIO:
         if about.st_nlink > 1 and real != model:
             hint = "make it a file of its own: copy it, and rename the copy over it"
             raise ModelError(
-                f"the external data file {file} has {about.st_nlink} names (hard links), which may lie outside the model's folder",
+                f"the external data file {file} has {about.st_nlink} names (hard links), which "
+                "may lie outside the model's folder",
                 hint,
             )
     except ModelError:

@@ -32,7 +32,9 @@ class Unusable(Exception):
 
 
 class NewFile:
-    """A file being written. `place` gives it the name of its target; without it the file vanishes."""
+    """A file being written. `place` gives it the name of its target; without it the file
+    vanishes.
+    """
 
     def __init__(self, folder: Folder, fd: int, target: str, name: str = "") -> None:
         """`name`: the hidden name it has already."""
@@ -176,7 +178,9 @@ class Folder:
             os.close(fd)  # another process took it for left over before it was locked
 
     def clean(self, targets: str) -> None:
-        """Remove what killed writers left of new files for targets whose names match the pattern."""
+        """Remove what killed writers left of new files for targets whose names match the
+        pattern.
+        """
         for name in self.left_over(targets) if _POSIX else ():
             with contextlib.suppress(OSError):
                 fd = self.open(name, os.O_RDWR)

@@ -88,8 +88,8 @@ class Tuned:
 @dataclass
 class Part:
     """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each
-    launch with a grid that is not empty is for (`kernel_choice.cache_key` with these sizes), and the
-    requests behind these."""
+    launch with a grid that is not empty is for (`kernel_choice.cache_key` with these sizes), and
+    the requests behind these."""
 
     plan: Mapping[str, Any]
     blobs: Sequence[bytes]
@@ -194,7 +194,7 @@ def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
     )
 
 
-# --- Plans, and what their launches take -----------------------------------------------------------------------------------------
+# --- Plans, and what their launches take ----------------------------------------------------------
 
 
 def parts(

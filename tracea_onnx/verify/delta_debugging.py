@@ -85,13 +85,15 @@ def longest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     )
 
 
-# --- fused ops ------------------------------------------------------------------------------------------------------------
+# --- fused ops ------------------------------------------------------------------------------------
 Call = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Reverted:
-    """Fused ops that were turned back, by name and outputs, and what the result was like with them."""
+    """Fused ops that were turned back, by name and outputs, and what the result was like with
+    them.
+    """
 
     calls: tuple[Call, ...]
     reason: str

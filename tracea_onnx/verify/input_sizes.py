@@ -25,14 +25,18 @@ from tracea_onnx.verify.size_solver import Solver
 #: Sizes tried for unknown dims, in order: (first axis, image side, anything else).
 Guess = tuple[int, int, int]
 GUESSES: tuple[Guess, ...] = (
-    (2, 64, 7), (1, 64, 7), (2, 224, 16), (1, 224, 16), (1, 224, 1), (1, 640, 128), (1, 1, 1), (1, 512, 512), (2, 32, 8), (1, 28, 32),
-    (1, 96, 64), (1, 128, 80), (1, 256, 100), (1, 299, 160), (1, 320, 256), (1, 384, 400), (1, 336, 1024), (1, 518, 16000),
+    (2, 64, 7), (1, 64, 7), (2, 224, 16), (1, 224, 16), (1, 224, 1), (1, 640, 128), (1, 1, 1),
+    (1, 512, 512), (2, 32, 8), (1, 28, 32),
+    (1, 96, 64), (1, 128, 80), (1, 256, 100), (1, 299, 160), (1, 320, 256), (1, 384, 400),
+    (1, 336, 1024), (1, 518, 16000),
 )  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
 def tensor_type(t: TypeProto) -> TypeProto.Tensor | None:
-    """The type of the tensor, or of the tensors in a sequence or an optional; None for other types."""
+    """The type of the tensor, or of the tensors in a sequence or an optional; None for other
+    types.
+    """
     if t.HasField("tensor_type"):
         return t.tensor_type
     if t.HasField("sequence_type"):
@@ -100,7 +104,7 @@ def _branches(model: ModelProto) -> bool:
     return any(n.op_type == "If" for n in model.graph.node)
 
 
-# --- the inputs' dims ---------------------------------------------------------------------------------------------------
+# --- the inputs' dims -----------------------------------------------------------------------------
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

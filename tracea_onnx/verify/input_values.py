@@ -93,7 +93,10 @@ def _check_fixed(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[
     for i in wanted:
         tensor = tensor_type(i.type)
         if tensor is not None and len(tensor.shape.dim) > _MOST_AXES:
-            what = f"input '{i.name}' has {len(tensor.shape.dim)} dims (at most {_MOST_AXES} are made for verification)"
+            what = (
+                f"input '{i.name}' has {len(tensor.shape.dim)} dims (at most {_MOST_AXES} are "
+                "made for verification)"
+            )
             raise ModelError(what, "give --no-verify")
         least = (
             fixed.get(i.name) or [max(d.dim_value, 1) for d in tensor.shape.dim]
@@ -103,11 +106,15 @@ def _check_fixed(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[
         size = _bytes(i, least)
         if size > MOST_BYTES and i.name in fixed:
             raise UsageError(
-                f"input '{i.name}' of shape {list(least)} would take {_gib(size)} (at most {_gib(MOST_BYTES)} are made)",
+                f"input '{i.name}' of shape {list(least)} would take {_gib(size)} (at most "
+                f"{_gib(MOST_BYTES)} are made)",
                 "give a smaller --input-shape",
             )
         if size > MOST_BYTES:
-            what = f"input '{i.name}' has dims {list(least)} and would take {_gib(size)} (at most {_gib(MOST_BYTES)} are made for verification)"
+            what = (
+                f"input '{i.name}' has dims {list(least)} and would take {_gib(size)} (at "
+                f"most {_gib(MOST_BYTES)} are made for verification)"
+            )
             raise ModelError(what, "give --load-inputs, or --no-verify")
 
 
@@ -137,11 +144,17 @@ def _too_large(
             " and the others" if len(wanted) > 1 else ""
         )
         return (
-            f"{each} would take {_gib(total)} (at most {_gib(MOST_BYTES)} are made for verification)",
+            (
+                f"{each} would take {_gib(total)} (at most {_gib(MOST_BYTES)} are made for "
+                "verification)"
+            ),
             fix,
         )
     return (
-        f"a value of the model would have {largest:.3g} elements with the sizes found for its inputs (at most {MOST_ELEMENTS:.3g} are tried)",
+        (
+            f"a value of the model would have {largest:.3g} elements with the sizes found for its "
+            f"inputs (at most {MOST_ELEMENTS:.3g} are tried)"
+        ),
         fix,
     )
 
@@ -231,7 +244,9 @@ def _value(
 
 
 def _repeated(shape: tuple[int, ...], draw: Callable[[int], Value]) -> Value:
-    """An array of what `draw` gives for a number of elements, over and over where there are many."""
+    """An array of what `draw` gives for a number of elements, over and over where there are
+    many.
+    """
     count = math.prod(shape)
     return draw(count).reshape(shape) if count <= _DRAWN else np.resize(draw(_DRAWN), shape)
 
@@ -260,7 +275,9 @@ def _integers(
         low, high = max(table.low, 0), min(table.high, int(info.max) + 1)
     elif dtype.itemsize == 1:
         low, high = int(info.min), int(info.max) + 1
-    else:  # small positive numbers are valid ids, lengths, axes of most models; a scalar or a vector of one is a count more often than an id
+    # small positive numbers are valid ids, lengths, axes of most models; a scalar or a vector of
+    # one is a count more often than an id
+    else:
         low, high = 1, 3
     return _repeated(shape, lambda n: rng.integers(low, max(high, low + 1), n).astype(dtype))
 

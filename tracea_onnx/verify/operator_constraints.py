@@ -27,7 +27,7 @@ _COUNTING = frozenset({"Range", "CumSum"})
 _CARRIES = operators(Trait.RESHAPE, Trait.AXES) | {"Add", "Cast", "Mul", "Sub", "Where"}
 
 
-# --- what operators ask -----------------------------------------------------------------------------------------------
+# --- what operators ask ---------------------------------------------------------------------------
 def ask(s: Follower, n: Node) -> None:
     if n.op in _BROADCAST or n.op in ("PRelu", "Expand"):
         shapes = [s.dims(i) for i in n.inputs]
@@ -267,18 +267,27 @@ def _control(s: Follower, n: Node) -> None:
 
 
 ASKS: dict[str, Callable[[Follower, Node], None]] = {
-    "Conv": _conv(0, 1), "com.microsoft.FusedConv": _conv(0, 1), "ConvTranspose": _conv(0, 1), "ConvInteger": _conv(0, 1), "QLinearConv": _conv(0, 3),
-    "BatchNormalization": _channels, "InstanceNormalization": _channels, "LayerNormalization": _normalised, "RMSNormalization": _normalised,
-    "SimplifiedLayerNormalization": _normalised, "com.microsoft.SkipLayerNormalization": _normalised,
-    "com.microsoft.SkipSimplifiedLayerNormalization": _normalised, "com.microsoft.BiasGelu": _normalised, "com.microsoft.FastGelu": _normalised,
-    "MatMul": _matmul(0, 1), "com.microsoft.FusedMatMul": _matmul(0, 1), "MatMulInteger": _matmul(0, 1), "QLinearMatMul": _matmul(0, 3), "Gemm": _gemm,
-    "com.microsoft.FusedGemm": _gemm, "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Concat": _concat, "Reshape": _reshape,
-    "Squeeze": _squeeze, "Split": _split, "Einsum": _einsum, "Gather": _gather, "Slice": _slice, "Pad": _pad, "ImageScaler": _scaled,
-    "com.microsoft.EmbedLayerNormalization": _embedding, "com.microsoft.Attention": _packed_attention, "If": _control, "Loop": _control, "Scan": _control,
+    "Conv": _conv(0, 1), "com.microsoft.FusedConv": _conv(0, 1), "ConvTranspose": _conv(0, 1),
+    "ConvInteger": _conv(0, 1), "QLinearConv": _conv(0, 3),
+    "BatchNormalization": _channels, "InstanceNormalization": _channels,
+    "LayerNormalization": _normalised, "RMSNormalization": _normalised,
+    "SimplifiedLayerNormalization": _normalised,
+    "com.microsoft.SkipLayerNormalization": _normalised,
+    "com.microsoft.SkipSimplifiedLayerNormalization": _normalised,
+    "com.microsoft.BiasGelu": _normalised, "com.microsoft.FastGelu": _normalised,
+    "MatMul": _matmul(0, 1), "com.microsoft.FusedMatMul": _matmul(0, 1),
+    "MatMulInteger": _matmul(0, 1), "QLinearMatMul": _matmul(0, 3), "Gemm": _gemm,
+    "com.microsoft.FusedGemm": _gemm, "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent,
+    "Concat": _concat, "Reshape": _reshape,
+    "Squeeze": _squeeze, "Split": _split, "Einsum": _einsum, "Gather": _gather, "Slice": _slice,
+    "Pad": _pad, "ImageScaler": _scaled,
+    "com.microsoft.EmbedLayerNormalization": _embedding,
+    "com.microsoft.Attention": _packed_attention, "If": _control, "Loop": _control,
+    "Scan": _control,
 }  # fmt: skip
 
 
-# --- dims that rules do not ask for ---------------------------------------------------------------------------------------
+# --- dims that rules do not ask for ---------------------------------------------------------------
 def _slice_dims(s: Follower, n: Node, k: int) -> Dims | None:
     """As the rules have it; a part with ends that are numbers is as long as they say, or as its
     source allows.

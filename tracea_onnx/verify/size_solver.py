@@ -115,7 +115,9 @@ class Solver:
     def _proportional(
         self, d: DimLike, target: int, others: Mapping[str, int], parts: Mapping[str, int]
     ) -> dict[str, int] | None:
-        """Sizes in these proportions with which `d` is `target`: the guess, or else the roundest."""
+        """Sizes in these proportions with which `d` is `target`: the guess, or else the
+        roundest.
+        """
 
         def at(v: int) -> int:
             found = self._at(d, {**others, **{s: p * v for s, p in parts.items()}})

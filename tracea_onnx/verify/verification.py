@@ -1,7 +1,9 @@
 """Runs two models on the same inputs and compares what they give, against bounds that follow from
 the arithmetic.
 
-    |a - b| <= atol + rtol * max(|a|, rms(a))        a: the reference, ONNX Runtime with its optimisations off
+    |a - b| <= atol + rtol * max(|a|, rms(a))
+
+a: the reference, ONNX Runtime with its optimisations off.
 
 By default rtol = 2 eps sqrt(K D) with K the longest reduction of the model, D how many reductions
 it has, and eps of the output's type (of the coarsest type the model computes in); atol = 0. A model
@@ -322,7 +324,10 @@ def _reference_run(
         try:
             return fed, deadline.run(oracle, names, fed, time_limit)
         except deadline.TooLong:
-            fix = "give smaller inputs with --input-shape or --load-inputs, a longer --time-limit, or --no-verify"
+            fix = (
+                "give smaller inputs with --input-shape or --load-inputs, a longer "
+                "--time-limit, or --no-verify"
+            )
             raise VerificationError(
                 f"the original runs longer than {time_limit:g} s", fix
             ) from None
@@ -427,7 +432,10 @@ _MORE = 8.0
 def _excuse(o: OutputError, spread: float) -> OutputError:
     if o.ok or o.max_abs > _MORE * spread:
         return o
-    note = f"ill-conditioned: the original itself moves by {spread:.2g} when its inputs are rounded, so up to {_MORE * spread:.2g} was accepted"
+    note = (
+        f"ill-conditioned: the original itself moves by {spread:.2g} when its inputs are "
+        f"rounded, so up to {_MORE * spread:.2g} was accepted"
+    )
     return replace(o, ok=True, note=note)
 
 

@@ -89,7 +89,8 @@ def residual(r: Request) -> bool:
 
 
 def epilogue(
-    r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False, touched: bool = False,
+    r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False,
+    width: int = 8, staged: bool = False, touched: bool = False,
     tabled: bool = False,
 ) -> Epilogue:  # fmt: skip
     """pitches: of the residual and, for a convolution, of the program's full operands (a product's
@@ -121,7 +122,10 @@ def epilogue(
             ahead.append(
                 (
                     "bias",
-                    f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias + n + k) : 0.f;",
+                    (
+                        f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias + n "
+                        "+ k) : 0.f;"
+                    ),
                 )
             )
         if "x_stats" not in r.operands:  # else the bias is part of the norm
@@ -147,7 +151,9 @@ def epilogue(
         if mode and not staged:
             fields.append(("const T*", "res", Pointer("res")))
             body.append(
-                f"float r[WIDTH]; load_columns<{_bool(vector(r, 'res', pitches, columns))}>(e.res + full + n, count, r);"
+                "float r[WIDTH]; "
+                f"load_columns<{_bool(vector(r, 'res', pitches, columns))}>(e.res + full + n, "
+                "count, r);"
             )
         added = "residual[k]" if "r_stats" in r.operands else "r[k]"
         expression = {
@@ -157,17 +163,24 @@ def epilogue(
         }[mode]
         body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = {expression};")
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
-    source += f"struct Epilogue {{ {members} }};\nstruct alignas({4 * min(width, 4)}) Columns {{ {' '.join(f'float {n}[WIDTH];' for n, _ in ahead)} }};\n"
+    source += (
+        f"struct Epilogue {{ {members} }};\nstruct alignas({4 * min(width, 4)}) Columns {{ "
+        f"{' '.join(f'float {n}[WIDTH];' for n, _ in ahead)} }};\n"
+    )
     reads = _lines(t for _, t in ahead)
     constant = [
         n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands and n in r.constant
     ]
     source += (
-        f"{_TOUCH}DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n"
+        f"{_TOUCH}DEV void touch_columns(const Epilogue& e, int n) {{ "
+        f"{' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n"
         if touched
         else ""
     )
-    source += f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
+    source += (
+        f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n"
+        f"  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
+    )
     column = 0
     if tabled:
         text, column = _table([name for name, _ in ahead])
@@ -175,10 +188,15 @@ def epilogue(
     given = (", const float (&r)[WIDTH]" if staged else "") + (
         ", const Norms& norms" if folded_norm.normed(r) else ""
     )
-    source += f"DEV void finish(const Epilogue& e, const Columns& c, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{_lines(body)}\n}}\n"
     source += (
-        f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n"
-        f"  finish(e, columns_at(e, n, n + count), v, m, full, n, count{', r' if staged else ''}{', norms' if folded_norm.normed(r) else ''});\n}}\n"
+        "DEV void finish(const Epilogue& e, const Columns& c, float (&v)[WIDTH], int m, "
+        f"i64 full, int n, int count{given}) {{\n{_lines(body)}\n}}\n"
+    )
+    source += (
+        "DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int "
+        f"count{given}) {{\n"
+        "  finish(e, columns_at(e, n, n + count), v, m, full, n, "
+        f"count{', r' if staged else ''}{', norms' if folded_norm.normed(r) else ''});\n}}\n"
     )
     return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
 
@@ -227,19 +245,26 @@ def _operand(
         ahead.append(
             (
                 name,
-                f"load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, c.{name});",
+                (
+                    f"load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, "
+                    f"c.{name});"
+                ),
             )
         )
         return f"c.{name}[k]"
     if conv:
         body.append(
-            f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, pitches, columns))}>(e.{name} + full + n, count, {name});"
+            f"float {name}[WIDTH]; "
+            f"load_columns<{_bool(vector(r, name, pitches, columns))}>(e.{name} + full + n, "
+            f"count, {name});"
         )
     else:
         ld = r.ints.get(f"{name}_ld", 0)
         fields.append(("i64", f"{name}_ld", Int64(ld)))
         body.append(
-            f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, (ld,), columns))}>(e.{name} + m * e.{name}_ld + n, count, {name});"
+            f"float {name}[WIDTH]; "
+            f"load_columns<{_bool(vector(r, name, (ld,), columns))}>(e.{name} + m * e.{name}_ld "
+            f"+ n, count, {name});"
         )
     return f"{name}[k]"
 

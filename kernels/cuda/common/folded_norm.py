@@ -56,7 +56,8 @@ def columns(r: Request, width: int) -> list[tuple[str, str]]:
     for name in ("x_sums", "r_gamma", "r_beta"):
         if name in r.operands:
             read = [
-                f"*(float{step}*)(c.{name} + {k}) = {reader(r, name)}((const float{step}*)(e.{name} + n + {k}));"
+                f"*(float{step}*)(c.{name} + {k}) = {reader(r, name)}((const "
+                f"float{step}*)(e.{name} + n + {k}));"
                 for k in range(0, width, step)
             ]
             out.append((name, f"if (count > 0) {{ {' '.join(read)} }}"))

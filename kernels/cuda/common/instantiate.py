@@ -117,7 +117,9 @@ def instantiate(
 
 
 def invoke(name: str, forms: Sequence[int | str], given: str) -> str:
-    """The statement that calls the function template `name` of `forms` with the arguments `given`."""
+    """The statement that calls the function template `name` of `forms` with the arguments
+    `given`.
+    """
     texts = (str(f).lower() if isinstance(f, bool) else str(f) for f in forms)
     return f"{name}<{', '.join(texts)}>({given});"
 
@@ -155,9 +157,9 @@ def instance(
     cluster: int = 1,
     scratch: tuple[DimLike, ...] = (),
 ) -> Kernel:
-    """The `entry` of these, with the function templates of `header`. dtype: the element type, of the
-    request unless given; before: definitions that the header needs; text, after: what comes before
-    and behind the entry point; the rest as in `instantiate`."""
+    """The `entry` of these, with the function templates of `header`. dtype: the element type, of
+    the request unless given; before: definitions that the header needs; text, after: what comes
+    before and behind the entry point; the rest as in `instantiate`."""
     source = (
         prelude(request.dtype if dtype is None else dtype, fast=fast)
         + before

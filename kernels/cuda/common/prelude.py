@@ -20,8 +20,10 @@ from .templates import template
 _NARROW = (DType.F16, DType.BF16)
 #: C++ type that holds one element in memory (f16 and bf16 are kept as bits).
 C_TYPES = {
-    DType.F32: "float", DType.F64: "double", DType.F16: "half_t", DType.BF16: "bfloat_t", DType.BOOL: "u8", DType.U8: "u8", DType.I8: "signed char",
-    DType.U16: "u16", DType.I16: "short", DType.I32: "int", DType.U32: "u32", DType.I64: "i64", DType.U64: "u64",
+    DType.F32: "float", DType.F64: "double", DType.F16: "half_t", DType.BF16: "bfloat_t",
+    DType.BOOL: "u8", DType.U8: "u8", DType.I8: "signed char",
+    DType.U16: "u16", DType.I16: "short", DType.I32: "int", DType.U32: "u32", DType.I64: "i64",
+    DType.U64: "u64",
 }  # fmt: skip
 
 
@@ -83,7 +85,10 @@ def program_source(program: Mapping[str, Any], name: str = "program") -> str:
             )
         lines.append(f"  r{int(dst)} = {text};")
     body = "\n".join(lines)
-    return f"DEV {ctype} {name}({', '.join(f'{ctype} r{k}' for k in range(n_in))}) {{\n{body}\n  return r{int(program['out'])};\n}}\n"
+    return (
+        f"DEV {ctype} {name}({', '.join(f'{ctype} r{k}' for k in range(n_in))}) {{\n{body}\n"
+        f"  return r{int(program['out'])};\n}}\n"
+    )
 
 
 def _read(dtype: DType, integer: bool, value: str) -> str:

@@ -45,11 +45,13 @@ template <class A, class F> static A among(A v, F seen) {
   pthread_barrier_t* const b = &warps[threadIdx.x / 32];
   memcpy(&told[threadIdx.x], &v, sizeof v);
   pthread_barrier_wait(b);
-  v = seen([](unsigned lane) { A r; memcpy(&r, &told[threadIdx.x / 32 * 32 + lane], sizeof r); return r; });
+  v = seen([](unsigned lane) { A r; memcpy(&r, &told[threadIdx.x / 32 * 32 + lane], sizeof r);
+      return r; });
   pthread_barrier_wait(b);
   return v;
 }
-template <class A> static A __shfl_xor_sync(unsigned, A v, int apart) { return among(v, [&](auto of) { return of(threadIdx.x % 32 ^ apart); }); }
+template <class A> static A __shfl_xor_sync(unsigned, A v, int apart) { return among(v,
+    [&](auto of) { return of(threadIdx.x % 32 ^ apart); }); }
 template <class A> static A __shfl_sync(unsigned, A v, int from, int width = 32) {
   return among(v, [&](auto of) { return of(threadIdx.x % 32 / width * width + from % width); });
 }
@@ -73,7 +75,8 @@ static unsigned __reduce_max_sync(unsigned, unsigned v) {
 }
 static int __clz(unsigned v) { return __builtin_clz(v); }
 static int __popc(unsigned v) { return __builtin_popcount(v); }
-static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v,
+    __ATOMIC_RELAXED); }
 static float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
 static unsigned __float_as_uint(float v) { unsigned r; memcpy(&r, &v, 4); return r; }
 static float __int_as_float(int v) { return __uint_as_float(v); }

@@ -1,4 +1,6 @@
-"""Requests to the CUDA backend, and what every kernel it answers with must satisfy on any machine."""
+"""Requests to the CUDA backend, and what every kernel it answers with must satisfy on any
+machine.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ def request(
 
 
 def attention(
-    dtype: DType, d: int, *, dv: int = 0, s: DimLike = 200, t: DimLike = 300, b: DimLike = 2, mask: int = 0, causal: int = 0, clean: int = 0, pad: int = 0,
-    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4, kv: int = 0, cap: float = 0.0,
+    dtype: DType, d: int, *, dv: int = 0, s: DimLike = 200, t: DimLike = 300, b: DimLike = 2,
+    mask: int = 0, causal: int = 0, clean: int = 0, pad: int = 0,
+    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4,
+    kv: int = 0, cap: float = 0.0,
 ) -> Request:  # fmt: skip
     dv, kv = dv or d, kv or heads // 2
     ints: dict[str, DimLike] = {

@@ -1,4 +1,6 @@
-"""Control flow of a kernel's PTX: whether every block of threads waits for the kernels before it."""
+"""Control flow of a kernel's PTX: whether every block of threads waits for the kernels before
+it.
+"""
 
 from __future__ import annotations
 

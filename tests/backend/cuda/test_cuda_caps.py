@@ -33,7 +33,8 @@ from tracea_onnx.support import discovery
 _SLICE = replace(usual(90, 16), clusters=((2, 8), (4, 4), (8, 1)))
 _TINY = replace(usual(90, 8), clusters=((2, 3), (4, 1)))
 DEVICES = {
-    "A100": usual(80), "A10": usual(86), "L4": usual(89), "H100 PCIe": usual(90, 114), "slice": _SLICE, "tiny": _TINY, "B200": usual(100), "RTX 5090": usual(120),
+    "A100": usual(80), "A10": usual(86), "L4": usual(89), "H100 PCIe": usual(90, 114),
+    "slice": _SLICE, "tiny": _TINY, "B200": usual(100), "RTX 5090": usual(120),
     "GB10": usual(121),
 }  # fmt: skip
 _FAMILIES = (*record.FAMILIES, "rows")
@@ -155,7 +156,8 @@ def test_what_fits_nothing_is_refused_with_the_sizes() -> None:
     none = replace(usual(90), smem_block=16 * 1024)
     with pytest.raises(
         Unfit,
-        match=r"16384 bytes of shared memory for a block|asks for \d+ bytes of shared memory and clusters of \d+: more than .* 16384",
+        match=r"16384 bytes of shared memory for a block|asks for \d+ bytes of shared memory and "
+        r"clusters of \d+: more than .* 16384",
     ) as e:
         discovery.module("kernels", "cuda").emit(replace(attention(DType.F16, 128), caps=none))
     assert "\n" not in str(e.value)
@@ -163,8 +165,10 @@ def test_what_fits_nothing_is_refused_with_the_sizes() -> None:
 
 def test_a_request_describes_its_device() -> None:
     given = {
-        "device": "NVIDIA H200, ...", "name": "NVIDIA H200", "arch": "90", "sms": "132", "memory": "150754820096", "bandwidth": "4916736000000", "l2": "62914560",
-        "smem_block": "232448", "smem_sm": "233472", "registers": "65536", "clock": "1980000", "driver": "13000", "clusters": "2:66,4:32,8:16,16:7",
+        "device": "NVIDIA H200, ...", "name": "NVIDIA H200", "arch": "90", "sms": "132",
+        "memory": "150754820096", "bandwidth": "4916736000000", "l2": "62914560",
+        "smem_block": "232448", "smem_sm": "233472", "registers": "65536", "clock": "1980000",
+        "driver": "13000", "clusters": "2:66,4:32,8:16,16:7",
     }  # fmt: skip
     found = device_caps.of_request(given)
     assert (

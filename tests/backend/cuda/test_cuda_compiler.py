@@ -53,7 +53,9 @@ def test_a_compiler_too_old_for_what_is_emitted_is_one_line(
 
 
 def test_waits_for_copies_can_be_given_an_end() -> None:
-    """Every kind of wait that kernels have: of tensor copies, and of what blocks of a cluster push."""
+    """Every kind of wait that kernels have: of tensor copies, and of what blocks of a cluster
+    push.
+    """
     excite = _excite(2, 32, 8, 112)
     sources = {
         k.source

@@ -32,7 +32,8 @@ GATED = {
 
 
 def conv(
-    dtype: DType, n: D.DimLike, c: int, h: D.DimLike, w: D.DimLike, oc: int, kernel: int = 3, stride: int = 1, pad: int = 1, groups: int = 1, *,
+    dtype: DType, n: D.DimLike, c: int, h: D.DimLike, w: D.DimLike, oc: int, kernel: int = 3,
+    stride: int = 1, pad: int = 1, groups: int = 1, *,
     family: str = "conv2d", res_mode: int = 0, arch: int = 90, slack: int = 0, **more: D.DimLike,
 ) -> Request:  # fmt: skip
     deconv = family == "deconv2d"
@@ -46,7 +47,8 @@ def conv(
 
     oh, ow = out(h), out(w)
     ints: dict[str, D.DimLike] = {
-        "N": n, "IC": c, "IH": h, "IW": w, "OC": oc, "OH": oh, "OW": ow, "KH": kernel, "KW": kernel, "SH": stride, "SW": stride, "DH": 1, "DW": 1,
+        "N": n, "IC": c, "IH": h, "IW": w, "OC": oc, "OH": oh, "OW": ow, "KH": kernel, "KW": kernel,
+        "SH": stride, "SW": stride, "DH": 1, "DW": 1,
         "PT": pad, "PL": pad, "G": groups, "act": 1, "res_mode": res_mode,
     }  # fmt: skip
     for side, channels, height, width in (("x", c, h, w), ("y", oc, oh, ow), ("r", oc, oh, ow)):
@@ -173,7 +175,8 @@ def test_compiles(name: str, r: Request) -> None:
 def test_packing_compiles_and_fits() -> None:
     for d in TYPES:
         for family, ints in (
-            ("pack_conv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}), ("pack_deconv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}),
+            ("pack_conv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}),
+            ("pack_deconv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}),
             ("pack_conv2d_dw", {"OC": 6, "KH": 3, "KW": 2}),
         ):  # fmt: skip
             compile_kernels(cuda.emit(request(family, d, ints)), 80)
@@ -261,10 +264,13 @@ def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
 
 
 SLABS = [
-    conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3), conv(DType.F16, 64, 256, 14, 14, 256, res_mode=1), conv(DType.F16, 33, 512, 7, 7, 500),
+    conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3),
+    conv(DType.F16, 64, 256, 14, 14, 256, res_mode=1), conv(DType.F16, 33, 512, 7, 7, 500),
     conv(DType.BF16, 2, 40, 31, 9, 72, 5, pad=2),
-    conv(DType.F16, 1, 24, 1, 150, 33, 1, pad=0, KW=25, OW=150, PL=12), conv(DType.F16, 3, 64, 12, 12, 40, DH=2, DW=3, OH=10, OW=8),
-    conv(DType.F16, D.symbol("n"), 128, 28, 28, 136), conv(DType.F16, 2, 128, D.symbol("h"), 28, 136),
+    conv(DType.F16, 1, 24, 1, 150, 33, 1, pad=0, KW=25, OW=150, PL=12),
+    conv(DType.F16, 3, 64, 12, 12, 40, DH=2, DW=3, OH=10, OW=8),
+    conv(DType.F16, D.symbol("n"), 128, 28, 28, 136),
+    conv(DType.F16, 2, 128, D.symbol("h"), 28, 136),
 ]  # fmt: skip
 
 
@@ -316,8 +322,12 @@ def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_convolutions_whose_weights_do_not_fit_read_slabs() -> None:
     assert resident(SLABS[0]) == [False]
     for other in (
-        conv(DType.BF16, 28, 88, 19, 54, 64, 7, 2, 3), conv(DType.F32, 28, 88, 19, 54, 64, 7, pad=3), conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3, arch=80),
-        conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3, slack=4), conv(DType.BF16, 28, 88, 19, 300, 64, 7, pad=3), conv(DType.BF16, 28, 88, 19, 54, 64, 1, pad=0),
+        conv(DType.BF16, 28, 88, 19, 54, 64, 7, 2, 3),
+        conv(DType.F32, 28, 88, 19, 54, 64, 7, pad=3),
+        conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3, arch=80),
+        conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3, slack=4),
+        conv(DType.BF16, 28, 88, 19, 300, 64, 7, pad=3),
+        conv(DType.BF16, 28, 88, 19, 54, 64, 1, pad=0),
     ):  # fmt: skip
         assert not resident(other)
 
@@ -405,7 +415,8 @@ def test_other_transposed_convolutions_have_tiles() -> None:
 @pytest.mark.parametrize(
     ("channels", "columns", "groups", "together"),
     [
-        (4, 4, 32, 16), (8, 8, 13, 8), (16, 16, 10, 4), (24, 24, 5, 2), (48, 48, 9, 1), (64, 64, 4, 1), (9, 9, 16, 8), (7, 7, 3, 3), (1, 2, 64, 32), (4, 32, 8, 2),
+        (4, 4, 32, 16), (8, 8, 13, 8), (16, 16, 10, 4), (24, 24, 5, 2), (48, 48, 9, 1),
+        (64, 64, 4, 1), (9, 9, 16, 8), (7, 7, 3, 3), (1, 2, 64, 32), (4, 32, 8, 2),
         (300, 300, 2, 2), (3, 16, 12, 8), (100, 100, 5, 2),
     ],
 )  # fmt: skip
@@ -438,7 +449,8 @@ def test_groups_are_bundled_where_tensor_maps_reach() -> None:
                     for k in kernels_of(grouped(d, n, c, size, groups, 3, 2, res_mode=1))
                 )
     for r in (
-        grouped(DType.F32, 8, 128, 56, 32), grouped(DType.F16, 8, 128, 56, 32, arch=80), grouped(DType.F16, 8, 128, 56, 32, slack=4),
+        grouped(DType.F32, 8, 128, 56, 32), grouped(DType.F16, 8, 128, 56, 32, arch=80),
+        grouped(DType.F16, 8, 128, 56, 32, slack=4),
         grouped(DType.F16, 8, 128, 56, 32, family="deconv2d"),
     ):  # fmt: skip
         assert {k.symbol for k in kernels_of(r)} <= {

@@ -58,7 +58,10 @@ def _compiled(
 ) -> Any:
     sizes, truths = (", ".join(f"{k} = {v}" for k, v in d.items()) for d in (constants, flags))
     run = _RUN.replace("SYMBOL", f"conv_depthwise_{header}")
-    text = f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\nconstexpr bool {truths};\n{cuda.template(f'conv/depthwise/{header}')}{run}"
+    text = (
+        f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\n"
+        f"constexpr bool {truths};\n{cuda.template(f'conv/depthwise/{header}')}{run}"
+    )
     return library(tmp_path, "depthwise", text).run
 
 

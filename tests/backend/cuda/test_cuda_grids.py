@@ -46,8 +46,10 @@ def _weight(*shape: int) -> Any:
 
 def _products(b: int | str) -> Iterator[tuple[str, Case]]:
     pairs: dict[str, tuple[Shape, Shape]] = {
-        "whole": ((b, 7, 64), (b, 64, 9)), "two axes": ((b, 3, 7, 64), (b, 3, 64, 9)), "second axis": ((2, b, 7, 64), (2, b, 64, 9)), "rows": ((b, 1, 64), (b, 64, 96)),
-        "few shared": ((b, 3, 7, 64), (3, 64, 9)), "many shared": ((3, b, 7, 64), (b, 64, 9)), "large": ((b, 64, 64), (b, 64, 64)), "odd": ((3, b, 7, 63), (b, 63, 9)),
+        "whole": ((b, 7, 64), (b, 64, 9)), "two axes": ((b, 3, 7, 64), (b, 3, 64, 9)),
+        "second axis": ((2, b, 7, 64), (2, b, 64, 9)), "rows": ((b, 1, 64), (b, 64, 96)),
+        "few shared": ((b, 3, 7, 64), (3, 64, 9)), "many shared": ((3, b, 7, 64), (b, 64, 9)),
+        "large": ((b, 64, 64), (b, 64, 64)), "odd": ((3, b, 7, 63), (b, 63, 9)),
     }  # fmt: skip
     for name, (left, right) in pairs.items():
         yield f"matmul {name}", Case([node("MatMul", "a b", "y")], {"a": left, "b": right}, {})

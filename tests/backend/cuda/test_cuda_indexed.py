@@ -269,8 +269,14 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
         ("nearest", "linear", "cubic").index(mode),
         ("zeros", "border", "reflection").index(pad),
     )
-    call = f"sample<{numbers[0]}, {numbers[1]}, {'true' if corners else 'false'}>(x, grid, y, *g, Pitch{{cs, cs * g->IW, cs * g->IW * g->IH}},"
-    text = f'extern "C" void run(const float* x, const float* grid, float* y, const Sample* g, int cs) {{ {call} Pitch{{cs, cs * g->OW, cs * g->OW * g->OH}}); }}'
+    call = (
+        f"sample<{numbers[0]}, {numbers[1]}, {'true' if corners else 'false'}>(x, grid, y, "
+        f"*g, Pitch{{cs, cs * g->IW, cs * g->IW * g->IH}},"
+    )
+    text = (
+        'extern "C" void run(const float* x, const float* grid, float* y, const Sample* g, '
+        f"int cs) {{ {call} Pitch{{cs, cs * g->OW, cs * g->OW * g->OH}}); }}"
+    )
     host = library(tmp_path, "sample", _HOST + _own("image/grid_sample") + text)
     for channels, cs in ((5, 8), (3, 3)):
         x = rng.standard_normal((2, channels, 5, 7), dtype=np.float32)
@@ -288,7 +294,10 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
 def test_responses(tmp_path: Path, size: int) -> None:
     rng = np.random.default_rng(size)
     image = _own("image/pool_resize")
-    call = f"local_response<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
+    call = (
+        f"local_response<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, "
+        f"Pitch{{13, 52, 156}});"
+    )
     host = library(
         tmp_path,
         "lrn",

@@ -186,8 +186,10 @@ def _permuted(elem: int, shape: Sequence[int], order: Sequence[int]) -> Kernel:
 
 def test_short_lines_are_turned_several_matrices_at_a_time() -> None:
     for elem, shape, order, form, blocks in (
-        (2, (27, 26, 11, 24, 16), (1, 0, 2, 4, 3), "5, 24, 16, 1", 1545), (4, (79, 34, 11, 8), (1, 0, 3, 2), "11, 11, 8, 1", 245),
-        (4, (88, 26, 120, 3), (1, 2, 0, 3), "1, 18, 18, 3", 5 * 174), (8, (35, 6, 57, 27, 45), (1, 3, 2, 0, 4), "1, 6, 7, 45", 6 * 57 * 6 * 4),
+        (2, (27, 26, 11, 24, 16), (1, 0, 2, 4, 3), "5, 24, 16, 1", 1545),
+        (4, (79, 34, 11, 8), (1, 0, 3, 2), "11, 11, 8, 1", 245),
+        (4, (88, 26, 120, 3), (1, 2, 0, 3), "1, 18, 18, 3", 5 * 174),
+        (8, (35, 6, 57, 27, 45), (1, 3, 2, 0, 4), "1, 6, 7, 45", 6 * 57 * 6 * 4),
         (2, (24, 6, 24, 4, 13, 16), (3, 0, 2, 4, 5, 1), "1, 6, 208, 1", 24 * 24 * 4),
     ):  # fmt: skip
         k = _permuted(elem, shape, order)
@@ -212,7 +214,9 @@ def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("elem", "shape", "form"),
     [
-        (4, (1, 2048, 2048), (64, 64)), (8, (1, 509, 509), (32, 32)), (1, (1, 24, 419_328), (128, 32)), (1, (920, 55, 47), (64, 64)), (4, (280, 16, 264), (128, 16)),
+        (4, (1, 2048, 2048), (64, 64)), (8, (1, 509, 509), (32, 32)),
+        (1, (1, 24, 419_328), (128, 32)), (1, (920, 55, 47), (64, 64)),
+        (4, (280, 16, 264), (128, 16)),
     ],
 )  # fmt: skip
 def test_few_elements_leave_tiles_empty(
@@ -306,7 +310,8 @@ def _gather(inner: int, count: DimLike, rows: int = 0) -> Kernel:
 
 def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
     for inner, count, form in (
-        (768, 64, "16, 1, 32, 3"), (768, 8192, "16, 3, 32, 1"), (768, symbol("n"), "16, 3, 32, 1"), (48, 9, "16, 1, 8, 1"),
+        (768, 64, "16, 1, 32, 3"), (768, 8192, "16, 3, 32, 1"), (768, symbol("n"), "16, 3, 32, 1"),
+        (48, 9, "16, 1, 8, 1"),
         (770, 64, "4, 1, 32, 13"), (770, 4093, "4, 5, 32, 3"),
     ):  # fmt: skip
         k, (lanes, parts) = _gather(inner, count, 8192), map(int, form.split(", ")[2:])
@@ -407,8 +412,10 @@ def test_rows_side_by_side_are_one_run() -> None:
         -(1021 * 3 + 1) * 8 // 256
     )
     for elem, rows, widths, form, threads in (
-        (2, 100_000, (64, 128), "<2>(Concatenation<Words, 2>", 100_000 * 24 // 2), (4, 3477, (110, 702), "<4>(Concatenation<u64, 2>", 3477 * 406 // 4),
-        (2, 4, (17, 31), "<1>(Concatenation<u16, 2>", 4 * 48), (1, 9999, (17, 31), "<4>(Concatenation<u8, 2>", 9999 * 48 // 4),
+        (2, 100_000, (64, 128), "<2>(Concatenation<Words, 2>", 100_000 * 24 // 2),
+        (4, 3477, (110, 702), "<4>(Concatenation<u64, 2>", 3477 * 406 // 4),
+        (2, 4, (17, 31), "<1>(Concatenation<u16, 2>", 4 * 48),
+        (1, 9999, (17, 31), "<4>(Concatenation<u8, 2>", 9999 * 48 // 4),
     ):  # fmt: skip
         (k,) = cuda.emit(_copies(elem, _beside(rows, *widths)))
         assert f"concatenate{form}" in k.source and k.grid[0] == -(-threads // 256)

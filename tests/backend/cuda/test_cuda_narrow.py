@@ -158,14 +158,18 @@ def _check(v: Shape, kernel: Any, folder: Path) -> None:
         (Shape(1, 40, 5, 6, 5, (3, 3), (2, 2), pad=(0, 0), transposed=True), (2, 5, 4, 1, 4, 64)),
         (Shape(1, 8, 6, 5, 24, (4, 4), (2, 2), groups=4, transposed=True), (4, 6, 1, 4, 2, 64)),
         # groups of 19, the last chunk ragged
-        (Shape(1, 6, 7, 9, 38, (5, 3), (2, 1), pad=(2, 0), groups=2, transposed=True), (2, 7, 1, 6, 3, 64)),
+        (Shape(1, 6, 7, 9, 38, (5, 3), (2, 1), pad=(2, 0), groups=2, transposed=True),
+            (2, 7, 1, 6, 3, 64)),
         (Shape(2, 12, 9, 7, 6, (5, 5), pad=(2, 2), groups=3), (2, 2, 1, 3, 4, 64)),
         # woven channels, the last ones ragged
         (Shape(1, 9, 8, 13, 19, (2, 3), (1, 2), (3, 2), (1, 2)), (2, 8, 1, 3, 4, 64)),
-        (Shape(1, 9, 8, 13, 70, (1, 3), pad=(0, 1)), (1, 8, 2, 4, 4, 64)), (Shape(1, 5, 1, 40, 30, (1, 25), pad=(0, 12)), (4, 4, 2, 4, 2, 64)),
+        (Shape(1, 9, 8, 13, 70, (1, 3), pad=(0, 1)), (1, 8, 2, 4, 4, 64)),
+        (Shape(1, 5, 1, 40, 30, (1, 25), pad=(0, 12)), (4, 4, 2, 4, 2, 64)),
         # pixels apart
-        (Shape(2, 13, 9, 7, 5, (1, 1), (2, 2), pad=(1, 1)), (4, 5, 2, 1, 4, 64)), (Shape(1, 38, 5, 9, 3, (1, 1), pad=(0, 0)), (2, 3, 8, 1, 4, 128, 2)),
-        (Shape(3, 20, 7, 5, 14, (1, 1), pad=(0, 0), groups=2), (4, 7, 2, 2, 4, 64)), (Shape(1, 6, 11, 13, 93, (1, 1), pad=(0, 0), groups=3), (2, 8, 1, 12, 2, 64)),
+        (Shape(2, 13, 9, 7, 5, (1, 1), (2, 2), pad=(1, 1)), (4, 5, 2, 1, 4, 64)),
+        (Shape(1, 38, 5, 9, 3, (1, 1), pad=(0, 0)), (2, 3, 8, 1, 4, 128, 2)),
+        (Shape(3, 20, 7, 5, 14, (1, 1), pad=(0, 0), groups=2), (4, 7, 2, 2, 4, 64)),
+        (Shape(1, 6, 11, 13, 93, (1, 1), pad=(0, 0), groups=3), (2, 8, 1, 12, 2, 64)),
         (Shape(2, 12, 9, 7, 9, groups=3), (2, 3, 2, 3, 2, 64)),
     ],
 )  # fmt: skip
@@ -177,9 +181,11 @@ def test_every_output_of_few_channels_once(tmp_path: Path, v: Shape, tile: tuple
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) -> None:
     for v, symbols in (
-        (Shape(64, 5, 28, 28, 5, (4, 4), (4, 4), pad=(0, 0), transposed=True), {"conv_narrow_simt"}),
+        (Shape(64, 5, 28, 28, 5, (4, 4), (4, 4), pad=(0, 0), transposed=True),
+            {"conv_narrow_simt"}),
         (Shape(8, 32, 27, 17, 32, (5, 5), pad=(2, 2), groups=16), {"conv_narrow_simt"}),
-        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"conv_depthwise_direct"}), (Shape(1, 64, 56, 56, 64), set()),
+        (Shape(1, 96, 28, 28, 96, (31, 31), pad=(15, 15), groups=96), {"conv_depthwise_direct"}),
+        (Shape(1, 64, 56, 56, 64), set()),
     ):  # fmt: skip
         for n in (v.n, symbol("n")):
             kernels = cuda.emit(_request(v, dtype, arch, N=n))
@@ -206,8 +212,11 @@ def test_few_channels_compile(dtype: DType) -> None:
 
 
 PATCHES = (
-    Shape(8, 24, 127, 127, 40, (5, 5), pad=(2, 2)), Shape(2, 17, 13, 15, 24, stride=(2, 2)), Shape(1, 40, 30, 31, 67, (3, 4), (1, 3), (2, 1), (2, 1)),
-    Shape(1, 24, 30, 31, 64, transposed=True), Shape(2, 3, 40, 41, 24, (11, 11), (4, 4), pad=(5, 5)), Shape(2, 135, 44, 36, 9, (7, 7), pad=(3, 3)),
+    Shape(8, 24, 127, 127, 40, (5, 5), pad=(2, 2)), Shape(2, 17, 13, 15, 24, stride=(2, 2)),
+    Shape(1, 40, 30, 31, 67, (3, 4), (1, 3), (2, 1), (2, 1)),
+    Shape(1, 24, 30, 31, 64, transposed=True),
+    Shape(2, 3, 40, 41, 24, (11, 11), (4, 4), pad=(5, 5)),
+    Shape(2, 135, 44, 36, 9, (7, 7), pad=(3, 3)),
     Shape(1, 200, 30, 31, 20, (3, 4), (2, 1), (1, 3), (2, 1)),
 )  # fmt: skip
 

@@ -48,18 +48,25 @@ _WINDOW: dict[str, DimLike] = {
 }
 _DEPTHWISE: dict[str, DimLike] = {
     **_WINDOW, "N": N, "IC": 72, "OC": 72, "G": 72, "IH": 28, "IW": 28, "OH": 28, "OW": 28,
-    **{f"{s}_{p}": 72 * k for s in "xyr" for p, k in (("cs", 1), ("rs", 28), ("ns", 784))}, "act": 0, "res_mode": 0,
+    **{f"{s}_{p}": 72 * k for s in "xyr" for p, k in (("cs", 1), ("rs", 28), ("ns", 784))},
+    "act": 0, "res_mode": 0,
 }  # fmt: skip
 CASES: Mapping[str, tuple[str, DType, dict[str, DimLike], str]] = {
     "matrices turned": ("copy", DType.F32, _copy([N, 40, 30], [1200, 1, 40], [1200, 30, 1]), "xy"),
-    "batch last": ("copy", DType.F32, _copy([40, 30, N], [30, 1, 1200], [D.mul(N, 30), N, 1]), "xy"),
+    "batch last": ("copy", DType.F32, _copy([40, 30, N], [30, 1, 1200], [D.mul(N, 30), N, 1]),
+        "xy"),
     "slices": ("copy", DType.F32, _copy([N, 61], [70, 1], [61, 1]), "xy"),
-    "columns summed": ("reduce", DType.BF16, {"kind": 5, "outer": N, "n": 32, "inner": 97, "dtype": int(DType.BF16)}, "xy"),
-    "rows summed": ("reduce", DType.F16, {"kind": 0, "outer": N, "n": 70001, "inner": 1, "dtype": int(DType.F16)}, "xy"),
+    "columns summed": ("reduce", DType.BF16,
+        {"kind": 5, "outer": N, "n": 32, "inner": 97, "dtype": int(DType.BF16)}, "xy"),
+    "rows summed": ("reduce", DType.F16,
+        {"kind": 0, "outer": N, "n": 70001, "inner": 1, "dtype": int(DType.F16)}, "xy"),
     "softmax": ("softmax", DType.F16, {"outer": N, "n": 50021, "inner": 1}, "xy"),
-    "largest of long rows": ("topk", DType.F16, {"outer": N, "n": 31848, "inner": 1, "k": 800, "largest": 1, "dtype": int(DType.F16)}, "xy"),
+    "largest of long rows": ("topk", DType.F16,
+        {"outer": N, "n": 31848, "inner": 1, "k": 800, "largest": 1, "dtype": int(DType.F16)},
+        "xy"),
     "depthwise": ("conv2d_dw", DType.F16, _DEPTHWISE, "xwy"),
-    "pooling": ("pool2d", DType.F16, {**_WINDOW, **_image(32, 11, 11), "PB": 2, "PR": 2, "IH": 11, "IW": 11, "OH": 11, "OW": 11,
+    "pooling": ("pool2d", DType.F16,
+        {**_WINDOW, **_image(32, 11, 11), "PB": 2, "PR": 2, "IH": 11, "IW": 11, "OH": 11, "OW": 11,
                                       "y_cs": 32, "y_rs": 352, "y_ns": 3872, "mode": 0}, "xy"),
 }  # fmt: skip
 
@@ -160,9 +167,12 @@ def _dims(draw: st.DrawFn) -> DimLike:
         other: DimLike = draw(st.one_of(st.integers(0, 9), st.just(N)))
         positive = draw(st.integers(1, 9))
         e = draw(st.sampled_from((
-            lambda e, o, p: D.add(e, o), lambda e, o, p: D.sub(e, o), lambda e, o, p: D.sub(o, e), lambda e, o, p: D.mul(e, o), lambda e, o, p: D.floordiv(e, p),
-            lambda e, o, p: D.mod(e, p), lambda e, o, p: D.less(e, o), lambda e, o, p: D.less(p, e), lambda e, o, p: D.equal(e, o), lambda e, o, p: D.maximum(e, o),
-            lambda e, o, p: D.minimum(e, p), lambda e, o, p: D.select(D.less(e, p), o, e), lambda e, o, p: D.floordiv(p, D.maximum(e, 1)),
+            lambda e, o, p: D.add(e, o), lambda e, o, p: D.sub(e, o), lambda e, o, p: D.sub(o, e),
+            lambda e, o, p: D.mul(e, o), lambda e, o, p: D.floordiv(e, p),
+            lambda e, o, p: D.mod(e, p), lambda e, o, p: D.less(e, o), lambda e, o, p: D.less(p, e),
+            lambda e, o, p: D.equal(e, o), lambda e, o, p: D.maximum(e, o),
+            lambda e, o, p: D.minimum(e, p), lambda e, o, p: D.select(D.less(e, p), o, e), lambda e,
+            o, p: D.floordiv(p, D.maximum(e, 1)),
         )))(e, other, positive)  # fmt: skip
     return e
 
@@ -269,12 +279,19 @@ SEVERAL: Mapping[str, tuple[str, DType, dict[str, DimLike], str]] = {
     "planes": ("conv2d", DType.F32, _planes(3, 7), "xwy"),
     "planes of halves": ("conv2d", DType.F16, _planes(3, 3), "xwy"),
     "convolution by 2": ("conv2d", DType.F16, _sides(64, 3, 2, 1), "xwy"),
-    "scores": ("matmul", DType.F16, {**_STRIDES, "B0": 1, "B1": N, "M": H, "N": W, "K": 64, "a_1": D.mul(H, 64), "a_m": 64, "a_k": 1,
-                                     "b_1": D.mul(W, 64), "b_n": 64, "b_k": 1, "y_1": D.mul(H, W), "ldy": W}, "aby"),
-    "weighed values": ("matmul", DType.BF16, {**_STRIDES, "B0": 1, "B1": N, "M": H, "N": 64, "K": W, "a_1": D.mul(H, W), "a_m": W, "a_k": 1,
-                                              "b_1": D.mul(W, 64), "b_n": 1, "b_k": 64, "y_1": D.mul(H, 64), "ldy": 64}, "aby"),
+    "scores": ("matmul", DType.F16,
+        {**_STRIDES, "B0": 1, "B1": N, "M": H, "N": W, "K": 64, "a_1": D.mul(H, 64), "a_m": 64,
+            "a_k": 1,
+                                     "b_1": D.mul(W, 64), "b_n": 64, "b_k": 1, "y_1": D.mul(H, W),
+                                     "ldy": W}, "aby"),
+    "weighed values": ("matmul", DType.BF16,
+        {**_STRIDES, "B0": 1, "B1": N, "M": H, "N": 64, "K": W, "a_1": D.mul(H, W), "a_m": W,
+            "a_k": 1,
+                                              "b_1": D.mul(W, 64), "b_n": 1, "b_k": 64,
+                                              "y_1": D.mul(H, 64), "ldy": 64}, "aby"),
     "softmax": ("softmax", DType.F16, {"outer": D.mul(N, H), "n": W, "inner": 1}, "xy"),
-    "groups": ("groupnorm", DType.F16, {"B": N, "C": 96, "G": 8, "inner": D.mul(H, W), "act": 0}, "xy"),
+    "groups": ("groupnorm", DType.F16, {"B": N, "C": 96, "G": 8, "inner": D.mul(H, W), "act": 0},
+        "xy"),
 }  # fmt: skip
 
 

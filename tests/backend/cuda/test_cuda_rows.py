@@ -20,13 +20,16 @@ _sheets = discovery.module("kernels", "cuda.reduce.columns")
 #: Every type, and every architecture, once.
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _LARGE: dict[str, DimLike] = {
-    "N": symbol("n"), "C": 32, "G": 8, "H": symbol("h"), "W": 256, "act": 5, **{f"{s}_{p}": v for s in "xy" for p, v in (("cs", 32), ("rs", 8192))},
+    "N": symbol("n"), "C": 32, "G": 8, "H": symbol("h"), "W": 256, "act": 5,
+    **{f"{s}_{p}": v for s in "xy" for p, v in (("cs", 32), ("rs", 8192))},
 }  # fmt: skip
 _SOFTMAX: tuple[tuple[DimLike, DimLike, int], ...] = (
-    (1, 1, 0), (768, 1, 1), (50257, 1, 0), (17, 5, 1), (64, 1, 0), (127, 1, 1), (5000, 7, 0), (700, 33, 1), (symbol("n"), 1, 0), (9, symbol("i"), 0),
+    (1, 1, 0), (768, 1, 1), (50257, 1, 0), (17, 5, 1), (64, 1, 0), (127, 1, 1), (5000, 7, 0),
+    (700, 33, 1), (symbol("n"), 1, 0), (9, symbol("i"), 0),
 )  # fmt: skip
 _REDUCE: tuple[tuple[int, DimLike, DimLike], ...] = (
-    (0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9), (6, 99999, 1), (7, 99999, 3), (0, symbol("n"), 1), (3, 7, symbol("i")),
+    (0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9), (6, 99999, 1), (7, 99999, 3),
+    (0, symbol("n"), 1), (3, 7, symbol("i")),
     (1, 300, 133), (1, 9001, 133),
 )  # fmt: skip
 _SCANS: tuple[tuple[DimLike, DimLike, int], ...] = (
@@ -69,7 +72,8 @@ def _norm(dtype: DType, n: int, arch: int, *, rms: int = 0, rows: DimLike = 7) -
 def _sum(dtype: DType, n: int, arch: int) -> Request:
     """Looked-up rows, rows broadcast over the outer axis, and two tensors side by side."""
     ints: dict[str, DimLike] = {
-        "outer": symbol("b"), "inner": 9, "N": n, "x0_o": 9, "x0_i": 1, "x0_ld": n, "x0_n": 100, "x0_hi": 9, "i0_dtype": int(DType.I64), "x1_i": n, "x1_hi": 9,
+        "outer": symbol("b"), "inner": 9, "N": n, "x0_o": 9, "x0_i": 1, "x0_ld": n, "x0_n": 100,
+        "x0_hi": 9, "i0_dtype": int(DType.I64), "x1_i": n, "x1_hi": 9,
         "x2_hi": 2, "x2_i": n, "x3_o": 7 * n, "x3_i": n, "x3_lo": 2, "x3_hi": 9,
     }  # fmt: skip
     return request(
@@ -471,7 +475,8 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
         for s in ((8, 509, 1), (1021, 1031, 1), (100003, 7, 1), (500, 1009, 31))
     ] == [1] * 4
     for outer, n, inner, kernel, grid in (
-        (28, 4, 204, "scan_flat<1, 8, 64,", 90), (1104, 2, 289, "scan_flat<1, 8, 256,", 1247), (1000, 30, 280, "scan_flat<4, 8, 64,", 1094),
+        (28, 4, 204, "scan_flat<1, 8, 64,", 90), (1104, 2, 289, "scan_flat<1, 8, 256,", 1247),
+        (1000, 30, 280, "scan_flat<4, 8, 64,", 1094),
         (90, 120, 33, "scan_columns<8, 32, 256,", 93),
         (9, 20, 45, "scan_columns<8, 32, 128,", 13),
     ):  # fmt: skip
@@ -496,10 +501,13 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
 @pytest.mark.parametrize(
     ("family", "outer", "n", "inner", "kernel", "grid"),
     [
-        ("reduce", 12, 1, 20011, "reduce_flat<Policy, 1, 4,", 470), ("reduce", 1, 3, 2000, "reduce_flat<Policy, 4, 2,", 2),
-        ("argmax", 500, 16, 600, "reduce_flat<Policy, 4, 1,", 586), ("argmax", 5, 16, 600, "reduce_columns<", 24),
+        ("reduce", 12, 1, 20011, "reduce_flat<Policy, 1, 4,", 470),
+        ("reduce", 1, 3, 2000, "reduce_flat<Policy, 4, 2,", 2),
+        ("argmax", 500, 16, 600, "reduce_flat<Policy, 4, 1,", 586),
+        ("argmax", 5, 16, 600, "reduce_columns<", 24),
         ("reduce", 4067, 5, 591, "reduce_flat<Policy, 1, 2, 256>", 4695),
-        ("softmax", 8698, 3, 343, "softmax_flat<1, 3,", 23308), ("softmax", 200, 17, 1031, "softmax_columns<", 6600),
+        ("softmax", 8698, 3, 343, "softmax_flat<1, 3,", 23308),
+        ("softmax", 200, 17, 1031, "softmax_columns<", 6600),
     ],
 )  # fmt: skip
 def test_a_thread_has_a_column_where_they_are_short_or_many(
@@ -585,8 +593,10 @@ def test_rows_of_columns_that_are_not_counted_are_read_as_vectors_where_there_ar
 
 def test_a_block_brings_few_columns_that_it_would_read_twice() -> None:
     shapes = (
-        (2806, 851, 9, "softmax_slabs<30720, 32, 27,"), (1000, 1000, 6, "softmax_columns<2,"), (2806, 1601, 6, "softmax_slabs<38912, 32, 0,"),
-        (132, 1601, 6, "softmax_columns<"), (2806, 4097, 2, "softmax_columns<"), (300, 900, 16, "softmax_columns<"),
+        (2806, 851, 9, "softmax_slabs<30720, 32, 27,"), (1000, 1000, 6, "softmax_columns<2,"),
+        (2806, 1601, 6, "softmax_slabs<38912, 32, 0,"),
+        (132, 1601, 6, "softmax_columns<"), (2806, 4097, 2, "softmax_columns<"),
+        (300, 900, 16, "softmax_columns<"),
     )  # fmt: skip
     for outer, n, inner, kernel in shapes:
         (k,) = _axis("softmax", outer, n, inner, DType.F32)

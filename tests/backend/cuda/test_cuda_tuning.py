@@ -32,8 +32,10 @@ def _conv(
 ) -> Request:
     family = "conv2d_dw" if groups == c else "conv2d"
     ints: dict[str, DimLike] = {
-        "N": n, "IC": c, "IH": side, "IW": side, "OC": oc, "OH": side, "OW": side, "KH": kernel, "KW": kernel, "SH": 1, "SW": 1, "DH": 1, "DW": 1,
-        "PT": kernel // 2, "PL": kernel // 2, "G": groups, "x_cs": c, "x_rs": side * c, "x_ns": side * side * c,
+        "N": n, "IC": c, "IH": side, "IW": side, "OC": oc, "OH": side, "OW": side, "KH": kernel,
+        "KW": kernel, "SH": 1, "SW": 1, "DH": 1, "DW": 1,
+        "PT": kernel // 2, "PL": kernel // 2, "G": groups, "x_cs": c, "x_rs": side * c,
+        "x_ns": side * side * c,
         "y_cs": oc, "y_rs": side * oc, "y_ns": side * side * oc,
     }  # fmt: skip
     return request(family, dtype, ints, operands=("x", "w", "bias", "y"))

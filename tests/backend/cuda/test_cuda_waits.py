@@ -23,8 +23,10 @@ from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
 _WINDOWS = (
-    Shape(1, 3, 64, 64, 32, (7, 7), (2, 2), pad=(3, 3)), Shape(2, 4, 40, 40, 8), Shape(1, 300, 24, 24, 6, (1, 1), pad=(0, 0)), Shape(2, 64, 30, 30, 64, groups=64),
-    Shape(1, 32, 90, 90, 32, (21, 21), pad=(10, 10), groups=32), Shape(1, 16, 12, 12, 8, (4, 4), (2, 2), transposed=True), Shape(2, 48, 20, 20, 96),
+    Shape(1, 3, 64, 64, 32, (7, 7), (2, 2), pad=(3, 3)), Shape(2, 4, 40, 40, 8),
+    Shape(1, 300, 24, 24, 6, (1, 1), pad=(0, 0)), Shape(2, 64, 30, 30, 64, groups=64),
+    Shape(1, 32, 90, 90, 32, (21, 21), pad=(10, 10), groups=32),
+    Shape(1, 16, 12, 12, 8, (4, 4), (2, 2), transposed=True), Shape(2, 48, 20, 20, 96),
     Shape(1, 24, 60, 60, 24, (5, 5), pad=(2, 2), groups=4),
 )  # fmt: skip
 
@@ -137,7 +139,10 @@ def test_every_block_waits_for_the_kernels_before_it() -> None:
         ("if (blockIdx.x < n) { WAIT; x[threadIdx.x] = 1; }", False),
         ("if (threadIdx.x < 32) { WAIT; x[0] = 1; } else x[threadIdx.x] = 2;", True),
         (
-            "if (blockIdx.x < n) { if (threadIdx.x < 32) { WAIT; x[0] = 1; } else x[threadIdx.x] = 2; }",
+            (
+                "if (blockIdx.x < n) { if (threadIdx.x < 32) { WAIT; x[0] = 1; "
+                "} else x[threadIdx.x] = 2; }"
+            ),
             False,
         ),
         ("for (int k = blockIdx.x; k < n; k += gridDim.x) { WAIT; x[k] = 1; }", False),
@@ -145,7 +150,10 @@ def test_every_block_waits_for_the_kernels_before_it() -> None:
         ("WAIT; for (int k = threadIdx.x; k < n; k += 128) x[k] = 1;", True),
         ("for (int k = 0; k < n; k++) x[k] = x[k + threadIdx.x]; WAIT; x[0] = 1;", True),
         (
-            "switch (n) { case 1: WAIT; x[0] = 1; break; case 2: x[0] = 7; WAIT; break; case 3: x[4] = 1; WAIT; break; case 4: x[9] = 5; break; default: WAIT; }",
+            (
+                "switch (n) { case 1: WAIT; x[0] = 1; break; case 2: x[0] = 7; WAIT; break; "
+                "case 3: x[4] = 1; WAIT; break; case 4: x[9] = 5; break; default: WAIT; }"
+            ),
             False,
         ),
     ],

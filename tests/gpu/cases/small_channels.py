@@ -89,7 +89,8 @@ def patches(rng: np.random.Generator) -> Iterator[Case]:
             tile(4, 4, 1, 1, 16)),
         (Conv(2, 24, 11, 9, 64, transposed=True), BF16, tile(5, 9, 1, 4, 64)),
         (Conv(1, 3, 21, 30, 48, (11, 11), (4, 4), kinds=(1, 0, 3)), F16, tile(4, 8, 2, 1, 48)),
-        (Conv(1, 135, 13, 11, 9, (5, 5), pads=(2, 2, 2, 2), res_mode=1), F16, tile(5, 11, 2, 1, 16, 5)),
+        (Conv(1, 135, 13, 11, 9, (5, 5), pads=(2, 2, 2, 2), res_mode=1), F16,
+            tile(5, 11, 2, 1, 16, 5)),
         (Conv(3, 67, 9, 12, 20, stride=(2, 2), slack=8), BF16, tile(5, 6, 1, 2, 24, 2)),
     ):  # fmt: skip
         yield with_tile(conv(rng, v, dtype), t)

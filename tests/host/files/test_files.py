@@ -79,7 +79,10 @@ def test_links_and_pipes_in_the_place_of_an_entry_are_no_entries(tmp_path: Path)
 @pytest.mark.parametrize(
     "code",
     [
-        "import tracea_onnx.support.artifact_cache as c; print(c.default_folder(), c.Cache().fault())",
+        (
+            "import tracea_onnx.support.artifact_cache as c; "
+            "print(c.default_folder(), c.Cache().fault())"
+        ),
         "from tracea_onnx.cli.main import main; main(['cache', 'size'])",
     ],
 )
@@ -105,7 +108,10 @@ def test_without_a_home_the_version_is_shown(tmp_path: Path) -> None:
     env = {
         k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
     }
-    code = "import pwd, sys\ndef none(uid): raise KeyError(uid)\npwd.getpwuid = none\nfrom tracea_onnx.cli.main import main\nmain(['--version'])"
+    code = (
+        "import pwd, sys\ndef none(uid): raise KeyError(uid)\npwd.getpwuid = none\n"
+        "from tracea_onnx.cli.main import main\nmain(['--version'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=_ROOT, capture_output=True, text=True
     )
@@ -153,7 +159,10 @@ def test_what_killed_writers_left_goes_and_what_living_ones_write_stays(
 
 
 def test_a_full_cache_is_counted_again_by_each_process(tmp_path: Path) -> None:
-    code = "import sys; from tracea_onnx.support.artifact_cache import Cache; from pathlib import Path; Cache(Path(sys.argv[1]), 3000).put(sys.argv[2], bytes(900))"
+    code = (
+        "import sys; from tracea_onnx.support.artifact_cache import Cache; "
+        "from pathlib import Path; Cache(Path(sys.argv[1]), 3000).put(sys.argv[2], bytes(900))"
+    )
     for k in range(6):
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "c"), str(k)], cwd=_ROOT, check=True

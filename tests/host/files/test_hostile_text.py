@@ -17,7 +17,10 @@ from tracea_onnx.errors import ModelError
 from tracea_onnx.ir import fused_op_names
 from tracea_onnx.ir.graph import tensor_array
 
-_TEXT = '<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { t = Gemm (x, w)  y = Relu (t) }'
+_TEXT = (
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { '
+    "t = Gemm (x, w)  y = Relu (t) }"
+)
 
 
 def _model() -> ModelProto:

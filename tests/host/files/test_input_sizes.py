@@ -75,8 +75,10 @@ STATES = """
     {{
       {before}
       y = If (flag) <
-        then_branch = a () => (float[T, D, B, H] p) {{ p, ph, pc = LSTM <hidden_size = 4, direction = "bidirectional"> ({x}, w, r, , , h0, c0) }},
-        else_branch = b () => (float[T, D, B, H] q) {{ k, kh, kc = LSTM <hidden_size = 4, direction = "bidirectional"> ({x}, w, r, , , h0, c0) q = Neg (k) }}
+        then_branch = a () => (float[T, D, B, H] p) {{ p, ph, pc = LSTM <hidden_size = 4,
+            direction = "bidirectional"> ({x}, w, r, , , h0, c0) }},
+        else_branch = b () => (float[T, D, B, H] q) {{ k, kh, kc = LSTM <hidden_size = 4,
+            direction = "bidirectional"> ({x}, w, r, , , h0, c0) q = Neg (k) }}
       >
     }}
 """
@@ -90,7 +92,10 @@ def test_states_of_recurrent_networks_are_what_their_operators_ask_for_also_in_b
     found = shapes(parse(text, **weights))
     assert found["h0"] == found["c0"] == (2, found["x"][1], 4) and found["x"][2] == 3
     # Batch first, turned outside; the state is one input with both parts.
-    before = "t = Transpose <perm = [1, 0, 2]> (x) h0 = Gather <axis = 0> (state, zero) c0 = Gather <axis = 0> (state, one)"
+    before = (
+        "t = Transpose <perm = [1, 0, 2]> (x) h0 = Gather <axis = 0> (state, zero) c0 = "
+        "Gather <axis = 0> (state, one)"
+    )
     text = STATES.format(
         inputs="bool flag, float[a, b, c] x, float[d, e, f, g] state", before=before, x="t"
     )
@@ -105,7 +110,8 @@ def test_states_of_recurrent_networks_are_what_their_operators_ask_for_also_in_b
 @pytest.mark.parametrize(("op", "gates"), [("GRU", 3), ("RNN", 1)])
 def test_other_recurrent_operators(op: str, gates: int) -> None:
     m = parse(
-        f"g (float[a, b, c] x, int32[n] lengths, float[d, e, f] h0) => (float[d, e, f] z) {{ y, z = {op} <hidden_size = 4> (x, w, r, , lengths, h0) }}",
+        f"g (float[a, b, c] x, int32[n] lengths, float[d, e, f] h0) => (float[d, e, f] z) {{ "
+        f"y, z = {op} <hidden_size = 4> (x, w, r, , lengths, h0) }}",
         w=normal(1, 4 * gates, 3),
         r=normal(1, 4 * gates, 4),
     )
@@ -148,8 +154,10 @@ def test_bodies_of_scan_and_loop_ask_too() -> None:
         """
         g (float[h] state, float[s, i] x) => (float[h] last, float[s, h] all)
         {
-          last, all = Scan <num_scan_inputs = 1, body = step (float[4] before, float[3] at) => (float[4] after, float[4] out)
-            { p = MatMul (at, w) q = MatMul (before, r) after = Add (p, q) out = Identity (after) }> (state, x)
+          last, all = Scan <num_scan_inputs = 1, body = step (float[4] before, float[3] at) =>
+              (float[4] after, float[4] out)
+            { p = MatMul (at, w) q = MatMul (before, r) after = Add (p, q) out = Identity (after)
+                }> (state, x)
         }
         """,
         w=normal(3, 4),
@@ -165,7 +173,8 @@ def test_bodies_of_scan_and_loop_ask_too() -> None:
 def test_a_number_in_a_sum_is_that_number() -> None:
     m = parse(
         """
-        g (float[batch, 2, "past_sequence_length", 4] past, float[batch, 2, 1, 4] now, int64[batch, "past_sequence_length + 1"] mask)
+        g (float[batch, 2, "past_sequence_length", 4] past, float[batch, 2, 1, 4] now, int64[batch,
+            "past_sequence_length + 1"] mask)
           => (float[batch, 2, n, 4] y)
         {
           all = Concat <axis = 2> (past, now)
@@ -184,7 +193,8 @@ def test_a_number_in_a_sum_is_that_number() -> None:
     assert shapes(m, shapes={"mask": (3, 6)})["past"] == (3, 2, 5, 4)
     # Where nothing else says so, the text alone does: also a dim that is just a number.
     m = parse(
-        "g (float[a] x, float[b] y, float[c] z) => (float[a] p, float[b] q, float[c] r) { p = Neg (x) q = Neg (y) r = Neg (z) }"
+        "g (float[a] x, float[b] y, float[c] z) => (float[a] p, float[b] q, float[c] r) { "
+        "p = Neg (x) q = Neg (y) r = Neg (z) }"
     )
     for i, text in zip(m.graph.input, ("n", "2 * n + 1", "1"), strict=True):
         i.type.tensor_type.shape.dim[0].dim_param = text
@@ -197,16 +207,20 @@ def test_a_number_in_a_sum_is_that_number() -> None:
     [
         # a total that is fixed is of one batch
         ("y = Reshape (x, k)", {"k": np.array([1, 343])}, (1, 7, 7, 7)),
-        ("p = Conv (x, w) y = Reshape (p, k)", {"w": normal(4, 3, 5, 5), "k": np.array([1, 400])}, (1, 3, 14, 14)),
-        ("p = Pad <mode = \"reflect\"> (x, k) y = Conv (p, w)", {"k": np.array([0, 0, 80, 0, 0, 0, 80, 0]), "w": normal(2, 5, 1, 1)}, (2, 5, 128, 64)),
+        ("p = Conv (x, w) y = Reshape (p, k)", {"w": normal(4, 3, 5, 5), "k": np.array([1, 400])},
+            (1, 3, 14, 14)),
+        ("p = Pad <mode = \"reflect\"> (x, k) y = Conv (p, w)",
+            {"k": np.array([0, 0, 80, 0, 0, 0, 80, 0]), "w": normal(2, 5, 1, 1)}, (2, 5, 128, 64)),
         ("y = Conv <strides = [16, 16]> (x, w)", {"w": normal(2, 5, 100, 100)}, (2, 5, 128, 128)),
-        ("t = Transpose <perm = [0, 3, 1, 2]> (x) y = Conv <group = 2> (t, w)", {"w": normal(4, 3, 1, 1)}, (2, 64, 64, 6)),
+        ("t = Transpose <perm = [0, 3, 1, 2]> (x) y = Conv <group = 2> (t, w)",
+            {"w": normal(4, 3, 1, 1)}, (2, 64, 64, 6)),
         ("y = BatchNormalization (x, k, k, k, k)", {"k": np.ones(5, np.float32)}, (2, 5, 7, 7)),
         ("y = LayerNormalization <axis = -2> (x, k)", {"k": normal(5, 6)}, (2, 7, 5, 6)),
         ("a, b = Split <axis = 2> (x, k) y = Add (a, b)", {"k": np.array([5, 5])}, (2, 7, 10, 7)),
         ("y = Einsum <equation = \"abcd,de->abce\"> (x, k)", {"k": normal(9, 3)}, (2, 7, 7, 9)),
         ("c = Concat <axis = 1> (x, k) y = Neg (c)", {"k": normal(3, 1, 5, 6)}, (3, 7, 5, 6)),
-        ("y = ConvTranspose <output_shape = [9, 13], strides = [2, 2]> (x, w)", {"w": normal(5, 2, 3, 3)}, (2, 5, 4, 6)),
+        ("y = ConvTranspose <output_shape = [9, 13], strides = [2, 2]> (x, w)",
+            {"w": normal(5, 2, 3, 3)}, (2, 5, 4, 6)),
     ],
 )  # fmt: skip
 def test_sizes_follow_from_the_operators(
@@ -262,7 +276,7 @@ def test_functions_are_looked_into() -> None:
     assert shapes(m)["x"] == (2, 24)
 
 
-# --- what is too large, or cannot be told -------------------------------------------------------------------------------------
+# --- what is too large, or cannot be told ---------------------------------------------------------
 def test_dims_that_are_too_large_are_said_in_one_line() -> None:
     m = parse("g (float[N, 8] x, float[4] z) => (float[N, 8] y) { y = Neg (x) }")
     x = m.graph.input[0].type.tensor_type.shape
@@ -296,13 +310,17 @@ def test_sizes_that_lead_to_too_much_are_not_tried() -> None:
         and "input 'x' of shape [1073741824]" in e.what
         and "--input-shape x:1073741824" in e.fix
     )
-    outer = "g (float[n] x) => (float[p, q] y) { s = Add (x, k) c = Unsqueeze (s, one) r = Unsqueeze (s, zero) y = MatMul (c, r) }"
+    outer = (
+        "g (float[n] x) => (float[p, q] y) { s = Add (x, k) c = Unsqueeze (s, one) r = "
+        "Unsqueeze (s, zero) y = MatMul (c, r) }"
+    )
     e = refused(
         parse(outer, k=np.zeros(1 << 15, np.float32), one=np.array([1]), zero=np.array([0]))
     )
     assert isinstance(e, ModelError) and "--input-shape x:32768" in e.fix
     m = parse(
-        "g (float[n, m] x) => (float[p] y) { s = Shape (x) r = Concat <axis = 0> (s, s, s) t = Concat <axis = 0> (r, r) y = Expand (x, t) }"
+        "g (float[n, m] x) => (float[p] y) { s = Shape (x) r = Concat <axis = 0> (s, s, s) t = "
+        "Concat <axis = 0> (r, r) y = Expand (x, t) }"
     )
     assert next(iter(input_values.generate(m)))["x"].shape == (2, 7)
 
@@ -310,7 +328,8 @@ def test_sizes_that_lead_to_too_much_are_not_tried() -> None:
 def test_sizes_that_are_towers_of_squares_are_followed() -> None:
     squares = " ".join(f"s{k + 1} = Mul (s{k}, s{k})" for k in range(40))
     m = parse(
-        f"g (float[n] x) => (float[p] y) {{ s0 = Size (x) {squares} u = Unsqueeze (s40, z) y = Expand (x, u) }}",
+        f"g (float[n] x) => (float[p] y) {{ s0 = Size (x) {squares} u = Unsqueeze (s40, z) y = "
+        f"Expand (x, u) }}",
         z=np.array([0]),
     )
     assert shapes(m)["x"] == (1,)
@@ -318,7 +337,8 @@ def test_sizes_that_are_towers_of_squares_are_followed() -> None:
 
 def test_what_cannot_be_told_is_asked_for_with_the_option_to_give() -> None:
     m = parse(
-        "g (float[n] x, float[2] z) => (float[p] y) { c = Compress <axis = 0> (x, k) y = Reshape (c, s) }",
+        "g (float[n] x, float[2] z) => (float[p] y) { "
+        "c = Compress <axis = 0> (x, k) y = Reshape (c, s) }",
         k=np.ones(1000, np.bool_),
         s=np.array([1000]),
     )
@@ -332,7 +352,7 @@ def test_what_cannot_be_told_is_asked_for_with_the_option_to_give() -> None:
     assert "--input-shape 'my input;x:2'" in refused(m).fix  # as a shell takes it
 
 
-# --- values ---------------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 def test_large_inputs_are_drawn_in_part() -> None:
     """No more numbers are drawn than a part that repeats, and no size of a model is a multiple of
     that part.
@@ -380,7 +400,8 @@ def test_ids_that_a_body_looks_up_stay_in_its_table() -> None:
         """
         g (bool flag, int64[n] ids) => (float[n, 4] y)
         {
-          y = If (flag) <then_branch = a () => (float[n, 4] p) { p = Gather (words, ids) }, else_branch = b () => (float[n, 4] q) { q = Gather (words, ids) }>
+          y = If (flag) <then_branch = a () => (float[n, 4] p) { p = Gather (words, ids) },
+              else_branch = b () => (float[n, 4] q) { q = Gather (words, ids) }>
         }
         """,
         words=normal(1, 4),

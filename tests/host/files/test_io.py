@@ -116,7 +116,7 @@ def test_what_only_the_runtime_knows_is_taken_with_a_note() -> None:
     assert optimizer.optimize(m, backend="cpu").report.notes == []
 
 
-# --- external data -------------------------------------------------------------------------------------------------------
+# --- external data --------------------------------------------------------------------------------
 def test_external_data_round_trip(tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
@@ -225,8 +225,10 @@ def _read_all(source: model_file.Source, target: Path) -> list[str]:
     t = next(t for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
     said = []
     for way in (
-        lambda: Graph(source.model, folder=source.folder).const(t.name), lambda: external.raw_bytes(t, source.folder), lambda: external.stored(t, source.folder),
-        lambda: model_file.save(source, target, external_data="never"), lambda: model_file.save(source, target.with_name("apart.onnx"), external_data="always"),
+        lambda: Graph(source.model, folder=source.folder).const(t.name),
+        lambda: external.raw_bytes(t, source.folder), lambda: external.stored(t, source.folder),
+        lambda: model_file.save(source, target, external_data="never"),
+        lambda: model_file.save(source, target.with_name("apart.onnx"), external_data="always"),
     ):  # fmt: skip
         try:
             way()
@@ -244,7 +246,8 @@ def test_files_exchanged_after_the_check_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     data, target = tmp_path / "in" / "m.onnx.data", tmp_path / "copy.onnx"
     exchanged: dict[str, Callable[[], object]] = {
-        "outside the model's folder": lambda: data.symlink_to(secret), "2 names": lambda: os.link(secret, data), "not a regular file": lambda: os.mkfifo(data),
+        "outside the model's folder": lambda: data.symlink_to(secret),
+        "2 names": lambda: os.link(secret, data), "not a regular file": lambda: os.mkfifo(data),
         "became shorter": lambda: data.write_bytes(b"short"),
     }  # fmt: skip
     for says, exchange in exchanged.items():
@@ -287,7 +290,9 @@ def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(
 
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")
 def test_links_inside_a_cache_load_and_links_out_of_it_do_not(tmp_path: Path) -> None:
-    """A Hugging Face cache: snapshots/<rev>/model.onnx -> ../../blobs/<hash>, its data beside it."""
+    """A Hugging Face cache: snapshots/<rev>/model.onnx -> ../../blobs/<hash>, its data beside
+    it.
+    """
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "rev"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -310,7 +315,7 @@ def test_links_inside_a_cache_load_and_links_out_of_it_do_not(tmp_path: Path) ->
         model_file.load(snapshot / "m.onnx")
 
 
-# --- writing --------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 def test_a_model_may_replace_itself_and_its_data(tmp_path: Path) -> None:
     path = saved(tmp_path)
     before = run(onnx.load(str(path)), {"x": normal(2, 64)})
@@ -450,7 +455,8 @@ def test_every_tensor_is_found() -> None:
         g (float[3] x, bool c) => (float[3] y)
         {
           k = Constant <value = float[3] {1, 2, 3}> ()
-          y = If (c) <then_branch = t () => (float[3] a) { u = Constant <value = float {2}> () a = Mul (k, u) },
+          y = If (c) <then_branch = t () => (float[3] a) { u = Constant <value = float {2}> ()
+              a = Mul (k, u) },
                       else_branch = e () => (float[3] b) { b = Add (k, w) }>
         }
         """,

@@ -118,7 +118,8 @@ def test_equal_weights_are_merged_wherever_they_lie(tmp_path: Path, lazily: None
 def test_one_file_from_many(tmp_path: Path, lazily: None) -> None:
     """Weights in files, in the model, and in an attribute all end up inside."""
     m = parse(
-        "g (float[1, 64] x) => (float[1, 64] y) { c = Constant <value = float[64] {0}> ()  a = Add (x, c)  y = Mul (a, w) }",
+        "g (float[1, 64] x) => (float[1, 64] y) { c = Constant <value = float[64] {0}> ()  a = "
+        "Add (x, c)  y = Mul (a, w) }",
         w=normal(64),
     )
     m.graph.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(normal(64, seed=3)))

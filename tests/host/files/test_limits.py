@@ -66,7 +66,8 @@ def _functions(domain: str, count: int, calls: int) -> list[FunctionProto]:
         out.append(
             helper.make_function(
                 domain, f"f{k}", ["x"], ["y"],
-                [helper.make_node(f"f{k + 1}", [a], [b], domain=domain) for a, b in pairwise(values)], opsets,
+                [helper.make_node(f"f{k + 1}", [a], [b], domain=domain) for a,
+                    b in pairwise(values)], opsets,
             )
         )  # fmt: skip
     return [
@@ -111,26 +112,36 @@ _TWICE = helper.make_function(
 _RELU = helper.make_node("Relu", ["x"], ["y"])
 _INDICES = numpy_helper.from_array(np.zeros((1, 1), np.int64), "i0")
 _ENORMOUS = {
-    "a list of sizes": (_model([_SIZES, *_doubled("sizes", "long"), *_scaled_by("long")], [_ZERO]), "is a list of"),
+    "a list of sizes": (_model([_SIZES, *_doubled("sizes", "long"), *_scaled_by("long")], [_ZERO]),
+        "is a list of"),
     "a list nobody reads": (_model([_SIZES, *_doubled("sizes", "long"), _RELU]), "is a list of"),
-    "a constant list": (_model([*_doubled("c", "long"), *_scaled_by("long")], [numpy_helper.from_array(np.array([2, 3]), "c"), _ZERO]), "is a list of"),
+    "a constant list": (_model([*_doubled("c", "long"), *_scaled_by("long")],
+            [numpy_helper.from_array(np.array([2, 3]), "c"), _ZERO]), "is a list of"),
     "a list in a branch": (
-        _model([_SIZES, _branch()], [numpy_helper.from_array(np.array(True), "condition"), _ZERO]), "is a list of"
+        _model([_SIZES, _branch()], [numpy_helper.from_array(np.array(True), "condition"), _ZERO]),
+        "is a list of"
     ),
     "a list through a function": (
-        _model([_SIZES, *(helper.make_node("Twice", [f"s{k}" if k else "sizes"], [f"s{k + 1}"], domain="mine") for k in range(_DOUBLINGS)), _RELU], (), [_TWICE]),
+        _model([_SIZES, *(helper.make_node("Twice", [f"s{k}" if k else "sizes"], [f"s{k + 1}"],
+                        domain="mine") for k in range(_DOUBLINGS)), _RELU], (), [_TWICE]),
         "is a list of",
     ),
-    "functions": (_model(_call("mine"), (), _functions("mine", _DOUBLINGS, 2)), r"stand for 2\^60 nodes"),
-    "our functions": (_model(_call("ai.tracea"), (), _functions("ai.tracea", _DOUBLINGS, 2)), r"stand for 2\^60 nodes"),
-    "deep functions": (_model(_call("mine"), (), _functions("mine", 3000, 1)), "call themselves, or each other more than"),
-    "a cycle of functions": (_model(_call("mine"), (), _cycle()), "call themselves, or each other more than"),
+    "functions": (_model(_call("mine"), (), _functions("mine", _DOUBLINGS, 2)),
+        r"stand for 2\^60 nodes"),
+    "our functions": (_model(_call("ai.tracea"), (), _functions("ai.tracea", _DOUBLINGS, 2)),
+        r"stand for 2\^60 nodes"),
+    "deep functions": (_model(_call("mine"), (), _functions("mine", 3000, 1)),
+        "call themselves, or each other more than"),
+    "a cycle of functions": (_model(_call("mine"), (), _cycle()),
+        "call themselves, or each other more than"),
     "axes by Gather": (
-        _model([*(helper.make_node("Gather", [f"i{k}"] * 2, [f"i{k + 1}"], axis=0) for k in range(30)), _RELU], [_INDICES]), "axes"
+        _model([*(helper.make_node("Gather", [f"i{k}"] * 2, [f"i{k + 1}"], axis=0)
+                    for k in range(30)), _RELU], [_INDICES]), "axes"
     ),
     "axes by Unsqueeze": (
         _model(
-            [*(helper.make_node("Unsqueeze", [f"v{k}" if k else "x", "axes"], [f"v{k + 1}"]) for k in range(1000)), _RELU],
+            [*(helper.make_node("Unsqueeze", [f"v{k}" if k else "x", "axes"], [f"v{k + 1}"])
+                    for k in range(1000)), _RELU],
             [numpy_helper.from_array(np.arange(500), "axes")],
         ),
         "axes",
@@ -222,8 +233,11 @@ def test_a_constant_of_an_enormous_shape_is_not_made() -> None:
 
 
 def _endless() -> ModelProto:
-    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[2, 3] y) <int64 trips = {1152921504606846976}, bool yes = {1}> {
-        y = Loop (trips, yes, x) <body = b (int64 k, bool go, float[2, 3] a) => (bool more, float[2, 3] c) { c = Sin (a) more = Identity (go) }>
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 3] x) => (float[2, 3] y)
+        <int64 trips = {1152921504606846976}, bool yes = {1}> {
+        y = Loop (trips, yes, x) <body = b (int64 k, bool go, float[2, 3] a) => (bool more,
+            float[2, 3] c) { c = Sin (a) more = Identity (go) }>
     }"""
     model: ModelProto = onnx.parser.parse_model(text)
     return model

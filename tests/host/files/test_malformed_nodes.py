@@ -330,7 +330,7 @@ def test_a_negative_dim_of_a_request_is_of_unknown_size() -> None:
     assert reason(m)
 
 
-# --- names and attributes ----------------------------------------------------------------------------------------------------
+# --- names and attributes -------------------------------------------------------------------------
 def _renamed(new: bytes) -> ModelProto:
     m = parse("g (float[2, 3] nnnnn) => (float[2, 3] y) { y = Relu (nnnnn) }")
     m.metadata_props.add(key="claim", value="all")
@@ -430,7 +430,8 @@ def test_a_function_called_like_an_operator_is_not_what_runs() -> None:
 def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
     branch = "() => (float[2] a) { a = Relu (x) }"
     m = parse(
-        f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}",
+        f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch "
+        f"= e {branch}> }}",
         c=np.array(True),
     )
     assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m)) == 0
@@ -441,7 +442,8 @@ def test_sizes_are_found_where_one_name_is_every_size() -> None:
     q = "r = Reshape <allowzero = 1> (m, s) t = Transpose <perm = [0, 2, 1, 3]> (r)"
     k = "p = Reshape <allowzero = 1> (m, s) c = Transpose <perm = [0, 2, 3, 1]> (p)"
     m = parse(
-        f"g (float[n, n, n] a) => (float[k, l, o, p] y) {{ m = MatMul (a, w) {q} {k} y = MatMul (t, c) }}",
+        f"g (float[n, n, n] a) => (float[k, l, o, p] y) {{ "
+        f"m = MatMul (a, w) {q} {k} y = MatMul (t, c) }}",
         s=np.array([-1, 6, 2, 8]), w=np.zeros((16, 16), np.float32),
     )  # fmt: skip
     assert next(iter(input_values.generate(m)))["a"].shape == (16, 16, 16)

@@ -1,4 +1,6 @@
-"""Canonicalisation changes the graph and never a bit of its results; a second pass changes nothing."""
+"""Canonicalisation changes the graph and never a bit of its results; a second pass changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def test_a_constant_whose_attribute_is_of_another_kind_is_left() -> None:
 
 def test_constants_hidden_behind_other_nodes_are_found() -> None:
     m = parse(
-        "g (float[2, 3] x) => (float[2, 4] y) { i = Identity (w) t = Transpose <perm = [1, 0]> (i) h = Cast <to = 1> (d) z = MatMul (x, t) y = Add (z, h) }",
+        "g (float[2, 3] x) => (float[2, 4] y) { i = Identity (w) t = Transpose <perm = [1, 0]> "
+        "(i) h = Cast <to = 1> (d) z = MatMul (x, t) y = Add (z, h) }",
         w=normal(4, 3),
         d=np.arange(4, dtype=np.float64),
     )
@@ -141,7 +144,8 @@ def test_a_node_that_only_looks_like_its_input_stays(node: str, why: str) -> Non
     out = "bool[2, 3] m" if "m =" in node else "float w"
     tail = "" if "m =" in node else "w = ReduceSum <keepdims = 0> (c)"
     m = parse(
-        f"g (float[2, 3] x) => (float z, {out}) {{ a = Neg (x) {node} c = Cast <to = 1> (y) z = ReduceMax <keepdims = 0> (c) {tail} }}",
+        f"g (float[2, 3] x) => (float z, {out}) {{ a = Neg (x) {node} c = Cast <to = 1> (y) z = "
+        f"ReduceMax <keepdims = 0> (c) {tail} }}",
         other=np.array([3, 2]),
         zeros=np.array([0, 0]),
         start=np.array([0, 0]),
@@ -176,7 +180,8 @@ def test_a_training_dropout_and_random_numbers_stay() -> None:
 
 def test_equal_nodes_and_initializers_become_one_by_bits() -> None:
     m = parse(
-        "g (float[3] x) => (float[3] y) { a = Add (x, p) b = Add (x, q) c = Add (x, r) d = Mul (a, b) y = Mul (d, c) }",
+        "g (float[3] x) => (float[3] y) { a = Add (x, p) b = Add (x, q) c = Add (x, r) d = Mul "
+        "(a, b) y = Mul (d, c) }",
         p=np.array([0.0, 1.0, np.nan], np.float32),
         q=np.array([0.0, 1.0, np.nan], np.float32),
         r=np.array([-0.0, 1.0, np.nan], np.float32),
@@ -194,7 +199,8 @@ def test_two_equal_outputs_keep_both_names() -> None:
 
 def test_quantisation_pairs_are_left_alone() -> None:
     m = parse(
-        "g (float[4] x) => (float[4] y) { w = DequantizeLinear (q, s) v = DequantizeLinear (q, s) a = Mul (x, w) y = Mul (a, v) }",
+        "g (float[4] x) => (float[4] y) { w = DequantizeLinear (q, s) v = DequantizeLinear (q, "
+        "s) a = Mul (x, w) y = Mul (a, v) }",
         q=np.array([1, -2, 3, 4], np.int8),
         s=np.float32(0.5),
     )
@@ -239,7 +245,8 @@ def test_before_ir_4_initializers_are_inputs_by_rule_and_need_no_note() -> None:
 
 def test_constants_of_an_old_model_without_weights() -> None:
     m = parse(
-        "g (float[2] x) => (float[2] y) { k = Constant <value = float[2] {1, 2}> () y = Add (x, k) }",
+        "g (float[2] x) => (float[2] y) { k = Constant <value = float[2] {1, 2}> () y = Add (x, "
+        "k) }",
         opset=8,
         ir=3,
     )
@@ -248,7 +255,8 @@ def test_constants_of_an_old_model_without_weights() -> None:
 
 def test_folding_keeps_to_its_budget() -> None:
     m = parse(
-        "g (float[1000, 1000] x) => (float[1000, 1000] y) { z = ConstantOfShape (n) y = Add (x, z) }",
+        "g (float[1000, 1000] x) => (float[1000, 1000] y) { "
+        "z = ConstantOfShape (n) y = Add (x, z) }",
         n=np.array([1000, 1000]),
     )
     assert ops(canonical(m)) == ["ConstantOfShape", "Add"]
@@ -284,7 +292,8 @@ def test_shapes_of_static_values_fold_and_symbolic_ones_do_not() -> None:
 
 def test_dead_nodes_and_weights_go_but_inputs_stay() -> None:
     m = parse(
-        "g (float[2] x, float[2] unused) => (float[2] y) { y = Relu (x) d = Mul (x, w) e = Exp (d) }",
+        "g (float[2] x, float[2] unused) => (float[2] y) { "
+        "y = Relu (x) d = Mul (x, w) e = Exp (d) }",
         w=normal(2),
     )
     r = unchanged(m, {"x": normal(2), "unused": normal(2)})
@@ -304,7 +313,8 @@ def test_bodies_are_canonicalised_and_captured_values_survive() -> None:
           a = Relu (x)
           i = Identity (a)
           dead = Exp (x)
-          y = If (c) <then_branch = t () => (float[3] ty) { tk = Constant <value_float = 2.0> () tt = Mul (i, tk) ti = Identity (tt) ty = Add (ti, k) },
+          y = If (c) <then_branch = t () => (float[3] ty) { tk = Constant <value_float = 2.0> ()
+              tt = Mul (i, tk) ti = Identity (tt) ty = Add (ti, k) },
                       else_branch = e () => (float[3] ey) { ei = Identity (i) ey = Neg (ei) }>
         }
         """
@@ -323,7 +333,8 @@ def test_a_body_that_reuses_an_outer_name_is_not_confused() -> None:
         {
           a = Relu (x)
           s = Identity (a)
-          z = If (c) <then_branch = t () => (float[3] ty) { q = Neg (s) ty = Abs (q) }, else_branch = e () => (float[3] ey) { q = Exp (s) ey = Abs (q) }>
+          z = If (c) <then_branch = t () => (float[3] ty) { q = Neg (s) ty = Abs (q) },
+              else_branch = e () => (float[3] ey) { q = Exp (s) ey = Abs (q) }>
           y = Add (z, s)
         }
         """
@@ -480,7 +491,8 @@ def test_shapes_computed_from_shapes_keep_their_rank() -> None:
 
 def test_a_split_by_sizes_known_only_at_run_time_has_no_known_shape() -> None:
     m = parse(
-        "g (float[2, 8] x, int64[2] n) => (float[?, ?] y) { a, b = Split <axis = 1> (x, n)  s = Shape (a)  t = Relu (a)  y = Reshape (t, s) }",
+        "g (float[2, 8] x, int64[2] n) => (float[?, ?] y) { "
+        "a, b = Split <axis = 1> (x, n)  s = Shape (a)  t = Relu (a)  y = Reshape (t, s) }",
         opset=18,
     )
     unchanged(m, {"x": normal(2, 8), "n": np.array([6, 2])})
@@ -497,7 +509,8 @@ def test_reshape_targets_become_constant_where_one_input_names_the_sizes(
     """
     m = parse(
         f"""
-        g (float[n, s, 2, 2] x, float[{"n" if shared else "other"}, 2] z) => (float[n, s, 4] y, float[n, s, 2, 2] e, float[p, 2] w)
+        g (float[n, s, 2, 2] x, float[{"n" if shared else "other"}, 2] z) => (float[n, s, 4] y,
+            float[n, s, 2, 2] e, float[p, 2] w)
         {{
           shape = Shape (x)
           head = Shape <start = 0, end = 1> (x)

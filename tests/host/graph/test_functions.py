@@ -48,7 +48,8 @@ def expand(model: ModelProto) -> tuple[ModelProto, list[function_calls.Expansion
 
 
 ACT = body(
-    "Act <alpha: float = 0.5> (x) => (y) { t = LeakyRelu <alpha: float = @alpha> (x)  y = Add (t, x) }"
+    "Act <alpha: float = 0.5> (x) => (y) { t = LeakyRelu <alpha: float = @alpha> (x)  y = Add "
+    "(t, x) }"
 )
 
 
@@ -84,17 +85,21 @@ def test_functions_in_functions_absent_operands_and_values_handed_through() -> N
 
 
 def test_names_inside_bodies_do_not_collide() -> None:
-    """Twice the same function with a Loop, called beside values that have the names its body uses."""
+    """Twice the same function with a Loop, called beside values that have the names its body
+    uses.
+    """
     m = with_functions(
         """
-        g (float[3] x, int64 n) => (float[3] y, float[3] s) { s = Neg (x)  a = mine.Power (x, n)  t = Add (a, s)  y = mine.Power (t, n) }
+        g (float[3] x, int64 n) => (float[3] y, float[3] s) { s = Neg (x)  a = mine.Power (x, n)
+            t = Add (a, s)  y = mine.Power (t, n) }
         """,
         body(
             """
             Power (x, n) => (y)
             {
               c = Constant <value = bool {1}> ()
-              y = Loop (n, c, x) <body = b (int64 i, bool k, float[3] s) => (bool k2, float[3] t) { k2 = Identity (k)  h = Mul (s, x)  t = Sub (h, s) }>
+              y = Loop (n, c, x) <body = b (int64 i, bool k, float[3] s) => (bool k2, float[3] t) {
+                  k2 = Identity (k)  h = Mul (s, x)  t = Sub (h, s) }>
             }
             """
         ),
@@ -112,7 +117,8 @@ def test_what_is_inside_fuses_across_the_border_and_in_bodies() -> None:
         {
           a = mine.Layer (x, w)
           b = Relu (a)
-          y = If (c) <then_branch = t () => (float[1, 2, 4, 4] u) { p = mine.Layer (b, w) u = Relu (p) },
+          y = If (c) <then_branch = t () => (float[1, 2, 4, 4] u) { p = mine.Layer (b, w)
+              u = Relu (p) },
                       else_branch = e () => (float[1, 2, 4, 4] v) { v = Neg (b) }>
         }
         """,
@@ -134,7 +140,8 @@ def test_what_is_inside_fuses_across_the_border_and_in_bodies() -> None:
 def test_a_function_in_which_nothing_changes_stays(literal: str) -> None:
     other = "k" if literal else "x"
     m = with_functions(
-        "g (float[5] x) => (float[5] y) { a = mine.Twice (x)  b = mine.Act (a)  s = Add (b, x)  y = Relu (s) }",
+        "g (float[5] x) => (float[5] y) { a = mine.Twice (x)  b = mine.Act (a)  s = Add (b, x)  "
+        "y = Relu (s) }",
         ACT + body(f"Twice (x) => (y) {{ {literal}h = Neg (x)  y = Mul (h, {other}) }}"),
     )
     result = optimized(m)
@@ -184,7 +191,10 @@ def test_unsafe_functions_are_left_alone_and_said_so() -> None:
     notes: list[str] = []
     function_calls.expand(m, notes)
     assert ops(m) == ["Old", "Neg"] and notes == [
-        "the function mine.Old was not searched: Softmax means something else in its operator set (11) than in the model's (17)"
+        (
+            "the function mine.Old was not searched: Softmax means something else in its operator "
+            "set (11) than in the model's (17)"
+        )
     ]
 
 
@@ -197,7 +207,8 @@ def test_unsafe_functions_are_left_alone_and_said_so() -> None:
 )
 def test_a_call_with_more_than_the_function_has_is_one_line(call: str, line: str) -> None:
     model: ModelProto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17{MINE}]> g (float[3] x) => (float[3] y) {{ {call} }} {ACT}'
+        f'<ir_version: 8, opset_import: ["" : 17{MINE}]> g (float[3] x) => (float[3] y) {{ '
+        f"{call} }} {ACT}"
     )
     with pytest.raises(ModelError, match=line):
         function_calls.expand(model, [])

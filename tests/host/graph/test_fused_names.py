@@ -82,7 +82,8 @@ CHANGES: dict[Callable[[ModelProto], None], str] = {
     other_body: "was changed after optimize wrote it; run tracea-onnx inline",
     no_spec: "has no description that can be read",
     two_specs: "has no description that can be read",
-    earlier_name: "was not written by this version of tracea-onnx; run optimize on the original model again",
+    earlier_name: "was not written by this version of tracea-onnx; "
+    "run optimize on the original model again",
     other_function: "was changed after optimize wrote it",
     within_a_function: "was changed after optimize wrote it",
 }
@@ -155,8 +156,14 @@ def test_one_body_with_two_specs_is_two_functions() -> None:
             Spec("conv", found.spec.roles, {"note": node.name}),
         )
 
-    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) {'
-    text += " [one] a = Conv <pads = [1, 1, 1, 1]> (x, w, b)  c = Relu (a)  [two] d = Conv <pads = [1, 1, 1, 1]> (c, w, b)  y = Relu (d) }"
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 8, 8] x) => (float[1, 3, 8, '
+        "8] y) {"
+    )
+    text += (
+        " [one] a = Conv <pads = [1, 1, 1, 1]> (x, w, b)  c = Relu (a)  [two] d = Conv <pads "
+        "= [1, 1, 1, 1]> (c, w, b)  y = Relu (d) }"
+    )
     model = onnx.parser.parse_model(text)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(v, n) for n, v in (("w", normal(3, 3, 3, 3)), ("b", normal(3)))

@@ -93,7 +93,10 @@ def test_a_transformer_with_additive_mask(kind: narrow_floats.FloatFormat) -> No
 
 
 def test_steep_and_reducing_operators_stay_fp32() -> None:
-    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Exp (a) s = ReduceSum (b, one) y = Div (b, s) }"
+    text = (
+        "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Exp (a) s = ReduceSum (b, "
+        "one) y = Div (b, s) }"
+    )
     result = narrowed(
         parse(text, w=normal(4, 4), one=np.array([1])),
         narrow_floats.FP16,
@@ -112,14 +115,18 @@ def test_a_fused_op_that_ends_in_a_steep_operator_stays_fp32() -> None:
         found is not None
         and found.kept
         == {
-            "MatMul_a/Gemm": "the result of Exp may leave the range of fp16 or lose its digits there"
+            "MatMul_a/Gemm": "the result of Exp may leave the range of fp16 or lose its digits "
+            "there"
         }
         and len(found.nodes) == 1
     )
 
 
 def test_constants_beyond_the_range_keep_their_node_fp32_and_weights_are_clamped() -> None:
-    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Transpose (a) c = Transpose (b) y = Add (c, big) }"
+    text = (
+        "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Transpose (a) c = "
+        "Transpose (b) y = Add (c, big) }"
+    )
     w = normal(4, 4)
     w[0, 0] = 1e6
     result = narrowed(
@@ -140,7 +147,10 @@ def test_constants_beyond_the_range_keep_their_node_fp32_and_weights_are_clamped
 
 
 def test_a_node_that_overflows_stays_fp32_alone() -> None:
-    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = MatMul (a, up) c = MatMul (b, down) y = MatMul (c, w) }"
+    text = (
+        "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = MatMul (a, up) c = MatMul "
+        "(b, down) y = MatMul (c, w) }"
+    )
     model = parse(
         text,
         w=normal(4, 4),
@@ -176,7 +186,10 @@ def test_plain_onnx_runs_bf16_since_every_body_is_fp32_between_casts() -> None:
 
 
 def test_lone_norms_and_products_stay_in_bf16() -> None:
-    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = LayerNormalization (a, s, z) c = Transpose (b) d = Transpose (c) y = MatMul (d, w) }"
+    text = (
+        "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = LayerNormalization (a, s, "
+        "z) c = Transpose (b) d = Transpose (c) y = MatMul (d, w) }"
+    )
     result = narrowed(
         parse(text, w=normal(4, 4), s=normal(4, seed=1), z=normal(4, seed=2)), narrow_floats.BF16
     )
@@ -195,7 +208,8 @@ def test_lone_norms_and_products_stay_in_bf16() -> None:
 def test_quantised_products_stay_as_they_are() -> None:
     text = """
     g (float[2,4] x) => (float[2,4] y) {
-      q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) e = DequantizeLinear (w8, s, z) a = MatMul (d, e) r = QuantizeLinear (a, s, z)
+      q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) e = DequantizeLinear (w8, s, z)
+          a = MatMul (d, e) r = QuantizeLinear (a, s, z)
       b = DequantizeLinear (r, s, z) y = Relu (b)
     }
     """
@@ -240,8 +254,10 @@ def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_floats.FloatFormat,
         else "r = BatchNormalization(a, scale, bias, mean, var)"
     )
     model = parse(
-        f"agraph (float[n,4,5,5] x) => (float[n,4,5,5] y) {{ c = Conv(x, w) a = Concat<axis = 1>(c, c) {after} y = Conv(r, v) }}",
-        w=normal(4, 4, 1, 1), v=normal(4, 8, 1, 1), scale=normal(8), bias=normal(8), mean=300 * normal(8), var=np.linspace(1e5, 1e6, 8, dtype=np.float32),
+        f"agraph (float[n,4,5,5] x) => (float[n,4,5,5] y) {{ "
+        f"c = Conv(x, w) a = Concat<axis = 1>(c, c) {after} y = Conv(r, v) }}",
+        w=normal(4, 4, 1, 1), v=normal(4, 8, 1, 1), scale=normal(8), bias=normal(8),
+        mean=300 * normal(8), var=np.linspace(1e5, 1e6, 8, dtype=np.float32),
     )  # fmt: skip
     result = narrowed(model, kind)
     kept = {t.name: t.data_type for t in result.model.graph.initializer}
@@ -268,8 +284,10 @@ def test_a_norm_spelled_out_loads_in_onnx_runtime() -> None:
         "b": rng.standard_normal(8),
     }
     spelled = [
-        ("MatMul", "x w", "h"), ("ReduceMean", "h", "m"), ("Sub", "h m", "d"), ("Pow", "d two", "p"), ("ReduceMean", "p", "v"), ("Add", "v eps", "e"),
-        ("Sqrt", "e", "s"), ("Div", "d s", "q"), ("Mul", "g q", "t"), ("Add", "t b", "n"), ("MatMul", "n w", "y"),
+        ("MatMul", "x w", "h"), ("ReduceMean", "h", "m"), ("Sub", "h m", "d"),
+        ("Pow", "d two", "p"), ("ReduceMean", "p", "v"), ("Add", "v eps", "e"),
+        ("Sqrt", "e", "s"), ("Div", "d s", "q"), ("Mul", "g q", "t"), ("Add", "t b", "n"),
+        ("MatMul", "n w", "y"),
     ]  # fmt: skip
     nodes = [helper.make_node(op, i.split(), [o], name=o) for op, i, o in spelled]
     for n in nodes:
@@ -302,7 +320,8 @@ def test_a_body_and_the_graph_around_it_make_different_names() -> None:
         """g (float[4, 8] x, bool c) => (float[4, 8] y) {
             a = MatMul (x, w)
             b = MatMul (a, w)
-            z = If (c) <then_branch = t () => (float[4, 8] p) { p = MatMul (a, w) }, else_branch = e () => (float[4, 8] q) { q = MatMul (b, w) }>
+            z = If (c) <then_branch = t () => (float[4, 8] p) { p = MatMul (a, w) },
+                else_branch = e () => (float[4, 8] q) { q = MatMul (b, w) }>
             y = Add (z, b)
         }""",
         w=normal(8, 8),

@@ -131,7 +131,9 @@ def test_optimizing_twice_gives_the_same_bytes() -> None:
 
 
 def test_a_chain_that_lost_its_neighbour_is_fused_in_the_next_round() -> None:
-    """Two convolutions compete for one Relu's sum; the loser still gets what is left of its chain."""
+    """Two convolutions compete for one Relu's sum; the loser still gets what is left of its
+    chain.
+    """
 
     def grow(graph: Graph, node: Node) -> Match:
         chain = [node]
@@ -153,7 +155,8 @@ def test_a_chain_that_lost_its_neighbour_is_fused_in_the_next_round() -> None:
         )
 
     m = parse(
-        "g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y) { a = Conv (x, w) b = Neg (a) c = Conv (x, v) d = Neg (c) e = Add (b, d) y = Relu (e) }",
+        "g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y) { "
+        "a = Conv (x, w) b = Neg (a) c = Conv (x, v) d = Neg (c) e = Add (b, d) y = Relu (e) }",
         w=normal(1, 1, 1, 1),
         v=normal(1, 1, 1, 1, seed=1),
     )
@@ -171,7 +174,8 @@ def test_bodies_are_rewritten_and_captures_count_as_uses() -> None:
         {
           a = Add (x, z)
           r = Relu (a)
-          y = If (c) <then_branch = t () => (float[3] ty) { s = Add (a, r) u = Relu (s) ty = Neg (u) },
+          y = If (c) <then_branch = t () => (float[3] ty) { s = Add (a, r) u = Relu (s)
+              ty = Neg (u) },
                       else_branch = e () => (float[3] ey) { v = Add (x, r) ey = Relu (v) }>
         }
         """
@@ -248,7 +252,7 @@ def test_inline_gives_the_nodes_and_the_bits_back() -> None:
     assert model_file.serialize(optimized(plain).model) == model_file.serialize(r)
 
 
-# --- the pipeline --------------------------------------------------------------------------------------------------------
+# --- the pipeline ---------------------------------------------------------------------------------
 def test_the_report_has_the_promised_keys() -> None:
     found = optimized(small_cnn()).report.to_json()
     assert {
@@ -367,7 +371,8 @@ def test_a_result_the_runtime_would_not_load_is_made_without_folding() -> None:
         {
           n = Size (x)
           c = Equal (n, four)
-          d = If (c) <then_branch = t () => (int64[1] a) { a = Identity (one) }, else_branch = e () => (int64[K] b) { b, r = Split <axis = 0> (x, parts) }>
+          d = If (c) <then_branch = t () => (int64[1] a) { a = Identity (one) }, else_branch = e ()
+              => (int64[K] b) { b, r = Split <axis = 0> (x, parts) }>
           r = Range (zero, d, step)
           y = Add (r, step)
         }
@@ -440,7 +445,8 @@ def test_a_function_that_is_not_ours_keeps_its_name() -> None:
 def test_numbers_that_json_does_not_have_leave_the_chain_as_it_is() -> None:
     weight = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { t = Gemm (x, w)  y = Relu (t) }'
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { '
+        "t = Gemm (x, w)  y = Relu (t) }"
     )
     model.graph.initializer.append(weight)
     model.graph.node[0].attribute.append(onnx.helper.make_attribute("alpha", float("inf")))

@@ -18,7 +18,8 @@ from tests.host.rules.rules_oracle import find, model, node
 C = 4
 TO, BACK = [0, 2, 3, 1], [0, 3, 1, 2]
 WEIGHTS: dict[str, npt.ArrayLike] = {
-    "w": normal(C, C, 3, 3), "b": normal(C), "s": normal(1, 1, C), "k": normal(1, 5, 6, C), "one": np.float32(1), "v": normal(C, C, 3, 3),
+    "w": normal(C, C, 3, 3), "b": normal(C), "s": normal(1, 1, C), "k": normal(1, 5, 6, C),
+    "one": np.float32(1), "v": normal(C, C, 3, 3),
 }  # fmt: skip
 PADS: dict[str, npt.ArrayLike] = {"pads": np.array([0, 1, 2, 0, 0, 3, 0, 0]), "zero": np.float32(0)}
 CONV = [node("Conv", "x w", "c", pads=[1] * 4), node("Transpose", "c", "t", perm=TO)]
@@ -77,7 +78,8 @@ def test_a_convolution_gets_its_epilogue_and_an_output_its_name() -> None:
 
 def test_a_residual_block_keeps_no_inner_transpose() -> None:
     nodes = [
-        *CONV, node("Add", "t b", "a"), node("Relu", "a", "r"), node("Transpose", "r", "u", perm=BACK), node("Conv", "u v", "d", pads=[1] * 4),
+        *CONV, node("Add", "t b", "a"), node("Relu", "a", "r"),
+        node("Transpose", "r", "u", perm=BACK), node("Conv", "u v", "d", pads=[1] * 4),
         node("Transpose", "d", "e", perm=TO), node("Add", "e r", "f"), node("Relu", "f", "y"),
     ]  # fmt: skip
     assert ops(settled(nodes)) == ["Conv", "Add", "Relu", "Conv", "Add", "Relu", "Transpose"]

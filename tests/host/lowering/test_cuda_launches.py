@@ -75,7 +75,8 @@ def weight(*shape: int, dtype: type = np.float16) -> Any:
 
 def test_a_reflection_keeps_an_image_one(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
-        node("Conv", "x w", "a", pads=[1] * 4), node("Pad", "a pads", "b", mode="reflect"), node("Conv", "b w", "c"),
+        node("Conv", "x w", "a", pads=[1] * 4), node("Pad", "a pads", "b", mode="reflect"),
+        node("Conv", "b w", "c"),
         node("Pad", "c pads", "d", mode="edge"), node("Conv", "d w", "y"),
     ]  # fmt: skip
     weights = {"w": weight(16, 16, 3, 3), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
@@ -89,14 +90,19 @@ def test_pads_computed_from_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     dims.
     """
     nodes = [
-        node("Shape", "b", "sb"), node("Shape", "x", "sx"), node("Sub", "sb sx", "d"), node("Slice", "d three four", "right"),
-        node("Concat", "zero right zero zero zero zero zero zero", "flat", axis=0), node("Reshape", "flat pairs", "two"),
-        node("Slice", "two last first axis back", "turned"), node("Transpose", "turned", "sides", perm=[1, 0]), node("Reshape", "sides all", "pads"),
+        node("Shape", "b", "sb"), node("Shape", "x", "sx"), node("Sub", "sb sx", "d"),
+        node("Slice", "d three four", "right"),
+        node("Concat", "zero right zero zero zero zero zero zero", "flat", axis=0),
+        node("Reshape", "flat pairs", "two"),
+        node("Slice", "two last first axis back", "turned"),
+        node("Transpose", "turned", "sides", perm=[1, 0]), node("Reshape", "sides all", "pads"),
         node("Pad", "x pads", "p"), node("Concat", "b p", "j", axis=1), node("Conv", "j w", "y"),
     ]  # fmt: skip
     weights = {
-        "w": weight(8, 32, 1, 1), "three": np.array([3]), "four": np.array([4]), "zero": np.array([0]), "pairs": np.array([-1, 2]), "last": np.array([-1]),
-        "first": np.array([-(2**62)]), "axis": np.array([0]), "back": np.array([-1]), "all": np.array([-1]),
+        "w": weight(8, 32, 1, 1), "three": np.array([3]), "four": np.array([4]),
+        "zero": np.array([0]), "pairs": np.array([-1, 2]), "last": np.array([-1]),
+        "first": np.array([-(2**62)]), "axis": np.array([0]), "back": np.array([-1]),
+        "all": np.array([-1]),
     }  # fmt: skip
     found = launches(
         nodes,
@@ -111,8 +117,10 @@ def test_pads_computed_from_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes_that_only_run_time_can_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halved and doubled again is as large as before where the size is even."""
     nodes = [
-        node("Conv", "x w", "a", pads=[1] * 4), node("MaxPool", "a", "h", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Resize", "h none scales", "u", mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        node("Conv", "x w", "a", pads=[1] * 4),
+        node("MaxPool", "a", "h", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Resize", "h none scales", "u", mode="nearest",
+            coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
         node("Concat", "a u", "j", axis=1), node("Conv", "j v", "y"),
     ]  # fmt: skip
     weights = {
@@ -127,12 +135,15 @@ def test_sizes_that_only_run_time_can_compare(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_mask_of_positions_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
-        node("Cast", "mask", "seen", to=TensorProto.BOOL), node("Unsqueeze", "seen one_two", "keys"), node("Unsqueeze", "at zero", "columns"),
-        node("Unsqueeze", "at one", "rows"), node("LessOrEqual", "columns rows", "causal"), node("And", "causal keys", "both"),
+        node("Cast", "mask", "seen", to=TensorProto.BOOL),
+        node("Unsqueeze", "seen one_two", "keys"), node("Unsqueeze", "at zero", "columns"),
+        node("Unsqueeze", "at one", "rows"), node("LessOrEqual", "columns rows", "causal"),
+        node("And", "causal keys", "both"),
         node("Where", "both nothing lowest", "y"),
     ]  # fmt: skip
     weights = {
-        "one_two": np.array([1, 2]), "zero": np.array([0]), "one": np.array([1]), "nothing": np.float32(0), "lowest": np.float32(-1e9),
+        "one_two": np.array([1, 2]), "zero": np.array([0]), "one": np.array([1]),
+        "nothing": np.float32(0), "lowest": np.float32(-1e9),
     }  # fmt: skip
     found = launches(
         nodes, {"mask": (I64, ("b", "s")), "at": (I64, ("s",))}, {"y": F32}, weights, monkeypatch
@@ -163,8 +174,10 @@ def test_projections_with_rotary_embeddings_are_one_product(
 
     def rotated(x: str) -> list[NodeProto]:
         return [
-            node("Slice", f"{x}t zero half axis", f"{x}l"), node("Slice", f"{x}t half all axis", f"{x}r"), node("Neg", f"{x}r", f"{x}n"),
-            node("Concat", f"{x}n {x}l", f"{x}c", axis=-1), node("Mul", f"{x}t cos", f"{x}a"), node("Mul", f"{x}c sin", f"{x}b"),
+            node("Slice", f"{x}t zero half axis", f"{x}l"),
+            node("Slice", f"{x}t half all axis", f"{x}r"), node("Neg", f"{x}r", f"{x}n"),
+            node("Concat", f"{x}n {x}l", f"{x}c", axis=-1), node("Mul", f"{x}t cos", f"{x}a"),
+            node("Mul", f"{x}c sin", f"{x}b"),
             node("Add", f"{x}a {x}b", f"{x}y"),
         ]  # fmt: skip
 
@@ -175,7 +188,8 @@ def test_projections_with_rotary_embeddings_are_one_product(
         node("Concat", "past vt", "present", axis=2),
     ]
     weights = {
-        "wq": weight(32, 64), "wk": weight(32, 32), "wv": weight(32, 32), "split": np.array([0, 0, -1, 16]), "zero": np.array([0]), "half": np.array([8]),
+        "wq": weight(32, 64), "wk": weight(32, 32), "wv": weight(32, 32),
+        "split": np.array([0, 0, -1, 16]), "zero": np.array([0]), "half": np.array([8]),
         "all": np.array([16]), "axis": np.array([3]),
     }  # fmt: skip
     tables = dict.fromkeys(("cos", "sin"), (F16, ("n", 1, "s", 16)))
@@ -203,7 +217,9 @@ def test_nodes_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
     )
     nodes = [
-        node("Unsqueeze", "x zero", "u"), helper.make_node("Resize", ["u", "", "scales"], ["r"], mode="nearest", nearest_mode="floor"), node("Relu", "r", "y"),
+        node("Unsqueeze", "x zero", "u"),
+        helper.make_node("Resize", ["u", "", "scales"], ["r"], mode="nearest",
+            nearest_mode="floor"), node("Relu", "r", "y"),
     ]  # fmt: skip
     weights = {"zero": np.array([0]), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
     assert "resize2d" in launches(
@@ -230,7 +246,8 @@ def test_staged_kernels_compile(stages: int) -> None:
     log = compile_program(Expr(1, (Instr("log", (0,)),), 1), type="f32")
     where = compile_program(Expr(2, (Instr("where", (0, 1, 1)),), 2), type="f32")
     rows = [
-        {"program": less, "dtype": int(DType.BOOL), "from": [0, 1]}, {"program": log, "dtype": int(DType.I64), "from": [1]},
+        {"program": less, "dtype": int(DType.BOOL), "from": [0, 1]},
+        {"program": log, "dtype": int(DType.I64), "from": [1]},
         {"program": where, "dtype": int(DType.F16), "from": [2, 3]},
     ][:stages]  # fmt: skip
     ints: dict[str, Any] = {

@@ -30,7 +30,10 @@ def test_case(outcomes: dict[str, str | None], case: str) -> None:
 
 DEVICE = [
     "-c",
-    "from tracea_onnx.runtime import cuda_harness\ntry: cuda_harness.device()\nexcept Exception as e: print(e)",
+    (
+        "from tracea_onnx.runtime import cuda_harness\ntry: cuda_harness.device()\n"
+        "except Exception as e: print(e)"
+    ),
 ]
 
 

@@ -55,7 +55,8 @@ def test_by_hand() -> None:
     }
     assert of("copy", "x", backwards) == (-6, 2 * (20 + 1))
     image: dict[str, D.DimLike] = {
-        "N": 1, "IC": 2, "IH": 4, "IW": 4, "OC": 16, "OH": 4, "OW": 4, "KH": 3, "KW": 3, "SH": 1, "SW": 1, "DH": 1, "DW": 1, "G": 1, "PT": 1, "PL": 1,
+        "N": 1, "IC": 2, "IH": 4, "IW": 4, "OC": 16, "OH": 4, "OW": 4, "KH": 3, "KW": 3, "SH": 1,
+        "SW": 1, "DH": 1, "DW": 1, "G": 1, "PT": 1, "PL": 1,
         "x_cs": 2, "x_rs": 12, "x_ns": 72,
     }  # fmt: skip
     # the zeros around the image, too

@@ -205,8 +205,10 @@ def test_resizing_to_the_size_of_another_image(mode: str) -> None:
         for n, d in (("x", ("b", 8, "h", "w")), ("z", ("b", 3, "H", "W")), ("y", None))
     ]
     nodes = [
-        helper.make_node("Shape", ["x"], ["front"], end=2), helper.make_node("Shape", ["z"], ["back"], start=2),
-        helper.make_node("Concat", ["front", "back"], ["sizes"], axis=0), helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode),
+        helper.make_node("Shape", ["x"], ["front"], end=2),
+        helper.make_node("Shape", ["z"], ["back"], start=2),
+        helper.make_node("Concat", ["front", "back"], ["sizes"], axis=0),
+        helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode),
     ]  # fmt: skip
     (family, ints), *_ = [
         launch for launch in launches(nodes, infos) if launch[0].startswith("resize")

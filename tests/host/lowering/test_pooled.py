@@ -33,7 +33,8 @@ class Recorded(BackendPlan):
         self.seen = seen
 
     def _append(
-        self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike], floats: Mapping[str, float], program: Mapping[str, Any] | None,
+        self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike],
+        floats: Mapping[str, float], program: Mapping[str, Any] | None,
         dtype: DType, to: list[dict[str, Any]],
     ) -> None:  # fmt: skip
         super()._append(family, refs, ints, floats, program, dtype, to)
@@ -42,7 +43,8 @@ class Recorded(BackendPlan):
 
 
 def lowered(
-    pool: Mapping[str, Any] | None = None, *, act: str = "Relu", channels: int = 3, kernel: int = 7, groups: int = 1, dtype: Any = np.float16, reader: str = "",
+    pool: Mapping[str, Any] | None = None, *, act: str = "Relu", channels: int = 3, kernel: int = 7,
+    groups: int = 1, dtype: Any = np.float16, reader: str = "",
     outputs: int = 1, kind: str = "MaxPool",
 ) -> list[Launch]:  # fmt: skip
     """Launches of x -> convolution -> activation -> pooling; `reader`: another node that reads what
@@ -118,8 +120,10 @@ def test_windows(pool: dict[str, Any], size: tuple[int, int], pads: tuple[int, i
 @pytest.mark.parametrize(
     "case",
     [
-        {"reader": "node"}, {"reader": "output"}, {"dtype": np.float32}, {"channels": 9}, {"channels": 6, "groups": 2}, {"kind": "AveragePool"},
-        {"pool": {**_POOL, "strides": [1, 1]}}, {"pool": {**_POOL, "dilations": [2, 2]}}, {"pool": {"kernel_shape": [5, 5], "strides": [2, 2]}},
+        {"reader": "node"}, {"reader": "output"}, {"dtype": np.float32}, {"channels": 9},
+        {"channels": 6, "groups": 2}, {"kind": "AveragePool"},
+        {"pool": {**_POOL, "strides": [1, 1]}}, {"pool": {**_POOL, "dilations": [2, 2]}},
+        {"pool": {"kernel_shape": [5, 5], "strides": [2, 2]}},
         {"pool": {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [3, 3, 3, 3]}},
     ],
 )  # fmt: skip

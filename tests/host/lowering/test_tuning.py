@@ -131,8 +131,10 @@ def test_two_processes_that_tune_at_once_lose_nothing() -> None:
 
 
 _ODD = (
-    b"", b"nothing", b"[1]", b'{"launches": 3}', b'{"launches": {"a": 3}}', b'{"launches": {"a": {"kernel": "Tile()"}}}',
-    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}}', b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": [3]}}}',
+    b"", b"nothing", b"[1]", b'{"launches": 3}', b'{"launches": {"a": 3}}',
+    b'{"launches": {"a": {"kernel": "Tile()"}}}',
+    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}}',
+    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": [3]}}}',
     b'{"launches": {"a": {"kernel": [], "us": 1, "usual_us": 2, "sizes": []}}}', b"[" * 100000,
 )  # fmt: skip
 
@@ -153,7 +155,8 @@ def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"kernel": 3}, {"us": 10**400}, {"us": float("nan")}, {"us": True}, {"usual_us": 0}, {"usual_us": "4"}, {"sizes": [{"n": 10**30}]},
+        {"kernel": 3}, {"us": 10**400}, {"us": float("nan")}, {"us": True}, {"usual_us": 0},
+        {"usual_us": "4"}, {"sizes": [{"n": 10**30}]},
         {"sizes": [{"n": -1}]}, {"more": 1},
     ],
     ids=str,
@@ -203,9 +206,10 @@ def test_a_cached_plan_is_not_used_with_another_record() -> None:
 
 def _graph() -> Graph:
     model: ModelProto = parse(
-        "agraph (float[batch, 3, h, 8] x, float[batch, 'n'] u) => (float[batch, 3, h, 8] y) { y = Relu(x) }".replace(
-            "'n'", "n"
-        )
+        (
+            "agraph (float[batch, 3, h, 8] x, float[batch, 'n'] u) => (float[batch, 3, h, 8] y) { "
+            "y = Relu(x) }"
+        ).replace("'n'", "n")
     )
     model.metadata_props.append(StringStringEntryProto(key="backend", value="cuda"))
     return Graph(model)
@@ -322,8 +326,10 @@ def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("dtype", "y", "same"),
     [
-        (DType.F32, [1.0, -4.0, np.inf], True), (DType.F32, [1.0, -4.05, np.inf], True), (DType.F32, [1.0, -4.1, np.inf], False),
-        (DType.F32, [1.0, -4.0, 3.0], False), (DType.F32, [1.0, np.nan, np.inf], False), (DType.F16, [1.9, -4.0, np.inf], True), (DType.I64, [1, 2, 3], True),
+        (DType.F32, [1.0, -4.0, np.inf], True), (DType.F32, [1.0, -4.05, np.inf], True),
+        (DType.F32, [1.0, -4.1, np.inf], False),
+        (DType.F32, [1.0, -4.0, 3.0], False), (DType.F32, [1.0, np.nan, np.inf], False),
+        (DType.F16, [1.9, -4.0, np.inf], True), (DType.I64, [1, 2, 3], True),
     ],
 )  # fmt: skip
 def test_results_are_the_same_but_for_rounding(dtype: DType, y: list[float], same: bool) -> None:

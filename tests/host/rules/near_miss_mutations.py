@@ -206,9 +206,12 @@ def flag(r: Random, m: ModelProto) -> bool:
 
 
 _OTHER = {
-    "Add": ("Sub", "Mul"), "Sub": ("Add",), "Mul": ("Div", "Add"), "Div": ("Mul",), "ReduceMean": ("ReduceSum", "ReduceMax"), "Sqrt": ("Exp", "Abs"),
-    "Softmax": ("LogSoftmax", "Sigmoid"), "Sigmoid": ("Tanh", "Softmax"), "Relu": ("Softmax", "Abs"), "Neg": ("Abs",), "GlobalAveragePool": ("GlobalMaxPool",),
-    "Exp": ("Sigmoid",), "Reciprocal": ("Neg",), "Erf": ("Tanh",), "Tanh": ("Erf", "LogSoftmax"), "Conv": (), "ReduceSum": ("ReduceMean",),
+    "Add": ("Sub", "Mul"), "Sub": ("Add",), "Mul": ("Div", "Add"), "Div": ("Mul",),
+    "ReduceMean": ("ReduceSum", "ReduceMax"), "Sqrt": ("Exp", "Abs"),
+    "Softmax": ("LogSoftmax", "Sigmoid"), "Sigmoid": ("Tanh", "Softmax"),
+    "Relu": ("Softmax", "Abs"), "Neg": ("Abs",), "GlobalAveragePool": ("GlobalMaxPool",),
+    "Exp": ("Sigmoid",), "Reciprocal": ("Neg",), "Erf": ("Tanh",), "Tanh": ("Erf", "LogSoftmax"),
+    "Conv": (), "ReduceSum": ("ReduceMean",),
 }  # fmt: skip
 
 
@@ -322,7 +325,9 @@ def retyped(r: Random, m: ModelProto) -> bool:
 
 
 def training(r: Random, m: ModelProto) -> bool:
-    """BatchNormalization that normalises with the batch's own statistics, or a Dropout that is on."""
+    """BatchNormalization that normalises with the batch's own statistics, or a Dropout that is
+    on.
+    """
     norms = [n for n in m.graph.node if n.op_type == "BatchNormalization"]
     if norms and r.random() < 0.6:
         n = r.choice(norms)
@@ -437,7 +442,8 @@ def _insert(m: ModelProto, place: int, nodes: list[NodeProto]) -> None:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    exposed, second_reader, captured, overridable, computed, perturbed, widened, axis, epsilon, flag, other_operator, swapped, bypassed, rewired, exchanged, retyped,
+    exposed, second_reader, captured, overridable, computed, perturbed, widened, axis, epsilon,
+    flag, other_operator, swapped, bypassed, rewired, exchanged, retyped,
     training, cast, dropped, interposed, broadcast,
 )  # fmt: skip
 

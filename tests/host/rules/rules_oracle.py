@@ -1,4 +1,6 @@
-"""What the rule tests share: a short way to write a model, and the meaning of each spec in float64."""
+"""What the rule tests share: a short way to write a model, and the meaning of each spec in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def ops(m: Match) -> list[str]:
     return [n.op for n in m.nodes]
 
 
-# --- running --------------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 def feeds_of(
     m: ModelProto, rng: np.random.Generator, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
@@ -153,7 +155,9 @@ def check(
     tolerance: float = 2e-5,
     seed: int = 0,
 ) -> None:
-    """The spec, evaluated in float64 on the values entering the chain, gives what the nodes give."""
+    """The spec, evaluated in float64 on the values entering the chain, gives what the nodes
+    give.
+    """
     values = run_all(m, feeds_of(m, np.random.default_rng(seed), sizes))
     roles: dict[str, F64] = {}
     for role, name in zip(match.spec.roles, match.inputs, strict=True):
@@ -166,7 +170,7 @@ def check(
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale)
 
 
-# --- what specs mean --------------------------------------------------------------------------------------------------------
+# --- what specs mean ------------------------------------------------------------------------------
 def compute(spec: Spec, v: Mapping[str, F64]) -> F64:
     return {
         "batchnorm": _batch_norm,
@@ -276,7 +280,7 @@ def _pointwise(spec: Spec, v: Mapping[str, F64]) -> F64:
     return evaluate(Expr.from_json(spec.attrs["expr"]), [v[r] for r in spec.roles])
 
 
-# --- spellings of activations -------------------------------------------------------------------------------------------------
+# --- spellings of activations ---------------------------------------------------------------------
 _CONSTANTS: dict[str, npt.ArrayLike] = {
     **{
         k: np.float32(v)
@@ -332,15 +336,24 @@ SPELLINGS: dict[str, tuple[int, str]] = {
     "gelu op tanh": (20, "Gelu(approximate='tanh') X > Y"),
     "gelu tanh pow": (
         13,
-        "Pow X three > p; Mul p c0 > k; Add X k > a; Mul a c1 > i; Tanh i > t; Add t one > o; Mul X o > m; Mul m half > Y",
+        (
+            "Pow X three > p; Mul p c0 > k; Add X k > a; Mul a c1 > i; Tanh i > t; Add t one > o; "
+            "Mul X o > m; Mul m half > Y"
+        ),
     ),
     "gelu tanh fast": (
         13,
-        "Mul X half > h; Mul X c1 > s; Mul X c0 > k; Mul k X > j; Add j one > a; Mul s a > i; Tanh i > t; Add one t > o; Mul h o > Y",
+        (
+            "Mul X half > h; Mul X c1 > s; Mul X c0 > k; Mul k X > j; Add j one > a; Mul s a > i; "
+            "Tanh i > t; Add one t > o; Mul h o > Y"
+        ),
     ),
     "gelu tanh cubed": (
         13,
-        "Mul X X > q; Mul X q > p; Mul c0 p > k; Add X k > a; Mul c1 a > i; Tanh i > t; Add t one > o; Mul half X > h; Mul h o > Y",
+        (
+            "Mul X X > q; Mul X q > p; Mul c0 p > k; Add X k > a; Mul c1 a > i; Tanh i > t; "
+            "Add t one > o; Mul half X > h; Mul h o > Y"
+        ),
     ),
     "gelu quick": (7, "Mul X k1702 > k; Sigmoid k > s; Mul X s > Y"),
     "gelu microsoft": (13, "com.microsoft.Gelu X > Y"),

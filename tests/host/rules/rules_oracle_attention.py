@@ -66,7 +66,9 @@ def compute(spec: Spec, v: Mapping[str, F64]) -> list[F64]:
 
 
 def _heads(x: F64, operand: Mapping[str, Any], heads: int) -> F64:
-    """The operand as [batch, heads, sequence, elements], through the strides its layout stands for."""
+    """The operand as [batch, heads, sequence, elements], through the strides its layout stands
+    for.
+    """
     size, stride, offset = strides(operand["layout"], x.shape, heads, operand.get("index", 0))
     flat = np.ascontiguousarray(x).reshape(-1)
     at = np.full([int(size[c]) for c in "bhsd"], int(offset), np.int64)

@@ -71,7 +71,8 @@ def test_a_match_that_breaks_the_contract_is_caught(
     claim: tuple[str, str, str, str], says: str
 ) -> None:
     m = parse(
-        "g (float[3] x) => (float[3] c, float[3] d) { a = Neg (x) b = Exp (a) c = Abs (a) d = Relu (b) }"
+        "g (float[3] x) => (float[3] c, float[3] d) { "
+        "a = Neg (x) b = Exp (a) c = Abs (a) d = Relu (b) }"
     )
     with pytest.raises(TraceaError, match=says):
         find.find(Graph(m), rules=[_claims(*claim)])

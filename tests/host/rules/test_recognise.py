@@ -23,7 +23,8 @@ def _rounded(value: float, dtype: DType) -> float:
 def _gelu_erf(dtype: DType) -> Expr:
     """0.5 x (1 + erf(x / sqrt 2)) with the constants as the type holds them."""
     code = (
-        Instr("const", (), _rounded(2**0.5, dtype)), Instr("div", (0, 1)), Instr("erf", (2,)), Instr("const", (), 1.0), Instr("add", (3, 4)),
+        Instr("const", (), _rounded(2**0.5, dtype)), Instr("div", (0, 1)), Instr("erf", (2,)),
+        Instr("const", (), 1.0), Instr("add", (3, 4)),
         Instr("mul", (0, 5)), Instr("const", (), 0.5), Instr("mul", (6, 7)),
     )  # fmt: skip
     return Expr(1, code, 8)
@@ -31,8 +32,10 @@ def _gelu_erf(dtype: DType) -> Expr:
 
 def _gelu_tanh(dtype: DType) -> Expr:
     code = (
-        Instr("const", (), 3.0), Instr("pow", (0, 1)), Instr("const", (), _rounded(0.044715, dtype)), Instr("mul", (2, 3)), Instr("add", (0, 4)),
-        Instr("const", (), _rounded((2 / np.pi) ** 0.5, dtype)), Instr("mul", (5, 6)), Instr("tanh", (7,)), Instr("const", (), 1.0), Instr("add", (8, 9)),
+        Instr("const", (), 3.0), Instr("pow", (0, 1)),
+        Instr("const", (), _rounded(0.044715, dtype)), Instr("mul", (2, 3)), Instr("add", (0, 4)),
+        Instr("const", (), _rounded((2 / np.pi) ** 0.5, dtype)), Instr("mul", (5, 6)),
+        Instr("tanh", (7,)), Instr("const", (), 1.0), Instr("add", (8, 9)),
         Instr("mul", (0, 10)), Instr("const", (), 0.5), Instr("mul", (11, 12)),
     )  # fmt: skip
     return Expr(1, code, 13)

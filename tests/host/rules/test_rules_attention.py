@@ -1,4 +1,6 @@
-"""Attention rule: every way to write scale, mask, head split and cleanup means what the spec says."""
+"""Attention rule: every way to write scale, mask, head split and cleanup means what the spec
+says.
+"""
 
 from __future__ import annotations
 

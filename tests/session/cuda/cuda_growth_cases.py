@@ -50,7 +50,9 @@ def case_addresses_that_come_once_leave_nothing() -> None:
 
 
 def case_addresses_that_lost_their_graph_leave_nothing() -> None:
-    """Each of ever more bindings is replayed often enough to be worth its graph; the oldest goes."""
+    """Each of ever more bindings is replayed often enough to be worth its graph; the oldest
+    goes.
+    """
     answer(cube_plan)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     found = []

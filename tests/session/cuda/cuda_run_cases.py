@@ -127,7 +127,8 @@ def case_out_of_memory_for_an_output_is_one_line() -> None:
     for _ in range(2):
         with pytest.raises(
             Exception,
-            match=r"out of GPU memory: 17179869184 bytes were asked for, \d+ of 1073741824 are free",
+            match=r"out of GPU memory: 17179869184 bytes were asked for, \d+ of 1073741824 are "
+            r"free",
         ) as e:
             session.run(None, {"x": vector(100)})
         assert "\n" not in str(e.value).strip()
@@ -503,7 +504,10 @@ def case_memory_limit() -> None:
     for n in (1000, 500_000, 1_000_000, 1_500_000, 700_000):  # what smaller ones left is given back
         check_cube(session, n)
     for _ in range(2):
-        used = r"\d+ of the 33554432 that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit"
+        used = (
+            r"\d+ of the 33554432 that the provider option gpu_mem_limit allows are in use; "
+            r"raise gpu_mem_limit"
+        )
         with pytest.raises(
             Exception, match=rf"out of GPU memory: \d+ bytes were asked for, {used}"
         ) as e:

@@ -135,7 +135,8 @@ def count(lines: list[str], start: str) -> int:
 def mixed_model(outputs: tuple[str, ...] = ("y",)) -> bytes:
     """a = x + x (GPU), c = exp(a) (CPU), d = c * x (GPU), y = d + a (CPU)"""
     nodes = [
-        h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Exp", ["a"], ["c"]), h.make_node("Mul", ["c", "x"], ["d"]), h.make_node("Sum", ["d", "a"], ["y"]),
+        h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Exp", ["a"], ["c"]),
+        h.make_node("Mul", ["c", "x"], ["d"]), h.make_node("Sum", ["d", "a"], ["y"]),
     ]  # fmt: skip
     return model(nodes, {"x": ["n"]}, {o: ["n"] for o in outputs})
 

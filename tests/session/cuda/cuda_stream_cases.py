@@ -76,7 +76,9 @@ class Binding:
         self.io = bound(session, self.given, {"u": self.u, "y": self.y, **outputs})
 
     def feed(self, stream: Any, k: int) -> np.ndarray:
-        """Queues on the stream that the input becomes another one; returns what `y` is to be then."""
+        """Queues on the stream that the input becomes another one; returns what `y` is to be
+        then.
+        """
         x = k * vector(self.n)
         self.source = device_tensor(x)
         log.copy(self.given.data_ptr(), self.source.data_ptr(), 4 * self.n, stream.get_handle())

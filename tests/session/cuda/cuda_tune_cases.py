@@ -42,7 +42,8 @@ def _model(batch: int | str) -> Path:
         for n, s in (("w", (192, 328)), ("b", (328,)), ("v", (328, 192)))
     }
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"]), helper.make_node("Gelu", ["a"], ["g"]),
+        helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"]),
+        helper.make_node("Gelu", ["a"], ["g"]),
         helper.make_node("MatMul", ["g", "v"], ["y"]),
     ]  # fmt: skip
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, [batch, 192]) for n in "xy"]

@@ -21,7 +21,10 @@ from tests.host.pipeline_models import normal, parse
 from tracea_onnx import provider
 from tracea_onnx.runtime import native_library
 
-_TEXT = "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid (z) r = Tanh (q) y = Softmax <axis = -1> (r) }"
+_TEXT = (
+    "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid "
+    "(z) r = Tanh (q) y = Softmax <axis = -1> (r) }"
+)
 
 
 def cpu(folder: str) -> Callable[[], None]:

@@ -92,8 +92,11 @@ def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.parametrize(("options", "call", "first"), [
     ({}, "cuStreamSynchronize", "CUDA: running: an illegal memory access was encountered (700)"),
-    ({"enable_cuda_graph": "0"}, "cuLaunchKernelEx", "CUDA: launching kernel 'mul': an illegal memory access was encountered (700)"),
-    ({"sync_launches": "1"}, "cuStreamSynchronize", "CUDA: running kernel 'mul' (launch 1 of 3 of partition 'cube'): an illegal memory access was encountered (700)"),
+    ({"enable_cuda_graph": "0"}, "cuLaunchKernelEx",
+        "CUDA: launching kernel 'mul': an illegal memory access was encountered (700)"),
+    ({"sync_launches": "1"}, "cuStreamSynchronize",
+        ("CUDA: running kernel 'mul' (launch 1 of 3 of partition 'cube'): an illegal memory "
+        "access was encountered (700)")),
 ])  # fmt: skip
 def test_a_lost_context_is_named_by_every_later_call(
     folder: Path, options: dict[str, str], call: str, first: str
@@ -101,7 +104,10 @@ def test_a_lost_context_is_named_by_every_later_call(
     text = LOST.replace("OPTIONS", repr(options)).replace("CALL", repr(call)).replace("AFTER", "0")
     lines = _said(driver.run(folder, ["-c", text]))
     assert first in lines[0]
-    later = f"the GPU cannot be used by this process any more since an earlier failure ({first}); restart the process"
+    later = (
+        "the GPU cannot be used by this process any more since an earlier failure "
+        f"({first}); restart the process"
+    )
     assert len(lines) == 5 and all(later in line for line in lines[1:4]) and lines[4] == "end"
 
 
@@ -109,7 +115,8 @@ NO_GRAPHS = """
 from tests.session.cuda.cuda_session import *
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.runtime import cuda_harness, nvrtc
-assert (cuda_harness.listed(), nvrtc.driver_version(), optimizer.choose_backend("auto")) == (1, 13000, "cuda")
+assert (cuda_harness.listed(), nvrtc.driver_version(), optimizer.choose_backend("auto")) == (1,
+    13000, "cuda")
 assert "initialise" not in log.take()
 answer(cube_plan)
 session = provider.create_session(cube_model(), {"backend": "cuda", "log_level": "warning"})
@@ -126,7 +133,11 @@ def test_running_without_graphs_is_logged_once(folder: Path) -> None:
     done = driver.run(folder, ["-c", NO_GRAPHS])
     assert _said(done) == ["end"]
     assert [line for line in done.stderr.splitlines() if "CUDA graph" in line] == [
-        "tracea-onnx: warning: partition 'cube' runs without a CUDA graph: CUDA: making a graph: unknown error (801)"
+        (
+            "tracea-onnx: warning: partition 'cube' runs without a CUDA graph: CUDA: making a "
+            "graph: "
+            "unknown error (801)"
+        )
     ]
 
 
@@ -139,7 +150,8 @@ def entries(graph):
 answer(entries)
 session = provider.create_session(cube_model(), {"backend": "cuda", "log_level": "warning"})
 check_cube(session, 20)
-print("said:", provider.assigned_nodes(session), {p.key: p.value for p in requests[-1].metadata_props}["clusters"])
+print("said:", provider.assigned_nodes(session),
+    {p.key: p.value for p in requests[-1].metadata_props}["clusters"])
 """
 
 
@@ -150,8 +162,8 @@ def test_clusters_that_find_no_room(folder: Path) -> None:
     done = driver.run(folder, ["-c", SMALL_CLUSTERS], cluster="8")
     assert _said(done) == ["[] 2:66,4:33,8:16"]
     assert (
-        "is left to ONNX Runtime: kernel 'mul' is launched in clusters of 16, the device has room for 8 at most"
-        in done.stderr
+        "is left to ONNX Runtime: kernel 'mul' is launched in clusters of 16, the device has "
+        "room for 8 at most" in done.stderr
     )
 
 
@@ -161,7 +173,8 @@ import onnxruntime as ort
 from tests.session.cuda.cuda_session import *
 answer(cube_plan)
 def alone():
-    # ONNX Runtime joins the threads of its pool when a session goes, and crashes in a child, which has none of them.
+    # ONNX Runtime joins the threads of its pool when a session goes, and crashes in a child, which
+    # has none of them.
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return options
@@ -186,7 +199,8 @@ assert child(use) == 0  # registered, but not initialised
 use()
 assert log.take().count("initialise") == 1
 captured = [{"device_id": "0", "enable_cuda_graph": "session"}] if has_ort(*CAPTURES) else []
-for options in ({"backend": "cuda"}, {"device_id": "0"}, *captured, {"device_id": "0", "gpu_mem_limit": "100000000"}):
+for options in ({"backend": "cuda"}, {"device_id": "0"}, *captured, {"device_id": "0",
+    "gpu_mem_limit": "100000000"}):
     session = provider.create_session(cube_model(), options, alone())
     x, outputs = device_tensor(vector(40)), {name: empty_tensor([40]) for name in ("u", "y")}
     io = bound(session, x, outputs)
@@ -227,7 +241,8 @@ print("said:", *(d.ep_metadata.get("name", "?") for d in ours))
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("visible", "names"), [
-    (None, ["Fake GPU 0", "Fake GPU 1", "Fake GPU 2"]), ("", []), ("-1", []), ("2,0", ["Fake GPU 2", "Fake GPU 0"]), ("1,7,0", ["Fake GPU 1"]),
+    (None, ["Fake GPU 0", "Fake GPU 1", "Fake GPU 2"]), ("", []), ("-1", []),
+    ("2,0", ["Fake GPU 2", "Fake GPU 0"]), ("1,7,0", ["Fake GPU 1"]),
     ("1,1", ["Fake GPU 1"]), ("GPU-00000002", ["Fake GPU 2"]), ("GPU-9", []), ("MIG-abc", ["?"]),
 ])  # fmt: skip
 def test_gpus_are_listed_as_cuda_will_number_them(

@@ -33,7 +33,8 @@ def test_without_a_gpu_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "model.onnx"
     onnx.save(
         onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+            '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { '
+            "y = Relu(x) }"
         ),
         path,
     )

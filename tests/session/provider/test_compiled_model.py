@@ -1,4 +1,6 @@
-"""Compiled models (EPContext): written through ONNX Runtime's own compiler, and run without ours."""
+"""Compiled models (EPContext): written through ONNX Runtime's own compiler, and run without
+ours.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,8 @@ def test_onnx_runtimes_compiler_writes_the_same(tmp_path: Path) -> None:
         node = onnx.load(target).graph.node[0]
         assert node.op_type == "EPContext"
         assert attribute(node, "source").s.decode() == provider.PROVIDER_NAME
-        assert (tmp_path / attribute(node, "ep_cache_context").s[:99].decode(errors="replace")).is_file() != embed  # fmt: skip
+        assert (tmp_path / attribute(node,
+                "ep_cache_context").s[:99].decode(errors="replace")).is_file() != embed  # fmt: skip
         assert loaded(target)
 
 

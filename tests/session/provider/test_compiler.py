@@ -92,9 +92,12 @@ def conv(x: str, w: str, y: str, **attrs: Any) -> Any:
 def test_convolutions_write_into_a_concatenation(channels: tuple[int, int, int]) -> None:
     a, b, c = channels
     nodes = [
-        conv("x", "wa", "a", pads=[1, 1, 1, 1]), conv("x", "wb", "b"), helper.make_node("Relu", ["a"], ["ra"]),
-        conv("ra", "wc", "c", pads=[1, 1, 1, 1]), helper.make_node("Concat", ["ra", "b", "c"], ["cat"], axis=1),
-        conv("cat", "wd", "y", pads=[2, 2, 2, 2]), helper.make_node("MaxPool", ["b"], ["z"], kernel_shape=[2, 2]),
+        conv("x", "wa", "a", pads=[1, 1, 1, 1]), conv("x", "wb", "b"),
+        helper.make_node("Relu", ["a"], ["ra"]),
+        conv("ra", "wc", "c", pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["ra", "b", "c"], ["cat"], axis=1),
+        conv("cat", "wd", "y", pads=[2, 2, 2, 2]),
+        helper.make_node("MaxPool", ["b"], ["z"], kernel_shape=[2, 2]),
     ]  # fmt: skip
     weights = [
         weight("wa", a, 4, 3, 3),
@@ -127,9 +130,11 @@ def test_winograd_reads_past_odd_borders(size: tuple[int, int]) -> None:
 
 def test_symbolic_height_and_width() -> None:
     nodes = [
-        conv("x", "w", "a", pads=[1, 1, 1, 1], strides=[2, 2]), helper.make_node("Relu", ["a"], ["r"]),
+        conv("x", "w", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Relu", ["a"], ["r"]),
         helper.make_node("Resize", ["r", "", "scales"], ["u"], mode="nearest"),
-        helper.make_node("AveragePool", ["u"], ["p"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]), helper.make_node("Add", ["p", "u"], ["y"]),
+        helper.make_node("AveragePool", ["u"], ["p"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["p", "u"], ["y"]),
     ]  # fmt: skip
     weights = [
         weight("w", 20, 3, 3, 3),
@@ -163,8 +168,11 @@ def test_resizing_of_operator_set_10(mode: str, scales: tuple[float, float]) -> 
 
 def test_outputs_that_are_reshapes_inputs_and_shared() -> None:
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Reshape", ["m", "shape"], ["y"]), helper.make_node("Relu", ["m"], ["r"]),
-        helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Transpose", ["r"], ["t"], perm=[1, 0]), helper.make_node("Add", ["y", "y"], ["twice"]),
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "shape"], ["y"]), helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("Identity", ["x"], ["same"]),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[1, 0]),
+        helper.make_node("Add", ["y", "y"], ["twice"]),
     ]  # fmt: skip
     source = model(
         nodes,
@@ -178,11 +186,16 @@ def test_outputs_that_are_reshapes_inputs_and_shared() -> None:
 def test_shape_towers_are_followed_symbolically() -> None:
     node = helper.make_node
     nodes = [
-        node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["b"], axis=0), node("Gather", ["s", "one"], ["l"], axis=0),
+        node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["b"], axis=0),
+        node("Gather", ["s", "one"], ["l"], axis=0),
         node("Unsqueeze", ["b", "axis0"], ["b1"]),
-        node("Unsqueeze", ["l", "axis0"], ["l1"]), node("Concat", ["b1", "l1", "heads"], ["target"], axis=0), node("Reshape", ["x", "target"], ["h"]),
-        node("Transpose", ["h"], ["t"], perm=[0, 2, 1, 3]), node("Relu", ["t"], ["r"]), node("Cast", ["target"], ["c32"], to=TensorProto.INT32),
-        node("ReduceProd", ["c32"], ["p"], keepdims=0), node("Range", ["zero", "l", "one"], ["positions"]),
+        node("Unsqueeze", ["l", "axis0"], ["l1"]),
+        node("Concat", ["b1", "l1", "heads"], ["target"], axis=0),
+        node("Reshape", ["x", "target"], ["h"]),
+        node("Transpose", ["h"], ["t"], perm=[0, 2, 1, 3]), node("Relu", ["t"], ["r"]),
+        node("Cast", ["target"], ["c32"], to=TensorProto.INT32),
+        node("ReduceProd", ["c32"], ["p"], keepdims=0),
+        node("Range", ["zero", "l", "one"], ["positions"]),
     ]  # fmt: skip
     weights = [
         ints("zero", dtype=np.int64),
@@ -244,8 +257,10 @@ def test_ort_fused_convolution(name: str, params: list[float]) -> None:
 def test_quantised_neighbours_stay_with_ort() -> None:
     node = helper.make_node
     nodes = [
-        node("QuantizeLinear", ["x", "scale", "zp"], ["q"]), node("DequantizeLinear", ["q", "scale", "zp"], ["d"]), node("Relu", ["d"], ["r"]),
-        node("QuantizeLinear", ["r", "scale", "zp"], ["q2"]), node("DequantizeLinear", ["q2", "scale", "zp"], ["d2"]), node("MatMul", ["x", "w"], ["m"]),
+        node("QuantizeLinear", ["x", "scale", "zp"], ["q"]),
+        node("DequantizeLinear", ["q", "scale", "zp"], ["d"]), node("Relu", ["d"], ["r"]),
+        node("QuantizeLinear", ["r", "scale", "zp"], ["q2"]),
+        node("DequantizeLinear", ["q2", "scale", "zp"], ["d2"]), node("MatMul", ["x", "w"], ["m"]),
     ]  # fmt: skip
     weights = [
         numpy_helper.from_array(np.asarray(0.05, np.float32), "scale"),
@@ -327,7 +342,8 @@ def test_a_constant_may_give_the_result_its_rank(shape: tuple[int, ...]) -> None
 
 def test_an_infinite_constant_behind_a_product() -> None:
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Greater", ["k", "zero"], ["mask"]),
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Greater", ["k", "zero"], ["mask"]),
         helper.make_node("Where", ["mask", "p", "low"], ["y"]),
     ]  # fmt: skip
     limits = [

@@ -35,7 +35,10 @@ FAULTS = [
     ZeroDivisionError("division by zero"),
     RecursionError("too deep"),
 ]
-_TEXT = "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid (z) r = Tanh (q) s = Softmax <axis = -1> (r) y = Relu (s) }"
+_TEXT = (
+    "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid "
+    "(z) r = Tanh (q) s = Softmax <axis = -1> (r) y = Relu (s) }"
+)
 
 
 def small(name: str = "g") -> bytes:

@@ -46,7 +46,8 @@ def test_a_session_that_is_gone_keeps_no_graph_no_model_and_no_thread(
     born: list[weakref.ref[graph.Graph]], tmp_path: Path
 ) -> None:
     m = parse(
-        "g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }",
+        "g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, "
+        "b) y = Relu (a) }",
         w=normal(64, 32),
         b=normal(32),
     )
@@ -77,7 +78,8 @@ def _live() -> dict[str, int]:
 def test_a_session_keeps_sixteen_sets_of_shapes_and_nothing_when_it_is_gone(tmp_path: Path) -> None:
     before = _live()
     m = parse(
-        "g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }",
+        "g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, "
+        "b) y = Relu (a) }",
         w=normal(64, 32),
         b=normal(32),
     )
@@ -90,7 +92,8 @@ def test_a_session_keeps_sixteen_sets_of_shapes_and_nothing_when_it_is_gone(tmp_
         session.run(None, {"x": normal(n, 64)})
         held.append(_live())
     grown = {k: held[-1][k] - v for k, v in before.items()}
-    assert {k: grown[k] for k in ("live_sessions", "live_partitions", "live_bounds", "live_states")} == {
+    assert {k: grown[k] for k in ("live_sessions", "live_partitions", "live_bounds",
+            "live_states")} == {
         "live_sessions": 1, "live_partitions": 1, "live_bounds": 16, "live_states": 1,
     }  # fmt: skip
     assert held[0]["live_memory"] == held[-1]["live_memory"] > before["live_memory"]
@@ -150,7 +153,8 @@ start, found = threading.Barrier(6), []
 
 def load():
     start.wait()
-    found.append((len(rule_set.rules()), len(discovery.module("kernels", "cuda").families()), discovery.module("scheduler", "priority").schedule.__name__))
+    found.append((len(rule_set.rules()), len(discovery.module("kernels", "cuda").families()),
+        discovery.module("scheduler", "priority").schedule.__name__))
 
 
 threads = [threading.Thread(target=load) for _ in range(6)]

@@ -42,13 +42,17 @@ def attention(mask: np.ndarray, weight: float, heads: int = 2) -> bytes:
         nodes.append(helper.make_node("Reshape", [f"{n}0", "shape"], [f"{n}1"]))
         nodes.append(helper.make_node("Transpose", [f"{n}1"], [n], perm=perm))
     nodes += [
-        helper.make_node("MatMul", ["q", "k"], ["s"]), helper.make_node("Add", ["s", "mask"], ["m"]), helper.make_node("Softmax", ["m"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "v"], ["o"]), helper.make_node("Transpose", ["o"], ["t"], perm=[0, 2, 1, 3]),
+        helper.make_node("MatMul", ["q", "k"], ["s"]),
+        helper.make_node("Add", ["s", "mask"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["t"], perm=[0, 2, 1, 3]),
         helper.make_node("Reshape", ["t", "back"], ["y"]),
     ]  # fmt: skip
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        nodes, "g", [value("x", TensorProto.FLOAT, [1, S, D])], [value("y", TensorProto.FLOAT, [1, S, D])],
+        nodes, "g", [value("x", TensorProto.FLOAT, [1, S, D])],
+        [value("y", TensorProto.FLOAT, [1, S, D])],
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
     )  # fmt: skip
     return bytes(

@@ -358,7 +358,9 @@ def test_model_local_functions_arrive_whole_or_are_inlined(answer: Install, clai
 
 
 def test_external_data_and_scalars(answer: Install, tmp_path: Path) -> None:
-    """Constants of an external data file reach the compiler and the plan, and so do rank-0 tensors."""
+    """Constants of an external data file reach the compiler and the plan, and so do rank-0
+    tensors.
+    """
     w, s = np.random.default_rng(1).standard_normal((1, 2000)).astype(np.float32), np.float32(2.5)
     nodes = [h.make_node("Mul", ["x", "w"], ["t"]), h.make_node("Mul", ["t", "s"], ["y"])]
     data = onnx.ModelProto.FromString(

@@ -209,7 +209,8 @@ def test_of_plans_that_make_a_cycle_together_the_first_is_claimed(
 ) -> None:
     """{u, y} reads s of {t, s}, which reads u; a third plan is claimed beside the first."""
     nodes = [
-        h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Relu", ["u"], ["t"]), h.make_node("Add", ["x", "x"], ["s"]), h.make_node("Mul", ["u", "s"], ["y"]),
+        h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Relu", ["u"], ["t"]),
+        h.make_node("Add", ["x", "x"], ["s"]), h.make_node("Mul", ["u", "s"], ["y"]),
         h.make_node("Relu", ["t"], ["z"]),
     ]  # fmt: skip
     code: dict[str, list[Any]] = {

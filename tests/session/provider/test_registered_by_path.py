@@ -1,5 +1,5 @@
-"""The provider where an application registers the library by its path alone: it finds a compiler, or
-says in one line that it has none.
+"""The provider where an application registers the library by its path alone: it finds a compiler,
+or says in one line that it has none.
 """
 
 from __future__ import annotations

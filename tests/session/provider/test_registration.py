@@ -33,7 +33,8 @@ ort.register_execution_provider_library("again", provider.library_path())
 second = load()
 assert np.array_equal(check(second), expected)
 ort.unregister_execution_provider_library("again")
-assert np.array_equal(check(first), expected) and np.array_equal(check(second), expected) and np.array_equal(check(load()), expected)
+assert np.array_equal(check(first), expected) and np.array_equal(check(second),
+    expected) and np.array_equal(check(load()), expected)
 try:
     ort.register_execution_provider_library("tracea_onnx", provider.library_path())
     print("said: nothing")
@@ -52,12 +53,14 @@ def ask(path):
     other, library = ctypes.CDLL(sys.argv[2]), ctypes.CDLL(path)
     other.OrtGetApiBase.restype = ctypes.c_void_p
     base = other.OrtGetApiBase()
-    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(ctypes.cast(base, ctypes.POINTER(ctypes.c_void_p))[0])
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(ctypes.cast(base,
+        ctypes.POINTER(ctypes.c_void_p))[0])
     table = ctypes.cast(get_api(24), ctypes.POINTER(ctypes.c_void_p))
     message = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(table[2])
     made, n = (ctypes.c_void_p * 1)(), ctypes.c_size_t(9)
     library.CreateEpFactories.restype = ctypes.c_void_p
-    status = library.CreateEpFactories(b"x", ctypes.c_void_p(base), None, made, ctypes.c_size_t(1), ctypes.byref(n))
+    status = library.CreateEpFactories(b"x", ctypes.c_void_p(base), None, made, ctypes.c_size_t(1),
+        ctypes.byref(n))
     return (message(status).decode() if status else ""), n.value
 
 for _ in range(2):
@@ -96,6 +99,7 @@ def test_the_library_in_two_runtimes(tmp_path: Path) -> None:
         pytest.skip("this onnxruntime wheel has no C library")
     for said in (lines := _run(_TWO_RUNTIMES, str(tmp_path), str(found[0]))):
         assert said == (
-            "TraceaExecutionProvider: this library serves another ONNX Runtime of this process already; register a copy of the file, under another path, with this one"
+            "TraceaExecutionProvider: this library serves another ONNX Runtime of this process "
+            "already; register a copy of the file, under another path, with this one"
         )
     assert len(lines) == 2

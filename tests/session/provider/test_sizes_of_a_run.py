@@ -53,16 +53,21 @@ def cuda(m: ModelProto) -> tuple[list[Launch], list[str]]:
 
 F, INDEX = TensorProto.FLOAT, TensorProto.INT64
 ROWS: dict[str, tuple[int, tuple[Any, ...]]] = {
-    "x": (F, ("b", 8)), "i": (INDEX, ("b", "k")), "u": (F, ("b", "k")), "p": (INDEX, ("b", 1)), "q": (INDEX, ("b", 2)), "r": (F, ("b", 8)),
+    "x": (F, ("b", 8)), "i": (INDEX, ("b", "k")), "u": (F, ("b", "k")), "p": (INDEX, ("b", 1)),
+    "q": (INDEX, ("b", 2)), "r": (F, ("b", 8)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("node", "families"),
     [
-        (("ScatterElements", "x i u", "y", {"axis": 1}), ["copy", "scatter_along"]), (("ScatterND", "x p r", "y", {}), ["copy", "scatter_tuples"]),
-        (("GatherElements", "x i", "y", {"axis": -1}), ["gather_elements"]), (("GatherElements", "x i", "y", {"axis": 0}), ["gather_along"]),
-        (("GatherND", "x p", "y", {}), ["gather"]), (("GatherND", "x q", "y", {}), ["gather_tuples"]), (("Trilu", "x", "y", {"upper": 0}), ["triangle"]),
+        (("ScatterElements", "x i u", "y", {"axis": 1}), ["copy", "scatter_along"]),
+        (("ScatterND", "x p r", "y", {}), ["copy", "scatter_tuples"]),
+        (("GatherElements", "x i", "y", {"axis": -1}), ["gather_elements"]),
+        (("GatherElements", "x i", "y", {"axis": 0}), ["gather_along"]),
+        (("GatherND", "x p", "y", {}), ["gather"]),
+        (("GatherND", "x q", "y", {}), ["gather_tuples"]),
+        (("Trilu", "x", "y", {"upper": 0}), ["triangle"]),
     ],
 )  # fmt: skip
 def test_elements_by_indices(
@@ -145,8 +150,10 @@ def _agrees(m: ModelProto, x: dict[str, np.ndarray[Any, Any]]) -> None:
 def test_repeats_that_depend_on_a_size() -> None:
     """`repeat_interleave` as TorchScript writes it: how often is a dim among ones."""
     nodes: Nodes = [
-        ("Shape", "x", "n", {"start": 1, "end": 2}), ("Mod", "n three", "rest", {}), ("Add", "rest three", "often", {}), ("Concat", "one often", "ones", {"axis": 0}),
-        ("OneHot", "place depth ones", "hot", {}), ("Reshape", "hot flat", "repeats", {}), ("Tile", "x repeats", "t", {}), ("Softmax", "t", "y", {}),
+        ("Shape", "x", "n", {"start": 1, "end": 2}), ("Mod", "n three", "rest", {}),
+        ("Add", "rest three", "often", {}), ("Concat", "one often", "ones", {"axis": 0}),
+        ("OneHot", "place depth ones", "hot", {}), ("Reshape", "hot flat", "repeats", {}),
+        ("Tile", "x repeats", "t", {}), ("Softmax", "t", "y", {}),
     ]  # fmt: skip
     constants = {
         "three": np.array([3]),
@@ -194,7 +201,9 @@ def test_channels_that_only_a_run_says() -> None:
 
 
 def test_products_over_batches_that_lie_apart() -> None:
-    """Attention of hierarchical models: windows, heads and batch in another order than in memory."""
+    """Attention of hierarchical models: windows, heads and batch in another order than in
+    memory.
+    """
     rng = np.random.default_rng(0)
     nodes: Nodes = [
         ("Transpose", "q", "a", {"perm": [0, 3, 2, 1, 4]}),
@@ -220,7 +229,8 @@ def test_products_over_batches_that_lie_apart() -> None:
 def test_resizing_to_the_size_of_another_image() -> None:
     rng = np.random.default_rng(0)
     nodes: Nodes = [
-        ("Shape", "x", "front", {"end": 2}), ("Shape", "z", "back", {"start": 2}), ("Concat", "front back", "sizes", {"axis": 0}),
+        ("Shape", "x", "front", {"end": 2}), ("Shape", "z", "back", {"start": 2}),
+        ("Concat", "front back", "sizes", {"axis": 0}),
         ("Conv", "x w", "c", {}), ("Resize", "c   sizes", "y", {"mode": "linear"}),
     ]  # fmt: skip
     made = model(
@@ -281,8 +291,11 @@ def test_norms_by_statistics_of_a_run() -> None:
     """
     rng = np.random.default_rng(0)
     nodes: Nodes = [
-        ("Reshape", "x lead", "r", {}), ("ReduceMean", "r axes", "m", {"keepdims": 0}), ("Mul", "r r", "q", {}), ("ReduceMean", "q axes", "v", {"keepdims": 0}),
-        ("ConstantOfShape", "rows", "s", {"value": numpy_helper.from_array(np.array([2], np.float32))}), ("BatchNormalization", "r s m m v", "n", {"epsilon": 1e-3}),
+        ("Reshape", "x lead", "r", {}), ("ReduceMean", "r axes", "m", {"keepdims": 0}),
+        ("Mul", "r r", "q", {}), ("ReduceMean", "q axes", "v", {"keepdims": 0}),
+        ("ConstantOfShape", "rows", "s",
+            {"value": numpy_helper.from_array(np.array([2], np.float32))}),
+            ("BatchNormalization", "r s m m v", "n", {"epsilon": 1e-3}),
         ("MatMul", "n w", "y", {}),
     ]  # fmt: skip
     constants = {

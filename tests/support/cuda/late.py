@@ -26,7 +26,8 @@ extern "C" __global__ void late(const u64* table, int count) {{
   for (int c = 0; c < count; c++) {{
     const u64 to = table[3 * c], from = table[3 * c + 1], bytes = table[3 * c + 2];
     for (u64 i = first; i < bytes / 16; i += step) ((uint4*)to)[i] = ((const uint4*)from)[i];
-    for (u64 i = bytes / 16 * 16 + first; i < bytes; i += step) ((char*)to)[i] = ((const char*)from)[i];
+    for (u64 i = bytes / 16 * 16 + first; i < bytes; i += step)
+        ((char*)to)[i] = ((const char*)from)[i];
   }}
 }}
 """

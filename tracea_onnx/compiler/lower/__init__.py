@@ -1,5 +1,5 @@
-"""Lowering: ops to kernel launches. `LOWER` maps an op kind to the function that lowers it: `OPS` of
-the modules in `ops/`, which are found by name.
+"""Lowering: ops to kernel launches. `LOWER` maps an op kind to the function that lowers it: `OPS`
+of the modules in `ops/`, which are found by name.
 """
 
 from __future__ import annotations

@@ -275,8 +275,8 @@ class Lowering:
         dtype: DType = DType.F32,
         whole: bool = True,
     ) -> None:
-        """One launch that reads contiguous values, and makes `out` one. Kernels are compiled for the
-        types that they compute in; a parameter says what other type they read.
+        """One launch that reads contiguous values, and makes `out` one. Kernels are compiled for
+        the types that they compute in; a parameter says what other type they read.
         """
         refs = {k: self.plain(v) if isinstance(v, Value) else v for k, v in inputs.items()}
         y, dtype = self.new_plain(out), dtype if dtype in self.target.types else DType.F32

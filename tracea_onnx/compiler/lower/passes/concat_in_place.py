@@ -4,8 +4,12 @@ slice.
 Where launches cost, concatenations within concatenations (a dense block joins all of its images
 after every layer) lie in the longest one:
 
-    b = Concat(a, f)                    slots[a] = (d, 0), slots[f] = (d, channels of a), slots[b] = (d, 0), slots[g] = (d, channels of b)
+    b = Concat(a, f)
     d = Concat(a, f, g)  or  Concat(b, g)
+
+    slots[a] = slots[b] = (d, 0)
+    slots[f] = (d, channels of a)
+    slots[g] = (d, channels of b)
 """
 
 from __future__ import annotations
