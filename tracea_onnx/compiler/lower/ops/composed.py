@@ -1,5 +1,5 @@
-"""Operators that are a few launches of others: norms that no kernel has, one-hot maxima, sampling grids,
-reversed sequences.
+"""Operators that are a few launches of others: norms that no kernel has, one-hot maxima, sampling
+grids, reversed sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tracea_onnx.shapes.operators import result
 def _reduced(ctx: Lowering, op: Op, kind: str, x: Value, **attrs: Any) -> Value:
     """What a reduction makes of x, under a name of its own."""
     name = f"{op.outputs[0]}\0{kind}{len(ctx.values)}"
-    reduce(ctx, Op(kind, op.label, (x.name,), (name,), attrs, op.nodes, opset=op.opset))
+    reduce(ctx, Op(kind, op.label, (x.name,), (name,), attrs, op.nodes))
     return ctx.value(name)
 
 
@@ -87,9 +87,9 @@ def hardmax(ctx: Lowering, op: Op) -> None:
     """1 at the first largest element along an axis, and 0 elsewhere."""
     x, name = ctx.value(op.input(0)), op.outputs[0]
     ctx.require(x, "a Hardmax")
-    axis = axis_of(int(op.attr("axis", -1 if op.opset >= 13 else 1)), x.rank)
-    if op.opset < 13 and any(d != 1 for d in x.shape[axis + 1 :]):
-        raise Unsupported(f"Hardmax of opset {op.opset} flattens the axes behind {axis}")
+    axis = axis_of(int(op.attr("axis", -1 if ctx.graph.opset() >= 13 else 1)), x.rank)
+    if ctx.graph.opset() < 13 and any(d != 1 for d in x.shape[axis + 1 :]):
+        raise Unsupported(f"Hardmax of opset {ctx.graph.opset()} flattens the axes behind {axis}")
     n = x.shape[axis]
     most = ctx.define(f"{name}\0most", DType.I64, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     ints = {**around(x.shape, axis), "min": 0, "last": 0, "dtype": int(x.dtype)}

@@ -89,7 +89,7 @@ def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
 def dft(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     ctx.require(x, "a Fourier transform")
-    axis = dft_axis(ctx, op, x.rank, op.opset)
+    axis = dft_axis(ctx, op, x.rank, ctx.graph.opset())
     parts = 1 + is_complex(x.shape, "the signal of DFT")
     inverse, half = bool(op.attr("inverse", 0)), bool(op.attr("onesided", 0))
     if half and inverse != (parts == 2):
