@@ -38,15 +38,19 @@ struct Epilogue { int none; };
 template <int WIDTH> DEV void finish(const Epilogue&, float (&)[WIDTH], int, i64, int, int) {}
 #define EPILOGUE_ARGUMENTS 0
 #define BIAS(k) 0.f
-#define PARAMETERS const T* x, const T* w, T* y, int N, int IH, int IW, int OH, int OW, int PT, int PL, int weight_pitch, int CHANNELS, i64 x_cs, i64 x_rs, i64 x_ns, \\
+#define PARAMETERS const T* x, const T* w, T* y, int N, \\
+    int IH, int IW, int OH, int OW, int PT, int PL, \\
+    int weight_pitch, int CHANNELS, i64 x_cs, i64 x_rs, i64 x_ns, \\
   i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
 """
 _RUN = """
 extern "C" void run(PARAMETERS) {
-  const i64 bands = (OH + LINES - 1) / LINES, strips = (OW + COLUMNS - 1) / COLUMNS, threads = N * bands * strips * ((C + WIDTH - 1) / WIDTH);
+  const i64 bands = (OH + LINES - 1) / LINES, strips = (OW + COLUMNS - 1) / COLUMNS,
+      threads = N * bands * strips * ((C + WIDTH - 1) / WIDTH);
   for (i64 t = 0; t < (threads + THREADS - 1) / THREADS * THREADS; t++) {
     blockIdx.x = t / THREADS, threadIdx.x = t % THREADS;
-    SYMBOL(x, w, y, N, IH, IW, OH, OW, PT, PL, weight_pitch, CHANNELS, x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns);
+    SYMBOL(x, w, y, N, IH, IW, OH, OW, PT, PL, weight_pitch, CHANNELS, x_cs, x_rs, x_ns, y_cs,
+        y_rs, y_ns, r_cs, r_rs, r_ns);
   }
 }
 """

@@ -116,8 +116,10 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 struct { unsigned x; } blockIdx = {0}, threadIdx = {0}, blockDim = {1}, gridDim = {1};
 template <class E, int V> struct Vec { E v[V]; };
-template <int V, class E> DEV Vec<E, V> load(const E* p) { Vec<E, V> r; for (int k = 0; k < V; k++) r.v[k] = p[k]; return r; }
-template <int V, class E> DEV void store(E* p, Vec<E, V> v) { for (int k = 0; k < V; k++) p[k] = v.v[k]; }
+template <int V, class E> DEV Vec<E, V> load(const E* p) { Vec<E, V> r; for (int k = 0; k < V; k++)
+    r.v[k] = p[k]; return r; }
+template <int V, class E> DEV void store(E* p, Vec<E, V> v) { for (int k = 0; k < V; k++)
+    p[k] = v.v[k]; }
 DEV float to_float(float v) { return v; }
 DEV void from_float(float& to, float v) { to = v; }
 struct Pitch { int cs; i64 rs, ns; };
@@ -175,17 +177,24 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 _CALLS = """
-DEV Dims dims(const i64* d) { Dims r; for (int k = 0; k < 5; k++) r.n[k] = d[k], r.s[k] = d[5 + k], r.m[k] = d[10 + k]; return r; }
-extern "C" void gather(const float* x, const i64* idx, float* y, const i64* d, u32* fault) { move_along<AXIS, false>(x, idx, y, dims(d), fault); }
-extern "C" void scatter(const float* x, const i64* idx, float* y, const i64* d, u32* fault) { move_along<AXIS, true>(x, idx, y, dims(d), fault); }
-extern "C" void tuples(const float* x, const i64* idx, float* y, int count, int inner, const i64* d, u32* fault) {
+DEV Dims dims(const i64* d) { Dims r; for (int k = 0; k < 5; k++) r.n[k] = d[k], r.s[k] = d[5 + k],
+    r.m[k] = d[10 + k]; return r; }
+extern "C" void gather(const float* x, const i64* idx, float* y, const i64* d, u32* fault) {
+    move_along<AXIS, false>(x, idx, y, dims(d), fault); }
+extern "C" void scatter(const float* x, const i64* idx, float* y, const i64* d, u32* fault) {
+    move_along<AXIS, true>(x, idx, y, dims(d), fault); }
+extern "C" void tuples(const float* x, const i64* idx, float* y, int count, int inner,
+    const i64* d, u32* fault) {
   scatter_tuples<2>(x, idx, y, count, inner, dims(d), fault);
 }
-extern "C" void from_tuples(const float* x, const i64* idx, float* y, int count, int inner, int each, i64 step, const i64* d, u32* fault) {
+extern "C" void from_tuples(const float* x, const i64* idx, float* y, int count, int inner,
+    int each, i64 step, const i64* d, u32* fault) {
   gather_tuples<2>(x, idx, y, count, inner, each, step, dims(d), fault);
 }
-extern "C" void hot(const i64* idx, const float* values, float* y, i64 total, int depth, int inner) { one_hot(idx, values, y, total, depth, inner); }
-extern "C" void keep(const float* x, float* y, i64 total, int rows, int columns, int k) { triangle<false>(x, y, total, rows, columns, k); }
+extern "C" void hot(const i64* idx, const float* values, float* y, i64 total, int depth, int inner)
+    { one_hot(idx, values, y, total, depth, inner); }
+extern "C" void keep(const float* x, float* y, i64 total, int rows, int columns, int k) {
+    triangle<false>(x, y, total, rows, columns, k); }
 """
 
 

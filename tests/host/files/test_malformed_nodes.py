@@ -124,11 +124,13 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
         ),
         (helper.make_node("Where", ["x"], ["y"]), {"x": (2, 3)}, {}, "Where has 1 inputs"),
         *(
-            (helper.make_node(op, ["x"], ["y"], **attrs), {"x": (2,) * rank}, {}, f"of rank {rank}")
-            for op, rank, attrs in (
-                ("SpaceToDepth", 3, {"blocksize": 1}),
-                ("DepthToSpace", 5, {"blocksize": 1}),
+            (
+                helper.make_node(op, ["x"], ["y"], blocksize=1),
+                {"x": (2,) * rank},
+                {},
+                f"of rank {rank}",
             )
+            for op, rank in (("SpaceToDepth", 3), ("DepthToSpace", 5))
         ),
         (
             helper.make_node("ScatterND", ["x", "i", "u"], ["y"]),

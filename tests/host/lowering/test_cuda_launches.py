@@ -307,7 +307,8 @@ def test_frames_are_read_in_place(
 @pytest.mark.parametrize("kind", [F32, F16])
 def test_operators_made_of_others(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
-        node("LpNormalization", "x", "a"), node("MeanVarianceNormalization", "a", "b"), node("Hardmax", "b", "c"),
+        node("LpNormalization", "x", "a"), node("MeanVarianceNormalization", "a", "b"),
+        node("Hardmax", "b", "c"),
         node("ReverseSequence", "c lengths", "d"), node("DFT", "d", "y", axis=1),
     ]  # fmt: skip
     given = {"x": (kind, ("t", 5, 3, 2)), "lengths": (I64, (5,))}
