@@ -54,7 +54,8 @@ def main() -> int:
     for target in args.targets or TARGETS:
         made = build(target, args.out)
         print(f"{made}  {made.stat().st_size / 2**20:.1f} MiB")
-        if "linux" in target and shutil.which("auditwheel"):
+        # it looks for musl in the folders of this machine's C library
+        if "linux-gnu" in target and shutil.which("auditwheel"):
             run("auditwheel", "show", made)
         if shutil.which("twine"):
             run("twine", "check", "--strict", made)
