@@ -2,13 +2,15 @@
 
     python -m benchmarks.models [NAME|FILE.onnx ...] [--threads 1] [--batch 1]      # on the CPU
     python -m benchmarks.models [NAME ...] --backend cuda [--batch 1 32] [--peers ort graph compile]
+    python -m benchmarks.models stft:400/160 stft:512/128 --batch 1 8
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
-Without names: the zoo. On the CPU: the provider, and the optimized file on stock ONNX Runtime
-(`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without
-TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`. Results are
-compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed. Times are
-medians; a ratio is a peer's time over ours (above 1: ours is faster)."""
+Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz. On the CPU: the
+provider, and the optimized file on stock ONNX Runtime (`optimized`), beside the file on stock ONNX
+Runtime (`ort`). On a GPU: fp16 (--single: fp32 without TF32), tensors on the device, each run
+synchronised; the peers are those of `gpu_peers`. Results are compared with ONNX Runtime's CPU
+provider on the fp32 model before anything is timed. Times are medians; a ratio is a peer's time
+over ours (above 1: ours is faster)."""
 
 from __future__ import annotations
 
@@ -43,18 +45,34 @@ _SEQUENCE = {"gpt2": 512}
 _LARGEST = {"cpu": 5e-3, "fp16": 0.1, "fp32": 1e-3}
 
 
+def stft(frame: int, step: int) -> onnx.ModelProto:
+    """One STFT of 10 s of audio at 16 kHz, with a Hann window."""
+    stored = {"step": np.array(step), "window": np.hanning(frame).astype(np.float32)}
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("STFT", ["audio", *stored], ["spectra"])],
+        "stft",
+        [onnx.helper.make_tensor_value_info("audio", 1, ["batch", 160000, 1])],
+        [onnx.helper.make_tensor_value_info("spectra", 1, ["batch", None, None, 2])],
+        [onnx.numpy_helper.from_array(v, k) for k, v in stored.items()],
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
+
+
 def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     """`ours` is the provider."""
     with tempfile.TemporaryDirectory() as scratch:
-        zoo = name in discovery.names("models")
-        source = Path(scratch) / f"{name}.onnx" if zoo else Path(name)
-        if zoo:
+        built = name.startswith("stft:") or name in discovery.names("models")
+        source = Path(scratch) / f"{name.replace('/', '-')}.onnx" if built else Path(name)
+        if name.startswith("stft:"):
+            onnx.save(stft(*map(int, name.removeprefix("stft:").split("/"))), source)
+        elif built:
             onnx.save(discovery.module("models", name).build(), source)
         model = onnx.load(source, load_external_data=False)
         optimized = Path(scratch) / "optimized.onnx"
         tracea_onnx.optimize(source, output=optimized, verify=False)
         sizes = dict(ZOO_SIZES)
-        if not zoo:
+        if not built:
             probe = session(source)
             sizes = first_accepted(model, source.parent, lambda f: probe.run(None, f))
         for batch in args.batch:
@@ -152,7 +170,9 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
 
 def main() -> int:
     parser = harness.parser(__doc__)
-    parser.add_argument("models", nargs="*", help="names of the zoo, .onnx files, further:NAME")
+    parser.add_argument(
+        "models", nargs="*", help="names of the zoo, .onnx files, stft:.., further:NAME"
+    )
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", nargs="*", type=int, default=[1])
     parser.add_argument("--sequence", type=int, default=128)

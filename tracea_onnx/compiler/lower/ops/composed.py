@@ -87,9 +87,10 @@ def hardmax(ctx: Lowering, op: Op) -> None:
     """1 at the first largest element along an axis, and 0 elsewhere."""
     x, name = ctx.value(op.input(0)), op.outputs[0]
     ctx.require(x, "a Hardmax")
-    axis = axis_of(int(op.attr("axis", -1 if ctx.graph.opset() >= 13 else 1)), x.rank)
-    if ctx.graph.opset() < 13 and any(d != 1 for d in x.shape[axis + 1 :]):
-        raise Unsupported(f"Hardmax of opset {ctx.graph.opset()} flattens the axes behind {axis}")
+    opset = ctx.graph.opset()
+    axis = axis_of(int(op.attr("axis", -1 if opset >= 13 else 1)), x.rank)
+    if opset < 13 and any(d != 1 for d in x.shape[axis + 1 :]):
+        raise Unsupported(f"Hardmax of opset {opset} flattens the axes behind {axis}")
     n = x.shape[axis]
     most = ctx.define(f"{name}\0most", DType.I64, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     ints = {**around(x.shape, axis), "min": 0, "last": 0, "dtype": int(x.dtype)}

@@ -7,6 +7,8 @@ that none is copied. Real and imaginary parts lie side by side in rows and colum
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tracea_onnx.compiler.lower.axes import merge_dims
@@ -23,8 +25,14 @@ from tracea_onnx.ir.graph import Array
 from tracea_onnx.shapes.operators import result
 from tracea_onnx.shapes.spectra import dft_axis, dft_dims, dft_length, frame_length, is_complex
 
-#: Elements of the largest matrix. A longer transform reads more of it than an FFT computes.
+#: Elements of the matrices of one transform. Longer ones read more of them than an FFT computes.
 _MATRIX = 1 << 23
+#: A product with so many times n log2(n) elements takes no longer than ONNX Runtime's FFT of length
+#: n (150 on a Zen 5 core; vectors half as long take half of it).
+_FFT = 80
+#: The shortest transform that is halved: two passes over its rows and its result cost less than
+#: half the product.
+_HALVED = 160
 
 
 def _known(n: DimLike, what: str) -> int:
@@ -70,11 +78,20 @@ def _constant(ctx: Lowering, name: str, matrix: Array, dtype: DType) -> Value:
     return out
 
 
-def _fits(op: Op, rows: int, columns: int) -> None:
-    if rows * columns > _MATRIX:
+def _affordable(ctx: Lowering, op: Op, length: int, elements: int) -> None:
+    """Refuse matrices that are too large, or slower on a CPU than an FFT, which ONNX Runtime has
+    for powers of two.
+    """
+    if elements > _MATRIX:
         raise Unsupported(
-            f"the matrix of {op.kind} '{op.label}' has {rows} x {columns} elements; at most"
-            f" {_MATRIX} are"
+            f"the matrices of {op.kind} '{op.label}' of length {length} have {elements} elements;"
+            f" at most {_MATRIX} are"
+        )
+    fast = not length & (length - 1) and not ctx.target.launch_bound
+    if fast and elements > _FFT * length * math.log2(max(length, 2)):
+        raise Unsupported(
+            f"ONNX Runtime's FFT of {op.kind} '{op.label}' of length {length} takes less time than"
+            f" products with matrices of {elements} elements"
         )
 
 
@@ -84,6 +101,65 @@ def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
     if len(merge_dims(x.shape[:-1], [ctx.strided(x).strides[:-1]])) > 1:
         matrix.view, matrix.data, matrix.prepared = ctx.strided(matrix), None, False
     return product(ctx, x, matrix, None, False, name)
+
+
+def _halved(ctx: Lowering, length: int) -> bool:
+    """Whether a real transform is two of half as many terms: not on a GPU, whose launches cost
+    more than the arithmetic.
+    """
+    return length % 2 == 0 and length >= _HALVED and not ctx.target.launch_bound
+
+
+def _half_elements(ctx: Lowering, length: int) -> int:
+    """Elements of the matrices of `_half_spectrum`."""
+    h = length // 2
+    if not _halved(ctx, length):
+        return length * 2 * (h + 1)
+    return h * 2 * ((h + 1) // 2) + _half_elements(ctx, h)
+
+
+def _half_spectrum(ctx: Lowering, x: Value, window: Value | None, name: str) -> Value:
+    """Half the spectrum of real rows [.., n] under a window, as [.., 2 (n / 2 + 1)]. Even and odd
+    frequencies of a long one need half the terms each:
+
+        y[2 m + p] = sum_{j < n / 2} exp(-2 pi i j (2 m + p) / n) (x[j] + (-1)^p x[j + n / 2])
+    """
+    lead, length = x.shape[:-1], x.shape[-1]
+    assert isinstance(length, int)
+    h, size = length // 2, x.dtype.size
+    terms = h if _halved(ctx, length) else length
+    matrix = spectrum(length, terms, h + 1, parts=1, inverse=False)
+    if terms == length:
+        whole = _constant(ctx, f"{name}\0matrix", matrix, x.dtype)
+        whole = whole if window is None else _windowed(ctx, whole, window, 1)
+        return _apply(ctx, x, whole, name)
+
+    def sides(v: Value) -> list[Value]:
+        view, made = ctx.strided(v), []
+        for k in range(2):
+            side = ctx.define(f"{name}\0{v.name}\0{k}", v.dtype, (*v.shape[:-1], h))
+            side.view = View(view.ref.at(D.mul(k * h * size, view.strides[-1])), view.strides)
+            made.append(side)
+        return made
+
+    out = ctx.define(name, x.dtype, (*lead, 2 * (h + 1)))
+    to, operands = ctx.new_plain(out), [*sides(x), *(sides(window) if window is not None else ())]
+    for p, sign in enumerate(("add", "sub")):
+        weighted = (Instr("mul", (0, 2)), Instr("mul", (1, 3)), Instr(sign, (4, 5)))
+        expr = Expr(2, (Instr(sign, (0, 1)),), 2) if window is None else Expr(4, weighted, 6)
+        lower_expression(ctx, expr, operands, f"{name}\0{sign}", x.dtype)
+        folded, made = ctx.value(f"{name}\0{sign}"), f"{name}\0half{p}"
+        part = matrix.reshape(h, h + 1, 2)[:, p::2]
+        bins = part.shape[1]
+        if p == 0:
+            half = _half_spectrum(ctx, folded, None, made)
+        else:
+            constant = _constant(ctx, f"{name}\0odd", part.reshape(h, 2 * bins), x.dtype)
+            half = product(ctx, folded, constant, None, False, made)
+        # a real and an imaginary part are one element of twice the size
+        source, goal = View(ctx.plain(half), (bins, 1)), View(to.at(2 * p * size), (h + 1, 2))
+        ctx.copy(source, goal, (D.product(lead), bins), DType.I64, whole=False)
+    return out
 
 
 def dft(ctx: Lowering, op: Op) -> None:
@@ -99,12 +175,9 @@ def dft(ctx: Lowering, op: Op) -> None:
     bins = length // 2 + 1 if half else length
     terms = min(size, bins if half and inverse else length)
     columns = length if half and inverse else 2 * bins
-    _fits(op, terms * parts, columns)
-    matrix = (
-        signal(length, bins)[: terms * 2]
-        if half and inverse
-        else spectrum(length, terms, bins, parts=parts, inverse=inverse)
-    )
+    real = half and not inverse and terms == length
+    elements = _half_elements(ctx, length) if real else terms * parts * columns
+    _affordable(ctx, op, length, elements)
     name = op.outputs[0]
     # the axis last, before real and imaginary parts
     order = [k for k in range(x.rank - 1) if k != axis]
@@ -119,10 +192,18 @@ def dft(ctx: Lowering, op: Op) -> None:
         rows.view = View(moved.view.ref, (*moved.view.strides[:-2], 1))
     else:
         rows.view = View(ctx.plain(moved), contiguous(rows.shape))
-    constant = _constant(ctx, f"{name}\0matrix", matrix, x.dtype)
     if axis == x.rank - 2:
         ctx.relabelled(f"{name}\0product", name)
-    made = ctx.strided(_apply(ctx, rows, constant, f"{name}\0product"))
+    if real:
+        made = ctx.strided(_half_spectrum(ctx, rows, None, f"{name}\0product"))
+    else:
+        matrix = (
+            signal(length, bins)[: terms * 2]
+            if half and inverse
+            else spectrum(length, terms, bins, parts=parts, inverse=inverse)
+        )
+        constant = _constant(ctx, f"{name}\0matrix", matrix, x.dtype)
+        made = ctx.strided(_apply(ctx, rows, constant, f"{name}\0product"))
     last = shape[-1]
     assert isinstance(last, int)
     strides = [*made.strides[:-1], D.mul(made.strides[-1], last), made.strides[-1]]
@@ -144,25 +225,27 @@ def stft(ctx: Lowering, op: Op) -> None:
     length = _known(frame_length(ctx, op, x.shape[1]), "the frames of STFT")
     step = int(ctx.contents(op.input(1), "the frame step").reshape(-1)[0])
     bins = length // 2 + 1 if half else length
-    _fits(op, length * parts, 2 * bins)
+    elements = _half_elements(ctx, length) if half else length * parts * 2 * bins
+    _affordable(ctx, op, length, elements)
     ctx.at_least(x.shape[1], length, f"the signal of STFT '{op.label}'")
-    name = op.outputs[0]
-    matrix = _constant(
-        ctx, f"{name}\0matrix", spectrum(length, length, bins, parts=parts, inverse=False), x.dtype
-    )
-    if op.input(2):
-        window = ctx.value(op.input(2))
+    window = ctx.optional(op.input(2))
+    if window is not None:
         if not window.is_constant or window.dtype != x.dtype:
             raise Unsupported(
                 f"the window '{window.name}' of STFT is no constant of the signal's type"
             )
         ctx.same(window.elements, length, f"the window of STFT '{op.label}' and its frames")
-        matrix = _windowed(ctx, matrix, window, parts)
-    view = ctx.plain(x)
+    name = op.outputs[0]
     frames = ctx.define(f"{name}\0frames", x.dtype, (shape[0], shape[1], length * parts))
-    frames.view = View(view, (D.mul(x.shape[1], parts), step * parts, 1))
+    frames.view = View(ctx.plain(x), (D.mul(x.shape[1], parts), step * parts, 1))
     ctx.relabelled(f"{name}\0product", name)
-    made = ctx.strided(_apply(ctx, frames, matrix, f"{name}\0product"))
+    if half:
+        made = ctx.strided(_half_spectrum(ctx, frames, window, f"{name}\0product"))
+    else:
+        full = spectrum(length, length, bins, parts=parts, inverse=False)
+        matrix = _constant(ctx, f"{name}\0matrix", full, x.dtype)
+        matrix = matrix if window is None else _windowed(ctx, matrix, window, parts)
+        made = ctx.strided(_apply(ctx, frames, matrix, f"{name}\0product"))
     out = ctx.define(name, x.dtype, shape)
     out.view = View(made.ref, (*made.strides[:-1], 2, 1))
 
