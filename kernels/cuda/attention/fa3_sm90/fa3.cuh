@@ -59,24 +59,32 @@ DEV void setmaxnreg_inc() {
 }
 constexpr float kSlack = 8.f;
 
-DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
-                const TensorMap& map_v, const TensorMap& map_y) {
-  extern __shared__ char memory[];
-  const u32 start = shared_address(memory), queries = (start + 1023u) & ~1023u,
-            keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
-  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS,
-            q_empty = q_full + 8 * SLOTS * kQueryBarriers, y_full = q_empty + 8 * SLOTS,
-            k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES,
-            v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
-            m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES,
-            masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
-  float* const masks = (float*)(memory + (masks_at - start));
-  float4* const parts = (float4*)(masks + (kBrought ? STAGES * kMask / 4 : 0));
-  Tile* const tiles = (Tile*)(memory + (tiles_at - start));
-  const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
-  if (threadIdx.x == GROUPS * 128) {
-    prefetch(map_q), prefetch(map_k), prefetch(map_v);
-    if (TMA_STORE) prefetch(map_y);
+// The CTA's shared memory: the rings, barriers of their slots, masks and parts of rows.
+struct Smem {
+  char* memory;
+  u32 start, queries, keys, values, tiles_at, q_full, q_empty, y_full, k_full, k_empty, v_full,
+      v_empty, m_full, m_empty, masks_at;
+  float* masks;
+  float4* parts;
+  Tile* tiles;
+  METHOD Smem(char* memory) : memory(memory) {
+    start = shared_address(memory), queries = (start + 1023u) & ~1023u;
+    keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
+    tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS;
+    q_empty = q_full + 8 * SLOTS * kQueryBarriers, y_full = q_empty + 8 * SLOTS;
+    k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES;
+    v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+    m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES;
+    masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
+    masks = (float*)at(masks_at), parts = (float4*)(masks + (kBrought ? STAGES * kMask / 4 : 0));
+    tiles = (Tile*)at(tiles_at);
+  }
+  METHOD char* at(u32 address) const { return memory + (address - start); }
+  // The queries of output tile `slot` are there; of > 0: those of warpgroup `of`.
+  METHOD u32 queries_full(int slot, int of) const {
+    return q_full + 8 * (slot * kQueryBarriers + of);
+  }
+  METHOD void init_barriers() const {
     for (int i = 0; i < SLOTS * kQueryBarriers; i++) barrier_init(q_full + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++)
       barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
@@ -90,78 +98,94 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
     barriers_ready();
   }
-  __syncthreads();
+};
 
-  if (w == GROUPS) {
-    setmaxnreg_dec<REGISTERS_LEFT>();
-    const Order order(g);
-    Tile tile = order.nth(g, 0);
-    Ring<STAGES> k, v;
-    Ring<SLOTS> q;
-    if (kKeyMask && warp == GROUPS * 4 + 1) load_key_masks(g, order, tile, masks, m_full, m_empty);
-    if (kRowsBrought && warp % 2 == 1)
-      load_row_masks(g, order, tile, (warp & 3) / 2, masks_at, m_full, m_empty);
-    if (!kStores && warp == GROUPS * 4 + 2 && elected())
-      for (;; q.next()) {
-        wait(q_full + 8 * q.slot * kQueryBarriers, q.phase);
-        tile = tiles[q.slot];
-        if (tile.steps < 0) break;
-        wait(y_full + 8 * q.slot, q.phase);
-        tma_store(map_y, queries + q.slot * kSlot, tile, tile.m);
-        arrive(q_empty + 8 * q.slot);
+// A thread of the producer: queries, keys and values of all of the CTA's output tiles, and behind
+// the last one a tile with -1 steps.
+DEV void load_operands(const Attention& g, const Smem& smem, const Order& order, Tile& tile,
+                       Ring<SLOTS>& q, const TensorMap& map_q, const TensorMap& map_k,
+                       const TensorMap& map_v) {
+  Ring<STAGES> k, v;
+  auto pass_on = [&](int slot) {  // a tile that needs no queries
+    for (int of = 0; of < kQueryBarriers; of++) arrive(smem.queries_full(slot, of));
+  };
+  auto load_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the
+                                     // others are on their way
+    const u32 full = smem.queries_full(q.slot, of),
+              to = smem.queries + q.slot * kSlot + of * (64 * 128);
+    expect_bytes(full, kQueries / kQueryBarriers);
+    for (int p = 0; p < kPanels; p++)
+      copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
+  };
+  for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
+    if (tile.steps >= 0) {
+      const int kv = tile.h / (g.H / g.KVH), from = first_step(g, tile);
+      wait(smem.q_empty + 8 * q.slot, q.phase ^ 1);
+      smem.tiles[q.slot] = tile;
+      if (tile.steps == 0) pass_on(q.slot);
+      for (int step = tile.steps - 1; step >= 0; step--) {
+        if (step == tile.steps - 1) load_queries(0);
+        wait(smem.k_empty + 8 * k.slot, k.phase ^ 1);
+        expect_bytes(smem.k_full + 8 * k.slot, kKeys);
+        for (int p = 0; p < kPanels; p++)
+          copy4(smem.keys + k.slot * kKeys + p * BN * 128, &map_k, smem.k_full + 8 * k.slot, p * 64,
+                (from + step) * BN, kv, tile.b);
+        k.next();
+        if (step == tile.steps - 1)
+          for (int of = 1; of < kQueryBarriers; of++) load_queries(of);
+        wait(smem.v_empty + 8 * v.slot, v.phase ^ 1);
+        expect_bytes(smem.v_full + 8 * v.slot, kValues);
+        for (int p = 0; p < kPanelsV; p++)
+          copy4(smem.values + v.slot * kValues + p * BN * 128, &map_v, smem.v_full + 8 * v.slot,
+                p * 64, (from + step) * BN, kv, tile.b);
+        v.next();
       }
-    if (warp != GROUPS * 4 || !elected()) return;
-    after_previous();
-    auto go_on = [&](int slot) {
-      for (int of = 0; of < kQueryBarriers; of++) arrive(q_full + 8 * (slot * kQueryBarriers + of));
-    };
-    auto load_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the
-                                       // others are on their way
-      const u32 full = q_full + 8 * (q.slot * kQueryBarriers + of),
-                to = queries + q.slot * kSlot + of * (64 * 128);
-      expect_bytes(full, kQueries / kQueryBarriers);
-      for (int p = 0; p < kPanels; p++)
-        copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
-    };
-    for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
-      if (tile.steps >= 0) {
-        const int kv = tile.h / (g.H / g.KVH), from = first_step(g, tile);
-        wait(q_empty + 8 * q.slot, q.phase ^ 1);
-        tiles[q.slot] = tile;
-        if (tile.steps == 0) go_on(q.slot);
-        for (int step = tile.steps - 1; step >= 0; step--) {
-          if (step == tile.steps - 1) load_queries(0);
-          wait(k_empty + 8 * k.slot, k.phase ^ 1);
-          expect_bytes(k_full + 8 * k.slot, kKeys);
-          for (int p = 0; p < kPanels; p++)
-            copy4(keys + k.slot * kKeys + p * BN * 128, &map_k, k_full + 8 * k.slot, p * 64,
-                  (from + step) * BN, kv, tile.b);
-          k.next();
-          if (step == tile.steps - 1)
-            for (int of = 1; of < kQueryBarriers; of++) load_queries(of);
-          wait(v_empty + 8 * v.slot, v.phase ^ 1);
-          expect_bytes(v_full + 8 * v.slot, kValues);
-          for (int p = 0; p < kPanelsV; p++)
-            copy4(values + v.slot * kValues + p * BN * 128, &map_v, v_full + 8 * v.slot, p * 64,
-                  (from + step) * BN, kv, tile.b);
-          v.next();
-        }
-        q.next();
-      }
+      q.next();
     }
-    wait(q_empty + 8 * q.slot, q.phase ^ 1);
-    tiles[q.slot] = {0, 0, 0, -1};
-    go_on(q.slot);
-    return;
   }
+  wait(smem.q_empty + 8 * q.slot, q.phase ^ 1);
+  smem.tiles[q.slot] = {0, 0, 0, -1};
+  pass_on(q.slot);
+}
 
+// A thread of the producer, with the state of its warp (tile, q): results leave by TMA.
+DEV void store_results(const Smem& smem, Tile& tile, Ring<SLOTS>& q, const TensorMap& map_y) {
+  for (;; q.next()) {
+    wait(smem.queries_full(q.slot, 0), q.phase);
+    tile = smem.tiles[q.slot];
+    if (tile.steps < 0) break;
+    wait(smem.y_full + 8 * q.slot, q.phase);
+    tma_store(map_y, smem.queries + q.slot * kSlot, tile, tile.m);
+    arrive(smem.q_empty + 8 * q.slot);
+  }
+}
+
+// The producer warpgroup, a warp for each of its tasks.
+DEV void produce(const Attention& g, const Smem& smem, int warp, const TensorMap& map_q,
+                 const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
+  setmaxnreg_dec<REGISTERS_LEFT>();
+  const Order order(g);
+  Tile tile = order.nth(g, 0);
+  Ring<SLOTS> q;
+  if (kKeyMask && warp == GROUPS * 4 + 1)
+    load_key_masks(g, order, tile, smem.masks, smem.m_full, smem.m_empty);
+  if (kRowsBrought && warp % 2 == 1)
+    load_row_masks(g, order, tile, (warp & 3) / 2, smem.masks_at, smem.m_full, smem.m_empty);
+  if (!kStores && warp == GROUPS * 4 + 2 && elected()) store_results(smem, tile, q, map_y);
+  if (warp != GROUPS * 4 || !elected()) return;
+  after_previous();
+  load_operands(g, smem, order, tile, q, map_q, map_k, map_v);
+}
+
+// Consumer warpgroup w: scores, softmax, sums of values, results.
+DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, int warp, int w) {
   after_previous();
   setmaxnreg_inc<REGISTERS>();
   const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64,
             row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
   const bool leader = threadIdx.x % 128 == 0;
-  const u32 query = descriptor_low(queries + rows * 128, 16), key = descriptor_low(keys, 16),
-            value = descriptor_low(values, BN * 128);
+  const u32 query = descriptor_low(smem.queries + rows * 128, 16),
+            key = descriptor_low(smem.keys, 16), value = descriptor_low(smem.values, BN * 128);
   const float log_scale = score_scale(g), unit = RAW ? 1.f / g.scale : kLog2e,
               fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
   const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 &&
@@ -172,8 +196,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
   if (SCHEDULE == PINGPONG && w == 1) arrive_group(1, 256);
   for (;; q.next()) {
-    wait(q_full + 8 * (q.slot * kQueryBarriers + (kQueryBarriers > 1 ? w : 0)), q.phase);
-    const Tile tile = tiles[q.slot];
+    wait(smem.queries_full(q.slot, kQueryBarriers > 1 ? w : 0), q.phase);
+    const Tile tile = smem.tiles[q.slot];
     if (tile.steps < 0) break;
     const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)},
               least = visible_keys(g, tile.m + rows + (warp & 3) * 16);
@@ -203,7 +227,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
       multiply_commit();
     };
-    auto free_mask = [&] { arrive_warp(m_empty + 8 * k.slot); };
+    auto free_mask = [&] { arrive_warp(smem.m_empty + 8 * k.slot); };
     auto finish_scores = [&](auto width, int step) {
       constexpr int N = width.keys;
       if (!RAW)
@@ -214,8 +238,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         for (int e = 0; e < 2; e++) {
           u32 mask[N / 8];
           if (kRowsBrought) {
-            if (e == 0) wait(m_full + 8 * k.slot, k.phase);
-            mask_row((const MaskElement*)((const char*)masks + k.slot * kMask +
+            if (e == 0) wait(smem.m_full + 8 * k.slot, k.phase);
+            mask_row((const MaskElement*)((const char*)smem.masks + k.slot * kMask +
                                           (row + 8 * e) * kMaskPitch + behind[e]) +
                          column,
                      mask);
@@ -228,8 +252,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
               mask_two(s[4 * j + 2 * e], s[4 * j + 2 * e + 1], mask[j], unit, fill);
         }
       if (kKeyMask) {
-        wait(m_full + 8 * k.slot, k.phase);
-        const float* mask = masks + k.slot * (kMask / 4);
+        wait(smem.m_full + 8 * k.slot, k.phase);
+        const float* mask = smem.masks + k.slot * (kMask / 4);
         if (mask[BN] != 0.f)
 #pragma unroll
           for (int j = 0; j < N / 8; j++) {
@@ -310,18 +334,18 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
           for (int t = 0; t < width.keys / 16; t++) {
             weights(8 * t, 8 * t + 8);
             pack(4 * t, 4 * t + 4);
-            if (kLate && t == 0) wait(v_full + 8 * v.slot, v.phase);
+            if (kLate && t == 0) wait(smem.v_full + 8 * v.slot, v.phase);
             multiply_fence();
             add_values(out, p + 4 * t, descriptor(b + t * 128));
           }
           multiply_commit();
         };
     auto free_keys = [&](int step = kStride) {
-      if (leader) arrive(k_empty + 8 * k.slot);
+      if (leader) arrive(smem.k_empty + 8 * k.slot);
       k.advance(min(kStride, step + 1));
     };
     auto free_values = [&](int step = kStride) {
-      if (leader) arrive(v_empty + 8 * v.slot);
+      if (leader) arrive(smem.v_empty + 8 * v.slot);
       v.advance(min(kStride, step + 1));
     };
     auto take_turn = [&] {
@@ -336,9 +360,9 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
                      : CAUSAL && !kDivided ? key_tiles(g, tile.m + rows + 64)
                                            : tile.steps;
     for (int step = tile.steps - 1; step >= mine; step--) {
-      wait(k_full + 8 * k.slot, k.phase);
-      wait(v_full + 8 * v.slot, v.phase);
-      if (kBrought) wait(m_full + 8 * k.slot, k.phase), free_mask();
+      wait(smem.k_full + 8 * k.slot, k.phase);
+      wait(smem.v_full + 8 * v.slot, v.phase);
+      if (kBrought) wait(smem.m_full + 8 * k.slot, k.phase), free_mask();
       take_turn();
       sync_group(4 + w, 128);
       pass_turn();
@@ -352,7 +376,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     constexpr Width<LAST> last;  // the tile of the last keys has only so many
     if (kOverlapped && step >= 0) {
       auto begin = [&](auto width) {
-        wait(k_full + 8 * k.slot, k.phase);
+        wait(smem.k_full + 8 * k.slot, k.phase);
         take_turn();
         scores(width);
         pass_turn();
@@ -366,7 +390,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         if (step < first) free_values();
         update_max(width, step);
         rescale_outputs();
-        if (!kLate) wait(v_full + 8 * v.slot, v.phase);
+        if (!kLate) wait(smem.v_full + 8 * v.slot, v.phase);
         overlapped_products(width);
       };
       if (LAST < BN) {
@@ -387,7 +411,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       fence_registers(out);
       free_values(step);
     } else if (SCHEDULE == INTRA_WG && step >= 0) {
-      wait(k_full + 8 * k.slot, k.phase);
+      wait(smem.k_full + 8 * k.slot, k.phase);
       scores(wide);
       multiply_wait<0>();
       fence_registers(s);
@@ -395,10 +419,10 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       free_keys();
       softmax(wide, step);
       pack(0, BN / 4);
-      if (step > 0) wait(k_full + 8 * k.slot, k.phase);
+      if (step > 0) wait(smem.k_full + 8 * k.slot, k.phase);
       for (step--; step >= 0; step--) {
         scores(wide);
-        wait(v_full + 8 * v.slot, v.phase);
+        wait(smem.v_full + 8 * v.slot, v.phase);
         products(wide);
         multiply_wait<1>();
         fence_registers(s);
@@ -409,21 +433,21 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         // This wait stands here for the branch in it, too: the assembler would move the one for the
         // products to the front of its CTA, and the softmax would run after the products instead
         // of beside them.
-        if (step > 0) wait(k_full + 8 * k.slot, k.phase);
+        if (step > 0) wait(smem.k_full + 8 * k.slot, k.phase);
         multiply_wait<0>();
         fence_registers(out);
         free_values();
         rescale_outputs();
         pack(0, BN / 4);
       }
-      wait(v_full + 8 * v.slot, v.phase);
+      wait(smem.v_full + 8 * v.slot, v.phase);
       products(wide);
       multiply_wait<0>();
       fence_registers(out);
       free_values();
     } else {
       auto attend_to = [&](auto width) {
-        wait(k_full + 8 * k.slot, k.phase);
+        wait(smem.k_full + 8 * k.slot, k.phase);
         scores(width);
         multiply_wait<0>();
         fence_registers(s);
@@ -432,7 +456,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         softmax(width, step);
         rescale_outputs();
         pack(0, width.keys / 4);
-        wait(v_full + 8 * v.slot, v.phase);
+        wait(smem.v_full + 8 * v.slot, v.phase);
         products(width);
         multiply_wait<0>();
         fence_registers(out);
@@ -442,8 +466,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       for (; step >= 0; step--) attend_to(wide);
     }
 
-    if (kSplit && !combine_warpgroups(parts, w, c, out, row_max, sum)) {
-      arrive_warp(q_empty + 8 * q.slot);
+    if (kSplit && !combine_warpgroups(smem.parts, w, c, out, row_max, sum)) {
+      arrive_warp(smem.q_empty + 8 * q.slot);
       continue;
     }
 #pragma unroll
@@ -456,30 +480,47 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     }
     if (SPLIT_KV) {
       store_partial(g, tile, c, out, row_max, sum);
-      arrive_warp(q_empty + 8 * q.slot);
+      arrive_warp(smem.q_empty + 8 * q.slot);
       continue;
     }
     if (CLUSTER > 1) {
       static_assert(CLUSTER == 1 || sizeof(Partial<ROWS>) <= STAGES * (kKeys + kValues),
                     "in the place of keys and values");
-      store_cluster(g, *(Partial<ROWS>*)(memory + (keys - start)), tile, c, out, row_max, sum,
-                    q_empty + 8 * q.slot);
+      store_cluster(g, *(Partial<ROWS>*)(smem.at(smem.keys)), tile, c, out, row_max, sum,
+                    smem.q_empty + 8 * q.slot);
       continue;
     }
 
-    const u32 output = queries + q.slot * kSlot;
+    const u32 output = smem.queries + q.slot * kSlot;
     write_rows(output, rows + (warp & 3) * 16, out, sum);
     if (TMA_STORE) visible_to_copies();
     if (kStores) {
       const int m = rows + (warp & 3) * 16;
       __syncwarp();
       if (!TMA_STORE)
-        store_rows(g, memory + (output - start), tile, m);
+        store_rows(g, smem.at(output), tile, m);
       else if (lane == 0)
         tma_store(map_y, output + m * 128, tile, tile.m + m);
     }
-    arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
+    arrive_warp((kStores ? smem.q_empty : smem.y_full) + 8 * q.slot);
   }
+}
+
+DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
+                const TensorMap& map_v, const TensorMap& map_y) {
+  extern __shared__ char memory[];
+  const Smem smem(memory);
+  const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
+  if (threadIdx.x == GROUPS * 128) {
+    prefetch(map_q), prefetch(map_k), prefetch(map_v);
+    if (TMA_STORE) prefetch(map_y);
+    smem.init_barriers();
+  }
+  __syncthreads();
+  if (w == GROUPS)
+    produce(g, smem, warp, map_q, map_k, map_v, map_y);
+  else
+    consume(g, smem, map_y, warp, w);
 }
 
 #if TMA_STORE
