@@ -162,57 +162,40 @@ def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
     (inner, outer), one = _of_group(r), _spread(r)
     # elements are stored one by one: neighbouring threads' near each other
     ragged = one and r.ints["G"] != 1 and outer * r.dtype.size % 16 != 0
-    wide = (
-        [outer]
-        if outer <= 8
-        else [
-            c
-            for c in (8, 7, 6, 5, 4)
-            if -(-outer // c) * c == min(-(-outer // k) * k for k in (8, 7, 6, 5, 4))
-        ]
-    )
-    for channels in {*(() if ragged and outer > 8 else wide[:1]), *([4] if outer > 4 else [])}:
+    widths = (8, 7, 6, 5, 4)
+    least = min(-(-outer // c) * c for c in widths)  # channels that threads have together
+    wide = outer if outer <= 8 else next(c for c in widths if -(-outer // c) * c == least)
+    hopper, steps = r.arch == 90, -(-inner // step)
+    for channels in {*(() if ragged and outer > 8 else (wide,)), *((4,) if outer > 4 else ())}:
+        count = int(r.ints["G"]) * -(-outer // channels)
+        blocks = -(-count // _BESIDE)
+        options = [-(-count // n) for n in range(blocks, min(blocks * most, count) + 1)]
         for pixels in (1, 2) if ragged else (1, 2, 4) if one else (1, 2, 4, 8):
-            for parts in (1, 2, 4, 8, 16, *([32] if _warps(r) else [])):
-                steps = -(-inner // step)
+            for parts in (1, 2, 4, 8, 16, *((32,) if _warps(r) else ())):
                 if parts > steps:
                     break
-                room = (
-                    _SMEM_OF_WARPS
-                    if (parts == 32 or min(inner, outer) > _FEW) and r.arch == 90
-                    else _SMEM
+                large = hopper and (parts == 32 or min(inner, outer) > _FEW)
+                rooms = [_SMEM_OF_WARPS if large else _SMEM]
+                if parts > 1 and outer <= WRITTEN and hopper:
+                    # one CTA an SM rather than threads that have all channels of a pixel
+                    rooms.append(_SMEM_OF_WARPS)
+                tile = NarrowTile(
+                    pixels, channels, parts, 0, step, ahead=2 if one and steps > parts else 1
                 )
-                ahead = 2 if one and steps > parts else 1
-                count = int(r.ints["G"]) * -(-outer // channels)
-                least = -(-count // _BESIDE)
-                options = [
-                    -(-count // blocks) for blocks in range(least, min(least * most, count) + 1)
-                ]
-                # One CTA an SM rather than threads that have all channels of a pixel.
-                rooms = (
-                    (room, _SMEM_OF_WARPS)
-                    if parts > 1 and outer <= WRITTEN and r.arch == 90
-                    else (room,)
+                fitting = (
+                    t
+                    for room in rooms
+                    for t in (replace(tile, beside=b) for b in options)
+                    if smem(r, t) <= room
                 )
-                beside = next(
-                    (
-                        b
-                        for most_here in rooms
-                        for b in options
-                        if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= most_here
-                    ),
-                    0,
-                )
+                sums = _SUMS if parts < 32 else _SUMS_OF_WARPS
+                held = _span(r, tile) * step * r.dtype.size
+                found = next(fitting, None)
+                if found is None or pixels * channels > sums or held > 4 * _HELD:
+                    continue
                 for threads in (64, 128, 256):
-                    tile = NarrowTile(pixels, channels, parts, beside, step, threads, ahead)
-                    sums = _SUMS if parts < 32 else _SUMS_OF_WARPS
-                    fits = (
-                        tile.together <= threads
-                        and pixels * channels <= sums
-                        and _span(r, tile) * step * r.dtype.size <= 4 * _HELD
-                    )
-                    if beside and fits:
-                        yield tile
+                    if found.together <= threads:
+                        yield replace(found, threads=threads)
 
 
 def supports(r: Request) -> bool:
@@ -243,42 +226,21 @@ def _pixels_of(r: Request) -> int:
 
 def _grid(r: Request, tile: NarrowTile) -> tuple[DimLike, int]:
     """Tiles of pixels, and CTAs beside each other."""
-    i, sw = r.ints, int(r.ints["SW"])
+    i, pixels = r.ints, tile.threads // tile.together
+    beside = -(-_chunks(r, tile) // tile.beside)
     if _spread(r):
-        return D.ceildiv(select.pixels(r), tile.threads // tile.together * tile.pixels), -(
-            -_chunks(r, tile) // tile.beside
-        )
-    across = (
-        D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw)
-        if transposed(r)
-        else D.ceildiv(i["OW"], tile.pixels)
-    )
-    return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(
-        -_chunks(r, tile) // tile.beside
-    )
-
-
-def _registers(r: Request, tile: NarrowTile) -> int:
-    held = _span(r, tile) * tile.step * r.dtype.size // 4
-    return int(
-        min(
-            255,
-            48 + tile.pixels * tile.channels + held * min(2, _rows_ahead(r, tile)) + tile.channels,
-        )
-    )
+        return D.ceildiv(select.pixels(r), pixels * tile.pixels), beside
+    apart = int(i["SW"]) if transposed(r) else 1
+    across = D.mul(D.ceildiv(i["OW"], tile.pixels * apart), apart)
+    return D.ceildiv(D.product([i["N"], i["OH"], across]), pixels), beside
 
 
 def _resident(r: Request, tile: NarrowTile) -> int:
-    return int(
-        max(
-            1,
-            min(
-                65536 // (_registers(r, tile) * tile.threads),
-                1024 // tile.threads,
-                200 * 1024 // (smem(r, tile) + 1024),
-            ),
-        )
-    )
+    """CTAs of an SM, by registers, threads and shared memory."""
+    held = _span(r, tile) * tile.step * r.dtype.size // 4 * min(2, _rows_ahead(r, tile))
+    registers = min(255, 48 + tile.pixels * tile.channels + held + tile.channels)
+    room = 200 * 1024 // (smem(r, tile) + 1024)
+    return max(1, min(65536 // (registers * tile.threads), 1024 // tile.threads, room))
 
 
 def cost(r: Request, tile: NarrowTile, rows: int) -> float:
