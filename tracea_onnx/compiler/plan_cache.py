@@ -112,7 +112,9 @@ def _code() -> str:
         Path(__file__).parents[1],
         *(folder(kind) for kind in ("fusion_rules", "scheduler", "kernels")),
     ]
-    files = {p for place in places for p in place.rglob("*") if p.suffix in (".py", ".cuh")}
+    files = {
+        p for place in places for p in place.rglob("*") if p.suffix in (".py", ".cuh", ".json")
+    }
     with contextlib.suppress(TraceaError):
         files.add(native_library.library_path())
     h = hashlib.sha256(repr((onnx.__version__, np.__version__, sys.version_info)).encode())

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tracea_onnx.codegen.kernel_request import Argument, Float32, Int64, Pointer, Request
+from tracea_onnx.ir.abi import ACTIVATIONS
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from . import folded_norm
@@ -271,3 +272,12 @@ def _operand(
 
 def _bool(value: bool) -> str:
     return "true" if value else "false"
+
+
+#: Activations that take a few instructions and no special function.
+SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
+
+
+def dear(r: Request) -> bool:
+    """Whether finishing a result takes many instructions."""
+    return r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in SIMPLE

@@ -108,6 +108,19 @@ def spread(request: Request, blocks: DimLike, smem: int) -> int:
     return max(smem, shared(request) // 2) if alone else smem
 
 
+def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
+    """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks,
+    holds no more than its share where two launches do not fit together. Else some blocks of the
+    next one come early, to where this one leaves room, and the others to where it ends first, all
+    together."""
+    if not overlapped(r) or known(D.less(r.sms * resident, D.mul(blocks, 2))) != 1:
+        return smem
+    here = next(
+        (n for n in range(1, resident) if known(D.less(blocks, n * r.sms + 1)) == 1), resident
+    )
+    return share(r, smem, here) if here < resident else smem
+
+
 def overlapped(request: Request) -> bool:
     """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is
     `after_previous()`, or its first half.

@@ -18,7 +18,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import epilogue
 from ..common.instantiate import instantiate, ints, pointer, sizes
-from ..gemm import block_costs, cluster_splitk_sm90, persistent_sm90, select
+from ..gemm import cluster_splitk_sm90, persistent_sm90, select
 from . import grouped, problem
 
 #: Pixels of a tile and taps at most where weights stay. Else: sums of a thread at most, stages of
@@ -252,7 +252,7 @@ def _streamed_cost(t: HaloTile, r: Request, m: int) -> float:
     body = max(
         steps + fill * slabs * (t.slabs == 1), min(tiles * t.split, r.sms) * read / _CHIP_BYTES
     )
-    finish = t.blocks * t.columns / 64 * (_PANEL + _SMOOTH * block_costs.dear(r)) + _EDGE
+    finish = t.blocks * t.columns / 64 * (_PANEL + _SMOOTH * epilogue.dear(r)) + _EDGE
     if t.split > 1:
         sums = t.blocks * 64 * t.columns
         finish = finish / t.split + _CLUSTER + sums * (t.split - 1) / t.split * _FLOAT

@@ -12,6 +12,7 @@ from tracea_onnx.ir.dims import DimLike
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer, sizes
+from ..cost.model import prices
 from ..gemm import cluster_splitk_sm90, persistent_sm90, select, sm90
 from ..gemm.multistage_sm80 import tiles as multistage
 from . import grouped, problem
@@ -89,12 +90,16 @@ class Tiles:
     def prices(self, r: Request, pixels: int) -> dict[Any, float]:
         oc, pitch, phases = _of_group(r)[1], _pitch(r), problem.phases(r)
         g, taps = int(r.ints["G"]), int(r.ints["KH"]) * int(r.ints["KW"])
-        odd = (
-            multistage.Odd(16, 16, True, pixels=True, uneven=g == 1 and pitch % 32 != 0)
-            if r.dtype == DType.F32
-            else None
-        )
         batch = g * phases
+        if r.dtype == DType.F32:
+            whole = pixels * int(r.ints["IC"])  # of phases: each reads all of the image
+            if not problem.transposed(r):
+                whole *= int(r.ints["SH"]) * int(r.ints["SW"])
+            a, b = select.Access(16), select.Access(16)
+            p = select.problem(
+                r, pixels // phases, oc, taps * pitch // phases, batch, a, b, True, "_conv", whole
+            )
+            return prices(select.single(r, p, split=r.arch >= 90 or batch == 1), r.caps)
 
         def priced(windows: str) -> dict[Any, float]:
             return select.prices(
@@ -103,7 +108,6 @@ class Tiles:
                 taps * pitch // phases,
                 batch,
                 r,
-                odd=odd,
                 split=r.arch >= 90 or batch == 1,
                 windows=windows,
             )

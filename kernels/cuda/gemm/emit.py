@@ -24,8 +24,8 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 from ..common import epilogue, folded_norm
 from ..common.launch import known
 from ..common.templates import template
-from . import batches, block_costs, cluster_splitk_sm90, gemv, persistent_sm90, select, simt, sm90
-from .multistage_sm80 import tiles as multistage_tiles
+from ..cost.model import prices
+from . import batches, cluster_splitk_sm90, gemv, persistent_sm90, select, simt, sm90
 
 #: What Tile is where tensor maps reach: so many times its clocks. Of so few results `tile_cost`
 #: holds, and more clocks a byte.
@@ -33,9 +33,8 @@ _MAPPED, _MOVED, _FEW_RESULTS = 1.08, 5.3e-4, 1 << 18
 # most k of products by a weight for which GEMV at once competes with kernels that read through
 # tensor maps
 _NEAR = 256
-# what GEMV that reads ahead is for 16-bit elements and for f32: so many times its clocks
-_THIN = (1.2, 1.0)
-_FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `multistage_tiles.steps_cost` holds
+# what GEMV that reads ahead is beside others: so many times its clocks
+_THIN = 1.2
 _TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
 _FEW = 16  # results that SplitTile's clusters are too few for
 #: Matrices of batches more than the first of these and up to the last, and what they are taken for.
@@ -76,6 +75,10 @@ def rows_by_weight(
     few = known(D.less(D.mul(m, n), _FEW + 1)) == 1 and not norms
 
     def price(rows: int) -> Any:
+        if r.dtype == DType.F32:
+            p = select.problem(r, rows, n, k, 1, a, b, y)
+            works = select.single(r, p) | gemv.works(r, p, a, b) | simt.works(r, p)
+            return prices(works, r.caps)
         costs = select.prices(
             rows, n, k, 1, r, maps=maps, stored=stored, odd=odd, crossed=sm90.crossed(ldx)
         )
@@ -92,8 +95,6 @@ def rows_by_weight(
             return costs
         costs |= gemv.prices(r, rows, n, k, 1, a, b, ahead=True)
         costs |= near or gemv.prices(r, rows, n, k, 1, a, b, ahead=False)
-        if r.dtype == DType.F32:
-            costs = _by_steps(r, costs, rows, n, k, 1, a, b, y)
         return costs
 
     kernels: list[Kernel] = []
@@ -105,25 +106,6 @@ def rows_by_weight(
         else:
             kernels += _by_tile(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)
     return list(select.shared_scratch(kernels))
-
-
-def _by_steps(
-    r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool
-) -> dict[Any, float]:
-    """The clocks of f32 tiles where k is short: with those of LaneTiles."""
-    lanes: dict[Any, float] = simt.prices(r, m, n, k, batch, a, b, y)
-
-    def price(t: Any, cost: float) -> Any:
-        if (
-            isinstance(t, multistage_tiles.Tile)
-            and t.terms != 1
-            and not t.grouped
-            and batch * m * n * k < _FEW_PRODUCTS
-        ):
-            return multistage_tiles.steps_cost(t, r, m, n, k, batch, a, b, y)
-        return cost
-
-    return {t: price(t, cost) for t, cost in costs.items()} | lanes if lanes else costs
 
 
 def _by_tile(
@@ -253,6 +235,10 @@ def matmul(r: Request) -> list[Kernel]:
     def price(rows: int, batch: int) -> Any:
         columns, depth = select.known(n, 512), select.known(k, 512)
         turned = (a.trans, b.trans)
+        if r.dtype == DType.F32:
+            p = select.problem(r, rows, columns, depth, batch, a, b, y)
+            works = select.single(r, p, split=r.arch >= 90) | simt.works(r, p)
+            return prices(works | (gemv.works(r, p, a, b) if isinstance(n, int) else {}), r.caps)
         few = y and batch * rows * columns < _FEW_RESULTS
         costs = select.prices(
             rows,
@@ -273,10 +259,8 @@ def matmul(r: Request) -> list[Kernel]:
             costs = {t: (1.0 if few else _MAPPED) * c + more for t, c in costs.items()}
         if isinstance(n, int):
             thin = gemv.prices(r, rows, columns, depth, batch, a, b, ahead=True)
-            costs |= {t: c * _THIN[r.dtype == DType.F32] for t, c in thin.items()}
+            costs |= {t: c * _THIN for t, c in thin.items()}
             costs |= gemv.prices(r, rows, columns, depth, batch, a, b, ahead=False)
-        if r.dtype == DType.F32:
-            costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
             costs |= cluster_splitk_sm90.batched_prices(
                 rows, columns, depth, r.sms, batch, turned, crossed, y
@@ -290,7 +274,7 @@ def matmul(r: Request) -> list[Kernel]:
                     r.sms,
                     turned,
                     crossed,
-                    "bias" not in r.operands and not block_costs.dear(r),
+                    "bias" not in r.operands and not epilogue.dear(r),
                 )
         return costs
 
@@ -309,7 +293,7 @@ def matmul(r: Request) -> list[Kernel]:
         else:
             kernels += strided(r, tile, i, active)
     if left != 0:
-        others = select.prices(
+        others = select.prices(  # of 16-bit types
             _LARGE, _LARGE, _LARGE, 1, r, transposed=(a.trans, b.trans), odd=odd or even
         )
         kernels += strided(r, min(others, key=others.__getitem__), i, left)

@@ -13,6 +13,9 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from ..common import epilogue
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate
+from ..cost import gemm as cost
+from ..cost.gemm import Problem
+from ..cost.model import Work
 from . import select
 
 _MOST = 8  # rows of the narrow operand
@@ -84,40 +87,15 @@ _EXCHANGE, _BLOCK, _PEER, _MEMORY = 1000.0, 530.0, 150.0, 3.3e-4
 _FEW, _SHARED_FEW = 0.08, 0.2
 
 
-def _single_cost(t: GemvTile, rows: int, k: int, batch: int, here: int, early: bool) -> float:
-    """Clocks of f32 whose warps have rows of their own, fitted to 271 measurements; `here` CTAs of
-    one SM. early: the wide operand is constant.
-    """
-    rounds, reads = -(-here // (2 if t.deep > 1 else 4)), -(-k // (t.split * 128))
-    # of reads that are under way together
-    turns = -(-reads // (2 if t.deep * t.few > 16 else 8 if t.deep == 1 else 16 // t.deep))
-    joined = 628.0 + here * (497.0 + 10.7 * (t.split - 1) * t.deep * t.few) if t.split > 1 else 0.0
-    first = min(k / t.split, t.piece)  # elements of the narrow operand that a whole CTA waits for
-    filled = t.few * (0.866 * first + 0.522 * (k / t.split - first))
-    # else they hide behind memory
-    products = reads * (15.3 * t.few + 7.3 * t.deep) if t.few > 4 else 0.0
-    start = 2330.0 + (0.0 if early else 407.0) + 49.5 * t.deep + 3.54e-4 * 4 * batch * rows * k
-    waited = 638.0 * turns * rounds + 297.0 * (rounds - 1)
-    return start + here * (569.0 + products) + filled + waited + joined
-
-
-def _staged_cost(
-    t: GemvTile, rows: int, k: int, batch: int, sms: int, size: int, early: bool
-) -> float:
+def _staged_cost(t: GemvTile, rows: int, k: int, batch: int, sms: int) -> float:
     """Clocks for `rows` rows of the wide operand, comparable with `multistage_tiles.tile_cost`."""
-    chunk = 16 // size
     here = -(-(-(-rows // t.rows) * t.split * batch) // sms)  # CTAs of one SM
-    if size == 4 and t.share == 1:
-        return _single_cost(t, rows, k, batch, here, early)
     exchange = _EXCHANGE + _BLOCK * here + _PEER * (t.split - 1) if t.split > 1 else 0.0
-    start = _START + _WAVE * -(-here // 4) + exchange + _MEMORY * rows * k * size * batch
-    if size == 4:  # fitted apart
-        start += 1190.0 + t.few * (234.0 + 0.0187 * k / t.split)
-    else:
-        start *= 1.0 + (_SHARED_FEW if t.share > 1 else _FEW) * (t.few - 1)
-    reads = -(-k // (t.split * t.share * 32 * chunk))  # of a lane for one row
+    start = _START + _WAVE * -(-here // 4) + exchange + _MEMORY * rows * k * 2 * batch
+    start *= 1.0 + (_SHARED_FEW if t.share > 1 else _FEW) * (t.few - 1)
+    reads = -(-k // (t.split * t.share * 256))  # of a lane for one row
     filled = 10 + 0.04 * t.few * k / t.split if t.share > 1 else 0.0
-    products = reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4)
+    products = reads * 8 * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4)
     return start + here * 8 * (products + t.deep * t.few * _SUM + filled)
 
 
@@ -145,27 +123,23 @@ class _Costs:
     anywhere: float = 0.0
 
 
-#: By the bytes of an element and whether rows of the wide operand are whole chunks.
+#: By whether rows of the wide operand are whole chunks.
 _COSTS = {
-    (2, False): _Costs(
+    False: _Costs(
         1880.0, 244.0, 270.0, 49.0, 1500.0, 2.5e-4, 161.0, 76.0, 7.0, term=0.5, anywhere=303.0
     ),
-    (4, False): _Costs(
-        2540.0, 722.0, 125.0, 26.5, 1750.0, 2.42e-4, 56.8, 53.1, 3.01, anywhere=155.0
-    ),
-    (2, True): _Costs(
+    True: _Costs(
         1650.0, 305.0, 73.5, 65.7, 1500.0, 4.96e-4, 21.4, 20.8, 62.1, read=47.2, again=22.8
     ),
-    (4, True): _Costs(1780.0, 140.0, 23.2, 42.8, 1750.0, 5.74e-4, 0.0, 16.7, 59.9, again=29.8),
 }
 
 
 def _at_once_cost(
-    t: GemvTile, rows: int, k: int, batch: int, sms: int, aligned: bool, early: bool, size: int
+    t: GemvTile, rows: int, k: int, batch: int, sms: int, aligned: bool, early: bool
 ) -> float:
     """Clocks for `rows` rows of the wide operand, comparable with `multistage_tiles.odd_cost`.
     aligned: they begin at multiples of 16 bytes; early: they are constant."""
-    c, chunk = _COSTS[size, t.whole], 16 // size
+    c, chunk = _COSTS[t.whole], 8
     here = -(-(-(-rows // t.rows) * batch) // sms)  # CTAs of one SM
     span = t.lanes * t.reads * chunk - (0 if t.whole else chunk - 1)
     turns, chunks = -(-k // span), t.reads * t.deep
@@ -173,7 +147,7 @@ def _at_once_cost(
     again = (t.reads - 1) * c.again if t.lanes < 8 else 0.0
     start = c.start + (0.0 if early else c.late + c.term * t.few * k)
     start += (0.0 if aligned else c.anywhere) + (turns - 1) * c.turn
-    start += c.memory * size * batch * (rows * k + t.few * k + rows * t.few)
+    start += c.memory * 2 * batch * (rows * k + t.few * k + rows * t.few)
     each = chunks * (c.chunk + again) + products * c.beside
     slots = 1 << (t.deep * t.few - 1).bit_length()
     return (
@@ -183,29 +157,47 @@ def _at_once_cost(
     )
 
 
+def _tiles(
+    r: Request, m: int, n: int, k: int, a: select.Access, b: select.Access, ahead: bool
+) -> Iterator[tuple[GemvTile, bool, bool]]:
+    """Those that read ahead, or that read all of k at once; whether rows of the wide operand begin
+    at multiples of 16 bytes, and are constant."""
+    size = r.dtype.size
+    if not ahead and (r.arch < 90 or (size == 4 and k > _TERMS)):
+        return
+    chunks = r.family in select.MATRICES and multiple_of(r.ints["K"]) * size >= 16
+    for wide_a, how, other in ((True, a, b), (False, b, a)):
+        few = n if wide_a else m
+        if few > _MOST or how.trans or how.gather or (few <= 0 and not ahead):
+            continue
+        aligned, near = how.bytes == 16, other.bytes == 16 and not (other.trans or other.gather)
+        whole, early = aligned and chunks, ("x" if wide_a else "w") in r.constant
+        at_them = at_once(wide_a, few, k, aligned, size, whole, whole and near)
+        for t in staged(r, wide_a, few, k) if ahead else at_them:
+            yield t, aligned, early
+
+
+def works(r: Request, p: Problem, a: select.Access, b: select.Access) -> dict[GemvTile, Work]:
+    """What each tile does for a product of f32. a, b: how the operands are read."""
+    return {
+        t: cost.gemv(t, p)
+        for ahead in (True, False)
+        for t, *_ in _tiles(r, p.m, p.n, p.k, a, b, ahead)
+    }
+
+
 def prices(
     r: Request, m: int, n: int, k: int, batch: int, a: select.Access, b: select.Access, ahead: bool
 ) -> dict[GemvTile, float]:
-    """Clocks of the tiles for these sizes, of those that read ahead or of those that read all of k
-    at once. a, b: how the operands are read."""
-    size = r.dtype.size
-    if not ahead and (r.arch < 90 or (size == 4 and k > _TERMS)):
-        return {}
+    """Clocks of the tiles for these sizes of 16-bit types, of those that read ahead or of those
+    that read all of k at once. a, b: how the operands are read."""
     out: dict[GemvTile, float] = {}
-    chunks = r.family in select.MATRICES and multiple_of(r.ints["K"]) * size >= 16
-    for wide_a, how, other in ((True, a, b), (False, b, a)):
-        rows, few = (m, n) if wide_a else (n, m)
-        if few > _MOST or how.trans or how.gather:
-            continue
-        early = ("x" if wide_a else "w") in r.constant
+    for t, aligned, early in _tiles(r, m, n, k, a, b, ahead):
+        rows = m if t.wide_a else n
         if ahead:
-            for t in staged(r, wide_a, few, k):
-                out[t] = _staged_cost(t, rows, k, batch, r.sms, size, early)
-        elif few > 0:
-            aligned, near = how.bytes == 16, other.bytes == 16 and not (other.trans or other.gather)
-            whole = aligned and chunks
-            for t in at_once(wide_a, few, k, aligned, size, whole, whole and near):
-                out[t] = _at_once_cost(t, rows, k, batch, r.sms, aligned, early, size)
+            out[t] = _staged_cost(t, rows, k, batch, r.sms)
+        else:
+            out[t] = _at_once_cost(t, rows, k, batch, r.sms, aligned, early)
     return out
 
 

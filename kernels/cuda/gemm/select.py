@@ -29,10 +29,13 @@ from ..common import epilogue, folded_norm
 from ..common.instantiate import MMA_TYPE as _MMA_TYPE
 from ..common.instantiate import defines as _defines
 from ..common.instantiate import wgmma
-from ..common.launch import declared
+from ..common.launch import declared, even
 from ..common.prelude import prelude
 from ..common.templates import template
-from . import block_costs, cluster_splitk_sm90, persistent_sm90
+from ..cost import gemm as cost
+from ..cost.gemm import Problem
+from ..cost.model import Work
+from . import cluster_splitk_sm90, persistent_sm90
 from .multistage_sm80 import tiles as multistage_tiles
 
 MMA_TYPE = _MMA_TYPE
@@ -62,8 +65,8 @@ def prices(
     maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE, made: float = 1.0, windows: str = "",
     crossed: float = 1.0,
 ) -> dict[Any, float]:  # fmt: skip
-    """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the
-    likely ones of SplitTile and HopperTile.
+    """Clocks of the tiles of two-byte elements for these sizes: every Tile, or where tensor maps
+    reach the operands the likely ones of SplitTile and HopperTile.
 
     transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd:
     what may cost more; split: whether k may be divided; maps: steps along k of the kernels that
@@ -79,7 +82,7 @@ def prices(
             maps,
             r.sms,
             epilogue.residual(r),
-            block_costs.dear(r),
+            epilogue.dear(r),
             folded_norm.measured(r),
             bundles,
             pixel,
@@ -87,47 +90,63 @@ def prices(
             crossed,
         )
         return _likely(sizes, stored, r.family, _SLACK_TUNED if kernel_choice.wanted() else _SLACK)
-    f32 = r.dtype == DType.F32
-    odd = odd or (multistage_tiles.Odd(16, 16, True, pixels=True) if f32 else None)
-    steps = -(-k // (32 if f32 else 64))
+    steps = -(-k // 64)
     limit = min(r.caps.smem_block, _MOST_SHARED)
     out = {}
     for t in (
         *multistage_tiles.tiles(r.dtype, r.tf32, r.arch),
         *(multistage_tiles.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ()),
     ):
-        if t.terms == 3 and r.arch in multistage_tiles.FEW_TENSOR:
+        across = (transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64)
+        if across or t.smem > limit:
             continue
-        if (
-            not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))
-        ) or t.smem > limit:
-            continue
-        how = (
-            replace(odd, b=4)
-            if odd and f32 and not t.terms and transposed[1] and t.bn > multistage_tiles.MOST_LINES
-            else odd
-        )
         for tile in (
             _divided(t) if split and t not in multistage_tiles.TILES_WHOLE else _divided(t)[:1]
         ):
             if tile.split == 1 or steps >= 2 * tile.split:
-                if t.grouped and odd:
-                    out[tile] = multistage_tiles.grouped_cost(
-                        tile, r, m, n, k, batch, odd, transposed
-                    )
-                    continue
                 out[tile] = (
-                    multistage_tiles.odd_cost(tile, m, n, k, batch, r.sms, f32, how)
-                    if how
+                    multistage_tiles.odd_cost(tile, m, n, k, batch, r.sms, odd)
+                    if odd
                     else multistage_tiles.tile_cost(tile, m, n, steps, batch, r.sms)
                 )
-                if windows and not f32 and r.arch >= 90:
+                if windows and r.arch >= 90:
                     out[tile] = max(
                         out[tile],
                         multistage_tiles.window_cost(
                             tile, m, n, steps, batch, r.sms, windows == "deconv"
                         ),
                     )
+    return out
+
+
+def problem(
+    r: Request, m: int, n: int, k: int, batch: int, a: Access, b: Access, y: bool, kind: str = "", read: float = 0.0
+) -> Problem:  # fmt: skip
+    """A product of f32 as the cost model takes it. read: elements of A in memory, where these are
+    fewer than are multiplied (0: all)."""
+    residual, weight = bool(epilogue.residual(r)), r.family != "matmul"
+    moved = (read or float(m * k * batch)) + (1.0 + residual) * m * n * batch
+    moved += 0 if weight else n * k * batch
+    # what the launch before wrote lies in L2, as far as it has room
+    dram = 4.0 * weight * n * k * batch + max(0.0, 4.0 * moved - r.caps.l2 / 2)
+    turned, gathered = (a.trans, b.trans), (a.gather, b.gather)
+    dear = epilogue.dear(r)
+    return Problem(
+        r.caps, m, n, k, batch, dram, kind, dear, residual, a.bytes, b.bytes, turned, gathered, y
+    )
+
+
+def single(r: Request, p: Problem, *, split: bool = True) -> dict[Any, Work]:
+    """What every Tile of f32 does. split: whether k may be divided."""
+    limit = min(r.caps.smem_block, _MOST_SHARED)
+    out: dict[Any, Work] = {}
+    for t in multistage_tiles.tiles(r.dtype, r.tf32, r.arch):
+        if (t.terms == 3 and r.arch in multistage_tiles.FEW_TENSOR) or t.smem > limit:
+            continue
+        held = multistage_tiles.held(t, turned=p.turned[1])
+        for tile in _divided(t) if split else (t,):
+            if tile.split == 1 or -(-p.k // 32) >= 2 * tile.split:
+                out[tile] = cost.multistage(tile, p, held)
     return out
 
 
@@ -286,7 +305,7 @@ def odd(r: Request, a: Access, b: Access, y: bool) -> Any | None:
     """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a
     time. y: whether its rows begin at multiples of 16 bytes.
     """
-    return evenly(r, a, b, y) if r.dtype == DType.F32 or min(a.bytes, b.bytes) < 16 else None
+    return evenly(r, a, b, y) if min(a.bytes, b.bytes) < 16 else None
 
 
 def evenly(r: Request, a: Access, b: Access, y: bool) -> Any:
@@ -374,9 +393,7 @@ def product(
     grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
     smem = tile.smem + (tile.parts if b.trans else 0)
     if f32 and source == 0 and tile.split == 1:
-        smem = block_costs.even(
-            r, smem, D.product(grid), multistage_tiles.held(tile, turned=b.trans)
-        )
+        smem = even(r, smem, D.product(grid), multistage_tiles.held(tile, turned=b.trans))
     main = Kernel(
         text,
         "product_tile",

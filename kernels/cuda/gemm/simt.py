@@ -8,12 +8,14 @@ from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Argument, Kernel, Request
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common import epilogue
 from ..common.instantiate import instantiate
-from . import block_costs
+from ..common.launch import even
+from ..cost import gemm as cost
+from ..cost.gemm import Problem
+from ..cost.model import Work
 
 _HELD = 2  # stages of copies that go through registers
 
@@ -83,83 +85,39 @@ class LaneTile:
 
 
 _ASYNC = 3
-#: Clocks of tiles to start, of each step of a wave of blocks, and of each step of a block.
-_TILES = {
-    LaneTile(8, 4, 1, 1, 4): (2320.0, 464.0, 294.0), LaneTile(8, 4, 1, 1, 2): (2390.0, 519.0, 127.0), LaneTile(8, 4, 2, 1, 2): (2200.0, 450.0, 259.0),
-    LaneTile(8, 8, 1, 1, 4): (2100.0, 644.0, 556.0), LaneTile(8, 8, 2, 1, 2): (2630.0, 518.0, 552.0), LaneTile(8, 12, 2, 1, 2): (2500.0, 483.0, 815.0),
-    LaneTile(8, 12, 2, 2): (2040.0, 2050.0, 759.0), LaneTile(8, 4, 2, 2): (1570.0, 969.0, 334.0), LaneTile(8, 8, 2): (2140.0, 1400.0, 346.0),
-    LaneTile(8, 8, 2, 2): (1720.0, 812.0, 947.0), LaneTile(8, 4, 1, 1, 8): (2500.0, 377.0, 761.0), LaneTile(4, 12, 1, 1, 4): (2100.0, 564.0, 607.0),
-    LaneTile(8, 4, 4): (2250.0, 1060.0, 352.0), LaneTile(4, 8, 2, 1, 2): (2740.0, 476.0, 220.0), LaneTile(4, 12, 2, 1, 2): (2630.0, 659.0, 288.0),
-    LaneTile(8, 4, 2, 1, 2, tall=True): (3040.0, 683.0, 241.0), LaneTile(4, 4, 1, 1, 4, _ASYNC): (2310.0, 292.0, 118.0),
-    LaneTile(8, 4, 1, 1, 4, _ASYNC): (2160.0, 347.0, 231.0), LaneTile(4, 8, 1, 1, 4, _ASYNC): (2160.0, 420.0, 164.0),
-    LaneTile(4, 4, 1, 1, 8, _ASYNC): (2140.0, 315.0, 355.0), LaneTile(4, 4, 1, 1, 4, _ASYNC, tall=True): (2610.0, 210.0, 146.0),
-    LaneTile(8, 4, 1, 1, 4, _ASYNC, tall=True): (2600.0, 313.0, 255.0),
-}  # fmt: skip
-#: What tiles share whose copies go through registers, and those that copy asynchronously.
-_HELD_COSTS = block_costs.Kind(
-    along=1.98,
-    along16=3.55,
-    turned=1.78,
-    turned16=3.19,
-    memory=0.000198,
-    result=0.157,
-    dear=0.493,
-    joined=0.629,
-    anywhere=0.00865,
-    exchange=870.0,
-)
-_ASYNC_COSTS = block_costs.Kind(
-    along=3.86,
-    along16=4.41,
-    turned=2.86,
-    turned16=9.61,
-    memory=0.000103,
-    result=0.37,
-    dear=0.745,
-    joined=0.849,
-    anywhere=0.0,
-    exchange=1050.0,
-)
-TILES = tuple(_TILES)
+TILES = (
+    LaneTile(8, 4, 1, 1, 4), LaneTile(8, 4, 1, 1, 2), LaneTile(8, 4, 2, 1, 2),
+    LaneTile(8, 8, 1, 1, 4), LaneTile(8, 8, 2, 1, 2), LaneTile(8, 12, 2, 1, 2),
+    LaneTile(8, 12, 2, 2), LaneTile(8, 4, 2, 2), LaneTile(8, 8, 2),
+    LaneTile(8, 8, 2, 2), LaneTile(8, 4, 1, 1, 8), LaneTile(4, 12, 1, 1, 4),
+    LaneTile(8, 4, 4), LaneTile(4, 8, 2, 1, 2), LaneTile(4, 12, 2, 1, 2),
+    LaneTile(8, 4, 2, 1, 2, tall=True), LaneTile(4, 4, 1, 1, 4, _ASYNC), LaneTile(8, 4, 1, 1, 4, _ASYNC),
+    LaneTile(4, 8, 1, 1, 4, _ASYNC), LaneTile(4, 4, 1, 1, 8, _ASYNC), LaneTile(4, 4, 1, 1, 4, _ASYNC, tall=True),
+    LaneTile(8, 4, 1, 1, 4, _ASYNC, tall=True), LaneTile(8, 4, 1, 1, 4, _ASYNC), LaneTile(4, 4, 1, 1, 4, _ASYNC),
+    LaneTile(8, 4, 1, 1, 4), LaneTile(8, 8, 1, 1, 4), LaneTile(8, 4, 1, 1, 8),
+    LaneTile(4, 4, 1, 1, 8, _ASYNC),
+)  # fmt: skip
 #: Blocks of a cluster that may divide k, and most of these of a multiprocessor for which they do.
 _DIVIDED = {
     LaneTile(8, 4, 1, 1, 4, _ASYNC): (2, 4), LaneTile(4, 4, 1, 1, 4, _ASYNC): (2, 4), LaneTile(8, 4, 1, 1, 4): (2, 4), LaneTile(8, 8, 1, 1, 4): (2, 4),
     LaneTile(8, 4, 1, 1, 8): (2,), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
 }  # fmt: skip
 _MOST = 7
-#: Clocks of a row's part that a block writes where blocks that follow each other have the others,
-#: at the same time: parts meet in lines of 128 bytes.
-_PART, _LINE = 0.12, 32
-# what the tiles cost where others copy whole rows 16 bytes at a time: so many times their clocks
-_WHOLE = 1.12
+#: Most k for which they compete.
+_TERMS = 1200
 
 
-def prices(
-    r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool
-) -> dict[LaneTile, float]:
-    """Clocks of the tiles for these sizes. a, b: how operands are read (`select.Access`); y:
-    whether rows of y begin at multiples of 16 bytes.
-    """
-    if r.arch < 90 or r.dtype != DType.F32 or k > block_costs.TERMS:
+def works(r: Request, p: Problem) -> dict[LaneTile, Work]:
+    """What each tile does for these sizes."""
+    if r.arch < 90 or p.k > _TERMS:
         return {}
-    whole, out = _WHOLE if a.bytes == b.bytes == 16 else 1.0, dict[LaneTile, float]()
-    for t, own in _TILES.items():
-        kind = _HELD_COSTS if t.stages == _HELD else _ASYNC_COSTS
+    out: dict[LaneTile, Work] = {}
+    for t in TILES:
         for split in (1, *_DIVIDED.get(t, ())):
-            how = block_costs.Blocks(t.bm, t.bn, t.bk, split, t.resident)
-            if split == 1 or (-(-k // t.bk) >= 2 * split and how.here(m, n, batch, r.sms) <= _MOST):
-                parts = (
-                    batch * m * -(-n // t.bn)
-                    if m <= t.bm and n > t.bn and n % _LINE and k <= t.bk
-                    else 0
-                )
-                out[replace(t, split=split)] = (
-                    whole
-                    * block_costs.clocks(
-                        kind, own, how, m, n, k, batch, r.sms, a, b, y, block_costs.dear(r)
-                    )
-                    + _PART * parts
-                )
+            ctas = -(-p.m // t.bm) * -(-p.n // t.bn) * p.batch * split
+            if split == 1 or (-(-p.k // t.bk) >= 2 * split and ctas <= _MOST * r.sms):
+                tile = replace(t, split=split)
+                out[tile] = cost.simt(tile, p)
     return out
 
 
@@ -186,7 +144,7 @@ def product(
     grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
     smem = tile.smem
     if tile.split == 1:
-        smem = block_costs.even(r, smem, D.product([grid, grid_y, grid_z]), tile.resident)
+        smem = even(r, smem, D.product([grid, grid_y, grid_z]), tile.resident)
     return instantiate(
         r,
         "product_lanes",

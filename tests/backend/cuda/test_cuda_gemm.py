@@ -272,7 +272,7 @@ def test_f32_blocks_lie_evenly() -> None:
     together or it is full of one.
     """
     even, r = (
-        discovery.module("kernels", "cuda.gemm.block_costs").even,
+        discovery.module("kernels", "cuda.common.launch").even,
         batched(DType.F32, 203, 407, 286, (286, 1), (1, 286)),
     )
     smem = even(r, 20480, 364, 5)
@@ -316,23 +316,13 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     r = batched(DType.F32, 185, 87, 107, (107, 1), (87, 1))
     compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
-    access = product.Access
-    assert not lanes.prices(
-        batched(DType.F16, 185, 87, 107, (107, 1), (87, 1)),
-        64,
-        64,
-        64,
-        6,
-        access(2),
-        access(2),
-        True,
-    )
-    divided = lanes.prices(r, 64, 64, 512, 6, access(4), access(4), True)
-    assert {t.split for t in divided} == {1, 2, 4} and {
-        t.split for t in lanes.prices(r, 64, 64, 40, 6, access(4), access(4), True)
-    } == {1}
-    # there are blocks enough
-    assert {t.split for t in lanes.prices(r, 4096, 4096, 512, 6, access(4), access(4), True)} == {1}
+
+    def splits(m: int, n: int, k: int) -> set[int]:
+        a = product.Access(4)
+        return {t.split for t in lanes.works(r, product.problem(r, m, n, k, 6, a, a, True))}
+
+    assert splits(64, 64, 512) == {1, 2, 4} and splits(64, 64, 40) == {1}
+    assert splits(4096, 4096, 512) == {1}  # there are blocks enough
 
 
 def test_few_rows_stream_the_other_operand() -> None:
@@ -418,14 +408,14 @@ def test_f32_on_tensor_cores() -> None:
 @pytest.mark.slow
 def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     product = discovery.module("kernels", "cuda.gemm.select")
-    r = gemm(DType.F32, 67, 131, 257)
+    r, a = gemm(DType.F32, 67, 131, 257), product.Access(4)
+    p = product.problem(r, 67, 131, 257, 1, a, a, True)
     for t in discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(
         DType.F32, tf32=True, arch=90
     ):
         if t.terms:
-            assert t in product.prices(67, 131, 257, 1, replace(r, tf32=True)) and (
-                t.terms == 3
-            ) == (t in product.prices(67, 131, 257, 1, r))
+            assert t in product.single(replace(r, tf32=True), p)
+            assert (t.terms == 3) == (t in product.single(r, p))
             monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
             compile_kernels(kernels_of(r), 90)
 

@@ -4,15 +4,11 @@ kind of product or another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import inf
-from typing import Any
+from dataclasses import dataclass
 
-from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 
 from ...common.launch import clustered
-from .. import block_costs
 
 
 @dataclass(frozen=True)
@@ -72,81 +68,15 @@ _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 2, 3), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8),
     Tile(32, 32, 1, 1, 4, warps_k=4), Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
-#: Tiles of f32 on tensor cores: clocks of a stage for each element of a block, beside those for
-#: which blocks wait together, and of a block's ends.
-_TENSOR = {
-    Tile(128, 128, 2, 4, 3, terms=3): (0.230, 0.0, 3100.0), Tile(128, 64, 2, 2, 3, terms=3): (0.101, 1950.0, 800.0),
-    Tile(64, 64, 2, 2, 3, terms=3): (0.195, 870.0, 50.0), Tile(64, 64, 2, 1, 3, warps_k=2, terms=3): (0.130, 1180.0, 440.0),
-    Tile(128, 128, 2, 4, 3, terms=1): (0.0757, 0.0, 900.0), Tile(64, 64, 2, 2, 4, terms=1): (0.0493, 400.0, 0.0),
-}  # fmt: skip
-#: Of tiles of f32 for products of matrices: clocks to start, of each step of a wave of blocks, and
-#: of each step of a block.
-_STEPS = {
-    Tile(16, 32, 1, 1, 4, warps_k=4): (2780.0, 283.0, 199.0), Tile(32, 32, 1, 1, 4, warps_k=4): (2620.0, 395.0, 290.0),
-    Tile(16, 64, 1, 1, 4, warps_k=8): (2760.0, 231.0, 470.0), Tile(32, 64, 1, 1, 3, warps_k=8): (2070.0, 458.0, 715.0),
-    Tile(64, 64, 2, 1, 3, warps_k=2, terms=3): (3880.0, 1380.0, 101.0), Tile(64, 64, 2, 2, 3, terms=3): (2540.0, 1600.0, 91.0),
-    Tile(128, 64, 2, 2, 3, terms=3): (3240.0, 2420.0, 0.0), Tile(128, 128, 2, 4, 3, terms=3): (0.0, 0.0, 3270.0),
-}  # fmt: skip
-_SIMT_COSTS = block_costs.Kind(
-    along=1.9,
-    along16=0.0,
-    turned=1.12,
-    turned16=0.0,
-    memory=0.000117,
-    result=0.711,
-    dear=0.848,
-    joined=0.358,
-    anywhere=0.237,
-    exchange=796.0,
-)
-_TENSOR_COSTS = block_costs.Kind(
-    along=4.72,
-    along16=2.57,
-    turned=6.57,
-    turned16=17.0,
-    memory=0.000173,
-    result=0.423,
-    dear=0.348,
-    joined=0.0,
-    anywhere=0.186,
-    exchange=224.0,
-)
-#: Of tiles of f32 whose products warpgroups make, for products of matrices and for windows of
-#: images: as _STEPS, for any k, and clocks of each wave of blocks.
-_GROUPED = {
-    _grouped(64, 32, 4): (3950.0, 391.0, 101.0, 411.0), _grouped(64, 64, 3): (2960.0, 944.0, 0.0, 1060.0), _grouped(128, 32, 3): (3130.0, 853.0, 7.62, 1390.0),
-    _grouped(128, 64, 3): (3130.0, 1070.0, 137.0, 995.0), _grouped(64, 128, 3, late=False): (3480.0, 1590.0, 143.0, 0.0),
-    _grouped(128, 128, 4): (3400.0, 1830.0, 0.0, 813.0),
-}  # fmt: skip
-_GROUPED_WINDOWS = {
-    _grouped(64, 32, 4): (2890.0, 504.0, 188.0, 3810.0), _grouped(64, 64, 3): (2320.0, 1260.0, 105.0, 3690.0), _grouped(128, 32, 3): (2550.0, 1400.0, 0.0, 4890.0),
-    _grouped(128, 64, 3): (2500.0, 1670.0, 318.0, 3570.0), _grouped(64, 128, 3, late=False): (2500.0, 2200.0, 5.98, 3710.0),
-    _grouped(128, 128, 4): (2490.0, 1990.0, 0.0, 5570.0),
-}  # fmt: skip
-_GROUPED_COSTS = block_costs.Kind(
-    along=3.74,
-    along16=2.09,
-    turned=4.07,
-    turned16=8.42,
-    memory=0.000178,
-    result=0.331,
-    dear=0.373,
-    joined=0.0829,
-    anywhere=0.00572,
-    exchange=939.0,
-)
-_WINDOWS_COSTS = block_costs.Kind(
-    along=2.57,
-    along16=2.57,
-    turned=0.0,
-    turned16=0.0,
-    memory=0.000213,
-    result=0.0,
-    dear=0.449,
-    joined=0.253,
-    anywhere=0.0,
-    exchange=0.0,
-)
+#: Tiles of f32 on tensor cores, by mma.sync and by wgmma.
+_TENSOR = (
+    Tile(128, 128, 2, 4, 3, terms=3), Tile(128, 64, 2, 2, 3, terms=3), Tile(64, 64, 2, 2, 3, terms=3),
+    Tile(64, 64, 2, 1, 3, warps_k=2, terms=3), Tile(128, 128, 2, 4, 3, terms=1), Tile(64, 64, 2, 2, 4, terms=1),
+)  # fmt: skip
+_GROUPED = (
+    _grouped(64, 32, 4), _grouped(64, 64, 3), _grouped(128, 32, 3), _grouped(128, 64, 3),
+    _grouped(64, 128, 3, late=False), _grouped(128, 128, 4),
+)  # fmt: skip
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are
 #: slower.
 FEW_TENSOR = (86, 89)
@@ -242,91 +172,24 @@ def window_cost(
 @dataclass(frozen=True)
 class Odd:
     """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either
-    operand; y: whether rows of y begin at multiples of 16 bytes; pixels: whether rows of a are
-    windows of an image, uneven: whose taps do not begin where stages do. whole: whether each copy
-    has all of its elements or none; each: elements of two bytes that a store has where rows of y
+    operand; y: whether rows of y begin at multiples of 16 bytes; whole: whether each copy has all
+    of its elements or none; each: elements of two bytes that a store has where rows of y
     begin and end at multiples of so many (8, 4, 2, 1)."""
 
     a: int
     b: int
     y: bool
-    pixels: bool = False
-    uneven: bool = False
     whole: bool = False
     each: int = 1
 
 
-def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
-    """As `odd_cost`, of tiles of f32 on tensor cores."""
-    steps = -(-k // (32 * t.split))
-    here, resident = (
-        -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // clustered(sms, t.split)),
-        held(t),
-    )
-    if t.split > 1 and here > resident:
-        return inf  # k is divided where all blocks run at once
-    arithmetic, latency, ends = _TENSOR[replace(t, split=1)]
-    aligned = 8 * (t.bm + t.bn)
-    more = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b) - aligned  # copies of less than 16 bytes
-    latency += (
-        (2.0 if t.terms == 1 else 1.0)
-        * (36.0 * more + (18.0 * aligned if odd.pixels else 0.0))
-        / t.threads
-    )
-    step = here * arithmetic * t.bm * t.bn + -(-here // resident) * latency
-    if odd.uneven and t.bm == 64:
-        step *= 1.2  # few threads for as many addresses
-    memory, results = batch * (m * k + n * k + m * n) * 4, here * t.bm * min(t.bn, n)
-    return (
-        3600.0
-        + steps * step
-        + (4600.0 if t.split > 1 else 0.0)
-        + 3.0e-4 * memory
-        + 0.2 * results
-        + ends * here
-    )
-
-
-@dataclass(frozen=True)
-class _Read:
-    bytes: int
-    trans: bool
-    gather: bool = False
-
-
-def grouped_cost(
-    t: Tile, r: Request, m: int, n: int, k: int, batch: int, odd: Odd, turned: tuple[bool, bool]
-) -> float:
-    """As `odd_cost`, of tiles whose products warpgroups make. turned: operands whose rows are
-    neighbours.
+def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
+    """As `tile_cost`, fitted to products of rows that begin anywhere on an H200; copies of two
+    bytes go through registers.
     """
-    how = block_costs.Blocks(t.bm, t.bn, 32, t.split, held(t, turned=turned[1]))
-    here: int = how.here(m, n, batch, r.sms)
-    waves: int = -(-here // how.resident)
-    if t.split > 4 or (t.split > 1 and waves > 1):
-        return inf  # k is divided where all blocks run at once
-    a, b, base = _Read(odd.a, turned[0]), _Read(odd.b, turned[1]), replace(t, split=1)
-    kind, (start, wave, step, late) = (
-        (_WINDOWS_COSTS, _GROUPED_WINDOWS[base]) if odd.pixels else (_GROUPED_COSTS, _GROUPED[base])
-    )
-    cost: float = block_costs.clocks(
-        kind, (start, wave, step), how, m, n, k, batch, r.sms, a, b, odd.y, block_costs.dear(r)
-    )
-    if odd.pixels:  # those of several windows come from memory once
-        cost -= kind.memory * 4 * batch * m * k
-    return cost + late * waves
-
-
-def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, odd: Odd) -> float:
-    """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies
-    of two bytes go through registers.
-    """
-    if t.terms:
-        return _tensor_cost(t, m, n, k, batch, sms, odd)
-    depth = 32 if f32 else 64
-    steps = -(-k // (depth * t.split))
+    steps = -(-k // (64 * t.split))
     blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
-    resident = held(t, f32)
+    resident = held(t, f32=False)
     # Blocks of one multiprocessor: where they come while those of the kernel before are there,
     # these make them lie unevenly.
     here = (
@@ -335,30 +198,8 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
         else -(-blocks // chip)
     )
     waves = -(-here // resident)
-    memory = batch * (m * k + n * k + m * n) * (4 if f32 else 2)
+    memory = batch * (m * k + n * k + m * n) * 2
     results = here * t.bm * min(t.bn, n)
-    copies = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b)
-    if f32:
-        down, across = t.bm // (4 * t.warps_m), t.bn // (8 * t.warps_n)  # of a thread
-        latency = (
-            1370.0 / (t.stages - 1)
-            + 12.0 * -(-copies // t.threads)
-            + (345.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
-        )
-        step = (
-            here * (t.bm * t.bn * (0.163 + 0.764 / down + 0.244 / across) + 0.041 * copies)
-            + waves * latency
-        )
-        ends = (
-            waves * (130.0 + 97.0 * t.bm * t.bn / t.threads)
-            + 0.23 * results
-            + (0.0 if odd.y else 5.0 * here * t.bm)
-        )
-        if t.bm * t.bn == 32 * 32:
-            step *= 0.95  # it gains most by reads ahead
-        elif t.bm * t.bn == 128 * 128:
-            step *= 1.0 + 0.03 * max(t.split - 2, 0)
-        return 1880.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 2.2e-4 * memory + ends
     if odd.whole and min(odd.a, odd.b) > 2:
         return _whole_cost(t, m, n, k, batch, sms, odd)
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
@@ -440,30 +281,3 @@ def _anywhere(t: Tile, m: int, n: int, odd: Odd) -> float:
         if odd.each == 1
         else 443.0 + 7.2 * turns * max(1.0, columns / words / 32)
     )
-
-
-def steps_cost(
-    t: Tile, r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool
-) -> float:
-    """What `odd_cost` of f32 is for products of matrices of few steps, fitted apart; infinite of
-    tiles that others replace there. a, b: how operands are read; y: whether rows of y begin at
-    multiples of 16 bytes."""
-    own = _STEPS.get(replace(t, split=1))
-    how = block_costs.Blocks(t.bm, t.bn, 32, t.split, held(t))
-    if own is None or (t.terms and t.split > 1 and how.here(m, n, batch, r.sms) > how.resident):
-        return inf  # k is divided where all blocks run at once
-    cost: float = block_costs.clocks(
-        _TENSOR_COSTS if t.terms else _SIMT_COSTS,
-        own,
-        how,
-        m,
-        n,
-        k,
-        batch,
-        r.sms,
-        a,
-        b,
-        y,
-        block_costs.dear(r),
-    )
-    return cost
