@@ -1,6 +1,7 @@
 """Further architectures for `benchmarks.models` (`further:NAME`): torchvision's and transformers'
 models at their usual sizes with random weights. They are exported (TorchScript exporter; Qwen2 by
-dynamo) and made fp16 by `optimize --backend cuda --precision fp16`."""
+dynamo) and made fp16 by `optimize --backend cuda --precision fp16`.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ ort: ONNX Runtime's CUDA provider with its CUDA graph where it can capture one; 
 model that its own optimizer makes, for convolutions the faster of its two layouts. tensorrt: its
 TensorRT provider in fp16, where TensorRT is installed. eager, graph, compile: PyTorch's own model
 with random weights; its CUDA graph; torch.compile(mode="max-autotune") with constants folded
-(`freezing`). cuDNN searches for its fastest convolutions in all of these."""
+(`freezing`). cuDNN searches for its fastest convolutions in all of these.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def torch_model(
     name: str, batch: int, sequence: int, single: bool
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """PyTorch's model of that name in fp16, or in fp32, on the device, and its arguments. Images
-    and convolutions are channels last."""
+    and convolutions are channels last.
+    """
     import torch
 
     kind = torch.float32 if single else torch.float16

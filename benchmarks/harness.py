@@ -4,7 +4,8 @@ Wall time of one call says little on a shared machine. The ratio of two samples 
 milliseconds of each other says much more. So every round takes one sample of each variant, in an
 order drawn anew, and what is reported is the median over the rounds of each peer's time over ours
 (above 1: ours is faster), with a 95 % interval that assumes no distribution. Results are compared
-before anything is timed. Pin the process from outside where other work runs (`taskset -c 0,1`)."""
+before anything is timed. Pin the process from outside where other work runs (`taskset -c 0,1`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 @dataclass
 class Times:
     """us: median microseconds of each variant. ratios: each peer's time over ours: median, low,
-    high. failed: why a variant has no time."""
+    high. failed: why a variant has no time.
+    """
 
     us: dict[str, float]
     ratios: dict[str, tuple[float, float, float]]
@@ -92,7 +94,8 @@ def host(
 ) -> Sampler:
     """Samples of `call(k)` on the host's clock. k counts calls, so that the callee can rotate its
     inputs; least: seconds that a sample takes at least. With one thread, `clock="cpu"` counts the
-    calling thread's time and so ignores what other processes take."""
+    calling thread's time and so ignores what other processes take.
+    """
     now, count = CLOCKS[clock], 0
 
     def sample(repeats: int) -> float:
@@ -146,7 +149,8 @@ def on_device(
 
     least: calls of a graph also where they take up to ten times `target_us`: variants of as many
     calls have the same share of what a replay takes to start. warm: seconds of replays in turn
-    before, after which the device's clock is that of a lasting load."""
+    before, after which the device's clock is that of a lasting load.
+    """
     t = R.torch()
     failed: dict[str, str] = {}
     graphs: dict[str, tuple[Any, int]] = {}

@@ -13,7 +13,8 @@ and GELU, bias, or residual; never SiLU); for attention cuDNN, FlashAttention 2,
 
 --shapes: layers of well-known networks (`layers`), listed odd sizes, sizes on which a kernel was
 slower once, or sizes drawn at random. --symbolic adds our kernels for sizes known at run time
-only, of the first axis or of several."""
+only, of the first axis or of several.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ Peer = Callable[[Tensors], Any]
 @dataclass(frozen=True)
 class Case:
     """ours: our launches and what PyTorch computes eagerly. flops: of one call. count: how often
-    the network has this layer."""
+    the network has this layer.
+    """
 
     group: str
     ours: Trial

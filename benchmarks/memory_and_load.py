@@ -11,7 +11,8 @@ the zoo are fp32 on the CPU and fp16 on a GPU.
 
 --gigabytes: the peak memory of `optimize` on a stack of linear layers with so much external data.
 Mapped pages of the data files count as resident, so it is an upper bound of what the process itself
-holds."""
+holds.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
 BEFORE is the other checkout, with its native library. Each compiles the model into a pack by its
 own code; this process loads both packs with its own native library, compares their results, and
 times them in random order. Ratios are the time before over the time now (above 1: faster now).
-Models whose packs are equal are not timed. Files are taken as they are."""
+Models whose packs are equal are not timed. Files are taken as they are.
+"""
 
 from __future__ import annotations
 

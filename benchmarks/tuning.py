@@ -3,7 +3,8 @@
     python -m benchmarks.tuning [resnet50 bert_base FILE.onnx ...] [--batch 1 32] [--seconds 60]
 
 Models of the zoo in fp16. The record goes to a folder of its own, so that what was tuned before is
-neither used nor changed. `before` and `after` are whole runs as one CUDA graph, in turn."""
+neither used nor changed. `before` and `after` are whole runs as one CUDA graph, in turn.
+"""
 
 from __future__ import annotations
 

@@ -521,7 +521,8 @@ def _one_each(g: Graph, s: Shapes, scores: _Scores, q: Operand) -> bool:
 
 def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
     """Whether a mask met the scores as [batch, heads, queries, keys]; sets `merged` when as [batch
-    * heads, ...], and `period` when as [batch / windows, windows, heads, queries, keys]."""
+    * heads, ...], and `period` when as [batch / windows, windows, heads, queries, keys].
+    """
     extent, scores = s.dims(mask.value), s.dims(frame)
     met = s.dims(mask.met)
     if (

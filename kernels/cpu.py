@@ -45,6 +45,8 @@ _WITHOUT = frozenset({
 
 
 class Cpu(Backend):
+    """The host: kernels for fp32, compiled into the native library."""
+
     name = "cpu"
     host = True
 
@@ -357,7 +359,8 @@ def write_sources(
     instruction set.
 
     `only` keeps one template, `isa` one instruction set (comma-separated lists are accepted); ""
-    keeps all."""
+    keeps all.
+    """
     out.mkdir(parents=True, exist_ok=True)
     names = tuple(n for n in templates() if not only or n in only.split(","))
     sets = tuple(i for i in isas(machine) if not isa or i.name in isa.split(","))

@@ -17,6 +17,7 @@ BINS = 16
 def conv(
     net: Net, x: Value, channels: int, kernel: int = 1, stride: int = 1, *, name: str
 ) -> Value:
+    """Convolution, batch norm and SiLU."""
     return net.conv_bn(x, channels, kernel, stride, "silu", eps=1e-3, name=name)
 
 
@@ -45,6 +46,7 @@ def sppf(net: Net, x: Value, name: str) -> Value:
 
 
 def upsample(net: Net, x: Value) -> Value:
+    """Twice the height and width, by nearest neighbours."""
     scales = np.asarray([1, 1, 2, 2], np.float32)
     return net.op(
         "Resize",

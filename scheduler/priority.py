@@ -3,7 +3,8 @@ taken next.
 
 A schedule is node-disjoint, and contracting every chosen chain to one node leaves the graph acyclic
 (each chain convex is not enough: two convex chains can wait for each other). Ties fall by rule
-priority, chain length, position and name, so the result is deterministic."""
+priority, chain length, position and name, so the result is deterministic.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `pytest -m quick` runs what answers within a minute of a change on two cores, `pytest` all that is
 not slow, `pytest -m ""` everything. `sampled(n)` leaves one in n of a test's cases to `pytest`,
-always the same ones, and makes the others slow."""
+always the same ones, and makes the others slow.
+"""
 
 from __future__ import annotations
 

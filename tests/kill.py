@@ -6,7 +6,8 @@ nothing that stays, and the next run gives the same bytes.
 `optimize` writes a model with external data, `replace` writes it over the model it reads, `session`
 compiles a model into the cache that all share, `tune` measures on the stand-in of the CUDA driver.
 Half of the kills come after a random time, half at a random one of the system calls that write,
-link, rename or remove. Exit status 1 when something is wrong."""
+link, rename or remove. Exit status 1 when something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def _whole(trial: Trial) -> float:
 
 
 def _count_steps(stop: int) -> None:
-    """This process is killed before its system call number `stop` of those that change files."""
+    """The process is killed before its system call number `stop` of those that change files."""
     left = [stop]
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

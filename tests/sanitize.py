@@ -7,7 +7,8 @@ of the fuzzer on it.
 Needs g++ (or --cxx) with the sanitizers' runtimes; without them it says so and ends with status 0.
 The runtime is preloaded into Python, and works on a copy of the working tree in `build/`, so that
 the package keeps its own library. The first finding ends the process it is in. Exit status 1 when
-there was one."""
+there was one.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ as it was.
 
 The second form compiles again, names the kernels whose PTX differs and exits 1 if there are any.
 Kernels go by their case and their place in it; names of entry points do not count. REGEX selects
-by case and entry point. No GPU is needed."""
+by case and entry point. No GPU is needed.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ Where that exceeds both four times what ORT's own optimisations change and the r
 precision, a float64 evaluation decides: the model is wrong when the root mean square error is more
 than twice ORT's, or when it cannot be evaluated. Exit status 1 when anything is wrong, raises or
 crashes, or when optimizing twice gives other bytes or the interface or metadata changed. A model
-that ORT itself does not run is listed and counts as neither."""
+that ORT itself does not run is listed and counts as neither.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ chosen. With --tiles, so many likely tiles of each kind of launch are timed, eac
 
 MODEL: of the zoo, in fp16, or stack_M_D_L: a linear layer of M rows of D numbers, then L blocks of
 layers to 3 D and 4 D and back, to D, residuals, and norms between them; or plain_M_D_L: L blocks of
-layers to 2 D, 4 D and back, without these."""
+layers to 2 D, 4 D and back, without these.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
     python -m tools.fit_tiles [gemm conv attention] [--only REGEX] --json FILE
 
-Shapes are those of `benchmarks.layers`. Each row names the chosen tile and the times of all."""
+Shapes are those of `benchmarks.layers`. Each row names the chosen tile and the times of all.
+"""
 
 from __future__ import annotations
 

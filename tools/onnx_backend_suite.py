@@ -9,7 +9,8 @@ be the faster.
     ort,optimized,provider,both,constants] [--backend cuda] [--jobs 2] [--json FILE]
 
 Cases come with the installed onnx package; nothing is downloaded. Exit status 1 when a test fails
-that ORT passes."""
+that ORT passes.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A part lies between `<!-- generated: KIND [ARGUMENT] -->` and `<!-- end -->` in a page of `docs/`.
 Its text comes from the code (options, refusals, errors, specs), or from figures in
 `benchmarks/results/` (`results NAME`). `tests/host/test_pages.py` fails where a page is out of
-date."""
+date.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ replay of all of them as a graph.
 
 A launch's own time is that of a graph of many of it, so its operands lie in cache and neighbours
 overlap as they do in the whole; the sum of all can be above or below the replay. Models are of the
-zoo, in fp16."""
+zoo, in fp16.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ telemetry, a thread that allocates when it likes, is off.
 
 Exit status 1 when a result differs or something grows: ours alone by more than 1 KiB for 1,000
 runs, or by more than 1 KiB for a session; or when the library counts more objects than before, or
-the process has more threads, files, mappings or temporary files."""
+the process has more threads, files, mappings or temporary files.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     python -m tools.wheels [TARGET ...] [-o dist]
 
-Each wheel is `py3-none-PLATFORM`: the library links nothing of Python. `auditwheel show` checks those
-for Linux, `twine check` all of them, where these tools are installed. Wheels for macOS and Windows are
-built as far as the code goes there, and were never run. Needs the package `wheel`."""
+Each wheel is `py3-none-PLATFORM`: the library links nothing of Python. `auditwheel show` checks
+those for Linux, `twine check` all of them, where these tools are installed. Wheels for macOS and
+Windows are built as far as the code goes there, and were never run. Needs the package `wheel`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def run(*command: str | Path) -> None:
 
 
 def build(target: str, out: Path) -> Path:
-    """The wheel for a target, in `out`. Raises CalledProcessError with the tools' words above it."""
+    """The wheel for a target, in `out`. Raises CalledProcessError with the tools' words above
+    it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
         run(*pip, "--config-settings", f"cmake.define.TRACEA_TARGET={target}", ROOT)

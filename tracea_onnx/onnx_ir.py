@@ -5,7 +5,8 @@
 
     passes = onnx_ir.passes.PassManager([..., tracea_onnx.onnx_ir.FusionPass(precision="fp16")])
 
-Needs the package onnx_ir, which torch.onnx brings."""
+Needs the package onnx_ir, which torch.onnx brings.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tracea_onnx.pipeline.report import Report
 
 class FusionPass(ir.passes.FunctionalPass):
     """Returns a fused model, and leaves the one that it is given as it is. `options` are those of
-    `tracea_onnx.optimize`; `report` is that of the last model. Raises what that raises."""
+    `tracea_onnx.optimize`; `report` is that of the last model. Raises what that raises.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -31,13 +33,15 @@ class FusionPass(ir.passes.FunctionalPass):
     report: Report | None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Returns the fused model; `modified` says whether something was fused."""
         fused, self.report = _optimized(model, self.options)
         return ir.passes.PassResult(fused, modified=bool(self.report.fused))
 
 
 def optimize_program(program: Any, **options: Any) -> Any:
     """The `torch.onnx.ONNXProgram`, whose model is fused now. `options` are those of
-    `tracea_onnx.optimize`."""
+    `tracea_onnx.optimize`.
+    """
     program.model = FusionPass(**options)(program.model).model
     return program
 

@@ -186,7 +186,8 @@ def register() -> None:
     again does nothing.
 
     Raises TraceaError when onnxruntime is missing or older than 1.24, or when the native library is
-    missing."""
+    missing.
+    """
     ort = _ort()
     with _lock:
         if not _keep:
@@ -199,7 +200,8 @@ def attach(library: str) -> None:
     """Let this process compile for the provider's library at that path. A library that was
     registered by its path alone calls this.
 
-    Raises TraceaError when it is of another version than this package."""
+    Raises TraceaError when it is of another version than this package.
+    """
     lib = ctypes.CDLL(library)
     lib.tracea_version.restype = ctypes.c_char_p
     if (version := lib.tracea_version().decode()) != __version__:
@@ -235,7 +237,8 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
     """The provider's device that the options mean (the host, or by backend or device_id another),
     and the options as ONNX Runtime wants them.
 
-    Raises TraceaError when there is no such device."""
+    Raises TraceaError when there is no such device.
+    """
     given = {k: str(v) for k, v in (options or {}).items()}
     name = given.get("backend", "")
     known = name in backends.names()
@@ -260,7 +263,8 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
     """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on
     every supported ONNX Runtime, 1.24 included.
 
-    `options` are provider options (`OPTIONS`). Registers the provider if need be."""
+    `options` are provider options (`OPTIONS`). Registers the provider if need be.
+    """
     ort = _ort()
     register()
     chosen = session_options if session_options is not None else ort.SessionOptions()
@@ -278,7 +282,8 @@ def create_session(
     do not say whether it should, their entry session.record_ep_graph_assignment_info becomes 1.
 
     A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything
-    on the CPU provider instead."""
+    on the CPU provider instead.
+    """
     ort = _ort()
     register()
     source = str(model) if isinstance(model, Path) else model
@@ -311,7 +316,8 @@ def assert_provider_selected(session: Any) -> None:
 
     ONNX Runtime runs a model silently on its CPU provider when a provider's name is not registered;
     this makes that visible. Where the session recorded which provider got which node
-    (`create_session` asks for that), at least one node must run on ours."""
+    (`create_session` asks for that), at least one node must run on ours.
+    """
     if PROVIDER_NAME not in session.get_providers():
         raise UsageError(
             f"the session does not use {PROVIDER_NAME} (it uses "
@@ -353,7 +359,8 @@ def assigned_nodes(session: Any) -> list[str]:
 def stats() -> dict[str, int]:
     """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans,
     compile_requests, threads; and `live_...`, what the library holds now (`ep/plan/stats.h`), which
-    goes back when sessions go and does not grow with runs."""
+    goes back when sessions go and does not grow with runs.
+    """
     lib = ctypes.CDLL(library_path())
     text = ctypes.create_string_buffer(2048)
     lib.tracea_stats(text, ctypes.c_size_t(len(text)))

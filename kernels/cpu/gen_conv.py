@@ -5,7 +5,8 @@ over the whole reduction, each step loads ``nv`` vectors of packed weights and b
 value per pixel. There are two kinds of tile. Listed: pixels are given by offsets, so a tile may
 span rows and images and one set of heights serves every output width. Even: pixels lie equally
 spaced, and a few addresses with multiples of the pitch reach them all, where a list of 28 pointers
-would not fit the registers."""
+would not fit the registers.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ registers but not an array of them.
 weights of a panel are [k][32]; a tile reads 2 * width of the 32 columns, and fetches what is `next`
 into L2, `step` elements per k. `narrow<r>` has one vector of columns. `wide<r>`: the same for few
 rows over several whole panels at once, so that enough independent sums hide the latency of the
-multiply-add and several streams of weights come from memory."""
+multiply-add and several streams of weights come from memory.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 GPU needed).
 
 Families lie in folders by operator, a kernel's template (`.cuh`) beside the Python module that
-fills it in (README.md lists them)."""
+fills it in (README.md lists them).
+"""
 
 from __future__ import annotations
 
@@ -107,6 +108,8 @@ def _first(emitters: Sequence[Emit]) -> Emit:
 
 
 class Cuda(Backend):
+    """NVIDIA GPUs from sm_80 on: kernels are made for a model and compiled by NVRTC."""
+
     name = "cuda"
 
     def probe(self) -> Probe:
@@ -131,7 +134,8 @@ class Cuda(Backend):
 
     def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
         """Several at a time: NVRTC compiles without Python's lock. With the property `traps`, to
-        look for a fault, kernels that wait for a copy which never ends give an error instead."""
+        look for a fault, kernels that wait for a copy which never ends give an error instead.
+        """
         caps, traps = device_caps.of_request(properties), properties.get("traps") == "1"
         with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1, _COMPILERS)) as pool:
             return list(

@@ -55,7 +55,8 @@ def compile(source: str, arch: int) -> bytes:  # the backend protocol's name
     GPU.
 
     Raises TraceaError with the compiler's first error when the source does not compile (a fault of
-    the template)."""
+    the template).
+    """
     version, to = _nvrtc_version(), _compiled_for(arch)
     key = hashlib.sha256(repr((source, to, version)).encode()).hexdigest()
     cached = Cache().get(key)

@@ -23,6 +23,8 @@ from tracea_onnx.plan.builder import Ref
 
 @dataclass(frozen=True)
 class Launch:
+    """A kernel as the launch of a Plan."""
+
     kernel: Kernel
 
     @property

@@ -74,7 +74,8 @@ BACKEND = Reference()
 class Interpreter:
     """One Plan. blobs, constants: contents of the buffers that have an index or a name.
 
-    launches: of all runs, by family."""
+    launches: of all runs, by family.
+    """
 
     launches: ClassVar[Counter[str]] = Counter()
 

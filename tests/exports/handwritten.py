@@ -244,7 +244,8 @@ def attention(kind: str) -> ModelProto:
     mask made from integers.
 
     Or the mask subtracted, or added before the scale; or Softmax over rows in one axis, or from its
-    parts."""
+    parts.
+    """
     nodes = [*_dense("x", "q", "0"), *_dense("x", "k", "1"), *_dense("x", "v", "2")]
     for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
         nodes += [

@@ -6,7 +6,8 @@ installed; all chains without arguments).
     chain.dynamo18d.onnx torch.export exporter
 
 Weights come from a fixed seed. Stack traces, doc strings and other metadata are removed: they hold
-paths of the machine that exported; names are shortened."""
+paths of the machine that exported; names are shortened.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ class Case:
     """A module and its example inputs.
 
     batch: inputs whose first axis is the batch, or axes: the dynamic axes of every input by name.
-    preserve: BatchNormalization stays a node. half: weights and inputs are fp16."""
+    preserve: BatchNormalization stays a node. half: weights and inputs are fp16.
+    """
 
     net: Any
     inputs: tuple[Any, ...]

@@ -1,7 +1,8 @@
 """Writes docs/fusion_matrix.md: python tests/exports/report.py
 
 Rows are chains, columns exporters; a cell is fused when everything chains.py asks for fused, and
-right when all results are unchanged."""
+right when all results are unchanged.
+"""
 
 from __future__ import annotations
 

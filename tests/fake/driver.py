@@ -2,7 +2,8 @@
 process loads one driver for good).
 
 A module of cases has functions `case_<name>()`; `python -m tests.fake.driver MODULE` runs them and
-prints one JSON object: name -> error or null."""
+prints one JSON object: name -> error or null.
+"""
 
 from __future__ import annotations
 

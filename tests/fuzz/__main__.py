@@ -6,7 +6,8 @@ packs, Plans, compiled models, caches, tuning records, compile requests.
     python -m tests.fuzz --replay KIND:SEED:NUMBER [--keep FOLDER]  # one case
 
 Each case must end in success or in one line. Findings are kept with their input and the command
-that repeats them. The same seed gives the same cases. Exit status 1 when there are findings."""
+that repeats them. The same seed gives the same cases. Exit status 1 when there are findings.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def _together(
     seed: str, kinds: list[str], first: int, cases: int, seconds: float, threads: int, keep: Path
 ) -> int:
     """Runs the cases in this process, on several threads at once: for ThreadSanitizer, which cannot
-    follow a fork. What ends the process ends them all. The number of findings."""
+    follow a fork. What ends the process ends them all. The number of findings.
+    """
     from tests.fuzz.kinds import KINDS, Case
 
     os.environ["XDG_CACHE_HOME"] = str(keep / "home")

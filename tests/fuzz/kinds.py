@@ -3,7 +3,8 @@ ended.
 
 Right are success and one line with the exit code of its kind. Everything else is a finding: a
 traceback, an internal error, control characters on the terminal, a wrong result; and what takes the
-process down, which only the parent sees (`workers`)."""
+process down, which only the parent sees (`workers`).
+"""
 
 from __future__ import annotations
 
@@ -422,7 +423,8 @@ def _is_of_nothing(model: ModelProto, values: Mapping[str, Any]) -> bool:
 def _undeclared(model: ModelProto) -> bytes:
     """The model without the types that it claims its values have. ONNX Runtime infers types when it
     loads a model and each time it has changed the graph, and only the first time wrong claims can
-    hide an error from it: such a model loads as long as nothing changes the graph."""
+    hide an error from it: such a model loads as long as nothing changes the graph.
+    """
     bare = ModelProto()
     bare.CopyFrom(model)
     for g in graphs(bare):
@@ -432,7 +434,8 @@ def _undeclared(model: ModelProto) -> bytes:
 
 def claims_falsely(model: ModelProto, fed: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a value of the graph has another rank or size on ONNX Runtime than the model says it
-    has. A fused node hides what it computes, and ONNX Runtime then believes the model."""
+    has. A fused node hides what it computes, and ONNX Runtime then believes the model.
+    """
     claimed = {v.name: v.type.tensor_type for v in (*model.graph.value_info, *model.graph.output)}
     bare = ModelProto.FromString(_undeclared(model))
     del bare.graph.output[:]

@@ -3,7 +3,8 @@ changes one thing in place.
 
 They follow the format (attributes, dims, initializers, edges, operators, operator sets, subgraphs,
 functions, external data, names), so that most results get past the parser; `damage` changes bytes
-instead."""
+instead.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ hang costs one case.
 
 The parent imports everything once. A worker announces each case before it runs it, so the one that
 killed it is known; `ITIMER_PROF` ends a case that takes more processor time than it may, the parent
-one that waits for ever, `RLIMIT_AS` one that wants too much memory."""
+one that waits for ever, `RLIMIT_AS` one that wants too much memory.
+"""
 
 from __future__ import annotations
 

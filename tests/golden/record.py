@@ -4,7 +4,8 @@ name.
 A record is `{case: {part: hash}}`. A part is what all launches of one kernel are made of (of a CUDA
 kernel its source, grid and arguments), or the rest of a Plan. Comments and layout of a source do
 not count. Equal records mean equal code, so a
-change that should have no effect is shown to have none."""
+change that should have no effect is shown to have none.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +181,8 @@ def sources_for_cubins() -> Iterator[None]:
 
 def plans_of(model: ModelProto, backend: plan_writer.Writer) -> dict[str, str]:
     """The Plans of every partition that a session over `model` would have, and the names of refused
-    nodes. Their sentences do not count."""
+    nodes. Their sentences do not count.
+    """
     shown = copy.deepcopy(model)
     onnx_inference.restore_types(shown, {})
     shown.functions.extend(contrib_functions.functions(model))

@@ -37,7 +37,8 @@ FEW = 6
 @dataclass
 class Gpu:
     """only_compile: emit and compile the kernels of a test, run nothing. cases: a regular
-    expression; cases of other names are left out."""
+    expression; cases of other names are left out.
+    """
 
     only_compile: bool
     cases: str

@@ -1,5 +1,6 @@
 """Hand-made CUDA Plans of real kernels, run on a GPU without ONNX Runtime. Run by
-test_launcher.py."""
+test_launcher.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What the CUDA provider does when something goes wrong, on a GPU. Run by test_launcher.py, each
 check in a process of its own; those whose calls of the driver are to fail behind
-`tests.support.cuda.shim`."""
+`tests.support.cuda.shim`.
+"""
 
 from __future__ import annotations
 
@@ -349,7 +350,8 @@ def memory_of_past_shapes_is_given_back() -> None:
 
 def runs_in_the_order_of(side: Any, session: Any, options: Any, what: object) -> Any:
     """Runs of the cube between PyTorch's work on the stream `side`, without any synchronisation:
-    each sees what came before it, and what comes after it sees its result. Returns the input."""
+    each sees what came before it, and what comes after it sees its result. Returns the input.
+    """
     t, n = torch(), 1_000_000
     given, u, y = (t.zeros(n, device="cuda") for _ in range(3))
     t.cuda.synchronize()

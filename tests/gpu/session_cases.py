@@ -1,5 +1,6 @@
 """Hand-made CUDA Plans in ONNX Runtime sessions, on a GPU. Run by test_launcher.py, each case in a
-process of its own."""
+process of its own.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def case_cases(config: pytest.Config) -> list[Any]:
 
 def test_drift_from_fp32_on_the_cpu(gpu: Gpu, case: tuple[str, str], tmp_path: Path) -> None:
     """Largest difference from ONNX Runtime's CPU provider on the fp32 model, relative to each
-    output's largest value; every node runs on the GPU."""
+    output's largest value; every node runs on the GPU.
+    """
     if gpu.only_compile:
         pytest.skip("runs sessions")
     name, kind = case

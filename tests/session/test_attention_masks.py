@@ -1,5 +1,6 @@
 """Masks that are scaled or subtracted, rows with nothing left to see, scores that are capped or
-have factors for each head, on the provider: ONNX Runtime's own results."""
+have factors for each head, on the provider: ONNX Runtime's own results.
+"""
 
 from __future__ import annotations
 

@@ -212,7 +212,8 @@ def test_what_reads_heads_of_unknown_size_keeps_its_nodes(
 ) -> None:
     """Nothing is simplified by sizes that follow from that 0: a Slice of a value of no elements, it
     seemed, is not a Slice of all of them. Where the Attention's own result is an output, its type
-    is what the output declares, and the 0 shows only in what follows."""
+    is what the output declares, and the 0 shows only in what follows.
+    """
     data, given = _of_unknown_heads()
     given = [
         helper.make_tensor_value_info(v.name, TensorProto.FLOAT, data[v.name].shape)

@@ -38,7 +38,8 @@ def difference(expected: Sequence[Any], got: Sequence[Any]) -> float:
     """Largest |a - b| over all outputs, each relative to its largest finite |a|.
 
     Infinite when lengths, dtypes, shapes, integers, strings, or the places of NaN and infinities
-    differ."""
+    differ.
+    """
     if len(expected) != len(got):
         return math.inf
     return max((_one(a, b) for a, b in zip(expected, got, strict=True)), default=0.0)

@@ -353,7 +353,8 @@ def _roughly(value: Any, rng: np.random.Generator, rounded: Any) -> Any:
 def _noisy(rng: np.random.Generator) -> type[ReferenceEvaluator]:
     """An evaluator whose nodes, and those of bodies and functions, err as float32 does: each result
     that is no number of float32 by a rounding, and what is added up by one more, as products and
-    partial sums are."""
+    partial sums are.
+    """
 
     class Noisy(ReferenceEvaluator):
         def _init(self) -> None:
@@ -393,7 +394,8 @@ def run(
 ) -> list[Any]:
     """The model's outputs in float64, or as they come out when each node errs as float32 does.
     Raises what the reference evaluator raises for an operator it does not have. Slow: seconds a
-    GFLOP."""
+    GFLOP.
+    """
     wide = {
         k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v
         for k, v in feeds.items()

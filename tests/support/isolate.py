@@ -44,7 +44,8 @@ def run_each(
     keeps `items` in memory: nothing is sent but indices.
 
     The caller must not have started threads of native libraries that do not survive a fork (import
-    onnxruntime inside `work`)."""
+    onnxruntime inside `work`).
+    """
     context = multiprocessing.get_context("fork")
     todo = iter(range(len(items)))
     workers: list[_Worker] = []

@@ -31,7 +31,8 @@ def session(
     False turns ORT's own graph optimizations off (the oracle).
 
     everything: the provider takes every node it can run, not only those where it should be the
-    faster; backend: what it runs them on."""
+    faster; backend: what it runs them on.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads

@@ -12,7 +12,8 @@ judged by a float64 evaluation: it is rounding where the result is as near to th
 Runtime's, or as an evaluation whose every value errs by one rounding (a Cos of a long sum is off by
 the units in the last place of the sum). A tenth of the graphs is explained, too: each node that no
 rule takes, and each that leaves the provider, has a reason. Graphs that ONNX Runtime does not take
-count as nothing. Exit status 1 when one is wrong, fails, or is not explained."""
+count as nothing. Exit status 1 when one is wrong, fails, or is not explained.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ LEGS = ("optimized", "provider", "provider all", "both", "both all")
 class Outcome:
     """status: right, rounding (right by float64), wrong, refused (by ONNX Runtime), error or
     unexplained; leg: where; ours, nodes: how many nodes the provider ran, and of how many; chains:
-    fused ops of the optimized model."""
+    fused ops of the optimized model.
+    """
 
     status: str
     leg: str = ""
@@ -129,7 +131,8 @@ def _beyond(reference: Any, which: Sequence[int], got: Sequence[Any], fed: dict[
     Near is what ONNX Runtime's own error is, or what the evaluation moves by when each of its
     values errs by a rounding of float32 (a Cos of 1e4 by the unit in the last place of 1e4), both
     as root mean squares and at the farthest element. An evaluation that is far from both results
-    says nothing."""
+    says nothing.
+    """
     from tests.support import double
 
     model = _asked(reference, which)

@@ -3,7 +3,8 @@ joined so that later ones read what earlier ones made.
 
 Between two of them stands what makes the shapes fit (reshapes, slices, repetitions) and what keeps
 values of the order of one. A part of some graphs lies in the branch of an If, the body of a Loop,
-or a model-local function."""
+or a model-local function.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 all that the operator takes.
 
 `draw(seed)` gives the same model for the same seed. Sizes stay small: what is looked for is a wrong
-result, not a slow one."""
+result, not a slow one.
+"""
 
 from __future__ import annotations
 

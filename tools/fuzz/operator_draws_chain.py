@@ -1,7 +1,8 @@
 """Random graphs of several operators: chains whose values are read more than once (what fusions,
 views and shared memory must get right), and stacks of small layers, each of which reads what the
 one before has only just written (what kernels that begin before their producers end must get
-right); see `operator_draws`."""
+right); see `operator_draws`.
+"""
 
 from __future__ import annotations
 

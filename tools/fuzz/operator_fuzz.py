@@ -6,7 +6,8 @@
 Each case has a process of its own to die in. Results may differ by rounding
 (`tests.support.difference`); with --half inputs and weights are fp16 on the provider, and the same
 values in fp32 on ONNX Runtime. Cases that ONNX Runtime does not take count as nothing. Exit status
-1 when one is wrong, crashes or hangs."""
+1 when one is wrong, crashes or hangs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ _STEEP = ("Mod", "ReduceProd")
 @dataclass(frozen=True)
 class Outcome:
     """status: right, wrong, refused (by ONNX Runtime) or error; op: its last operator; ours, nodes:
-    how many the provider ran, and of how many."""
+    how many the provider ran, and of how many.
+    """
 
     kind: str
     op: str
@@ -94,7 +96,8 @@ def _sizes(model: onnx.ModelProto, fed: Mapping[str, Any]) -> tuple[int | None, 
     """Sizes of the first axis to run with, too (None: its own). Nothing is left to reduce, and no
     rows where ONNX Runtime differs from ONNX: it gives other shapes along axes counted from the
     end, 0 as the mean of nothing, and C without beta from a Gemm of no terms; TopK of 1.30 divides
-    by the number of rows."""
+    by the number of rows.
+    """
     if not any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim):
         return (None,)
     least = 0

@@ -1,0 +1,1 @@
+"""One spelling of what exporters spell in several ways."""

@@ -10,7 +10,8 @@ twice or for nobody.
                                                         (IR >= 4: a caller could override it)
 
 The results of the model stay bit-identical. Input and output names, metadata, doc strings,
-annotations and the user's own functions stay as they are. A second pass changes nothing."""
+annotations and the user's own functions stay as they are. A second pass changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def canonicalise(
 
     `folder` is where external data lies; `typed` is the exporter's own `value_info`, for a model
     that holds inferred entries already. `notes` receives a sentence for each change a user should
-    know of. Raises ModelError for a cyclic graph."""
+    know of. Raises ModelError for a cyclic graph.
+    """
     notes = notes if notes is not None else []
     typed = user_types(model) if typed is None else typed
     for g in edit.graphs(model):

@@ -4,7 +4,8 @@ session with optimisations off.
     initializer W, node Transpose(W) -> Wt      becomes      initializer Wt
 
 The results are what ONNX Runtime would have computed at run time, bit for bit. Random operators,
-control flow, quantisation pairs and anything over the budget (bytes, time) stay as they are."""
+control flow, quantisation pairs and anything over the budget (bytes, time) stay as they are.
+"""
 
 from __future__ import annotations
 

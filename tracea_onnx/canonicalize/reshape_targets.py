@@ -4,7 +4,8 @@ on the input; an Expand to its own shape goes.
     Reshape(x [n, 6], Concat(Shape(x)[0], 6, 1))  ->  Reshape(x, [0, 6, 1])
 
 Only sizes that one input axis alone has a name for are trusted: that two inputs give a size the
-same name is a promise nothing at run time keeps."""
+same name is a promise nothing at run time keeps.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ computes next to a convolution stands next to it.
         becomes   Conv -> Add(bias [1, C, 1, 1]) -> Relu -> Conv
 
 Exact: every element meets the same operands. Done where fewer elements are transposed afterwards,
-or as many and a convolution gets its epilogue."""
+or as many and a convolution gets its epilogue.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from tracea_onnx.support.artifact_cache import Cache
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "cache", help="list, measure or clear the cache of compiled code", description=__doc__
     )
@@ -34,6 +35,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     if args.tuning:
         return _tuning(args)
     cache = Cache(args.folder) if args.folder is not None else Cache()

@@ -14,6 +14,7 @@ from tracea_onnx.pipeline.fusion_baseline import Baseline, Compared
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "check", help="fail when models fuse less than they did", description=__doc__
     )
@@ -30,6 +31,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     baseline = Baseline.load(args.baseline, new=args.update)
     compared = [baseline.compare(m, backend=args.backend) for m in args.models]
     if args.update:

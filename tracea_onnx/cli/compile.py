@@ -15,6 +15,7 @@ from tracea_onnx.pipeline.compiled_model import compile_model
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "compile", help="compile a model for programs without Python", description=__doc__
     )
@@ -47,6 +48,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     given = {} if args.backend == "auto" else {"backend": args.backend}
     for text in args.provider_option:
         name, equals, value = text.partition("=")

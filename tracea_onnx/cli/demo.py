@@ -25,6 +25,7 @@ _SECONDS = 3.0
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "demo",
         help="optimize a small model, run it on the provider, show the speed-up",
@@ -36,6 +37,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     from tracea_onnx.provider import assert_provider_selected, create_session, register
 
     register()

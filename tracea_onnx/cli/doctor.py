@@ -10,6 +10,7 @@ from tracea_onnx.doctor import diagnosis
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "doctor",
         help="say what works on this machine, and how to mend what does not",
@@ -20,6 +21,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     checks = diagnosis.run()
     width = max(len(c.name) for c in checks)
     lines = []

@@ -17,6 +17,7 @@ from tracea_onnx.model_io import model_file
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "explain", help="say why each chain was, or was not, fused", description=__doc__
     )
@@ -48,6 +49,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     if args.html is not None:
         model_file.check_output(args.html)
     bar = Bar()

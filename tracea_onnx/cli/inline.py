@@ -13,6 +13,7 @@ from tracea_onnx.shapes import onnx_inference
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "inline", help="turn fused ops back into plain ONNX", description=__doc__
     )
@@ -29,6 +30,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     model_file.check_output(args.output)
     source = model_file.load(args.model, changed_specs=True)
     model_file.check_apart(source, args.output)

@@ -11,6 +11,7 @@ from tracea_onnx.model_io import model_file
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "inspect",
         help="show what is in a model, and where its fused ops come from",
@@ -25,6 +26,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     found = contents.inspect(model_file.load(args.model))
     options.say(contents.text(found, everything=args.all))
     if args.json:

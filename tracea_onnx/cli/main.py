@@ -2,7 +2,8 @@
 every error.
 
 Exit codes: 0 ok, 1 internal, 2 usage, 3 bad model, 4 verification failed, 5 a required fusion is
-missing."""
+missing.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ _INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     p = argparse.ArgumentParser(
         prog="tracea-onnx", description="Fuse ONNX models and run them faster in ONNX Runtime."
     )

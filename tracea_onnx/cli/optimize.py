@@ -12,6 +12,7 @@ from tracea_onnx.pipeline import optimizer, report
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "optimize",
         help="fuse what the rules find, verify the result, write it",
@@ -63,10 +64,12 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def default_output(model: Path) -> Path:
+    """`model.onnx` becomes `model.tracea.onnx` beside it."""
     return model.parent / f"{model.stem}.tracea.onnx"
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     bar = Bar()
     try:
         result = optimizer.optimize(

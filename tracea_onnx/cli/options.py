@@ -17,6 +17,7 @@ Subparsers = Any  # argparse._SubParsersAction is private
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
+    """Add --only and --skip."""
     parser.add_argument(
         "--only",
         action="append",
@@ -34,6 +35,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add --backend."""
     parser.add_argument(
         "--backend",
         choices=("auto", *backend.names()),
@@ -43,6 +45,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def add_initializer_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add --keep-initializer-inputs."""
     parser.add_argument(
         "--keep-initializer-inputs",
         action="store_true",
@@ -51,6 +54,7 @@ def add_initializer_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verification(parser: argparse.ArgumentParser) -> None:
+    """Add the options on how a result is compared with the original."""
     parser.add_argument(
         "--rtol",
         type=float,
@@ -84,6 +88,7 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
 
 
 def add_input_shapes(parser: argparse.ArgumentParser) -> None:
+    """Add --input-shape."""
     parser.add_argument(
         "--input-shape",
         action="append",
@@ -94,14 +99,17 @@ def add_input_shapes(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json."""
     parser.add_argument("--json", action="store_true", help="write the report to stdout as JSON")
 
 
 def shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """The shapes of --input-shape by input name."""
     return dict(input_values.parse_shape(s) for s in args.input_shape)
 
 
 def values(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The arrays of --load-inputs by input name; None without the option."""
     return input_values.load_inputs(args.load_inputs) if args.load_inputs is not None else None
 
 

@@ -23,6 +23,7 @@ class Bar:
     _stage: str = ""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done; 0 of 0 where that is not known."""
         now = time.monotonic()
         if not self.stream.isatty() or (
             stage == self._stage and now - self._last < _EVERY and done < total

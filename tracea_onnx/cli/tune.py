@@ -20,6 +20,7 @@ _INTERRUPTED = 130
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "tune",
         help="measure which kernels are the fastest for a model on this GPU, and remember",
@@ -39,6 +40,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     if not args.seconds > 0:
         raise UsageError(f"--seconds {args.seconds:g} leaves no time to measure", "give more")
     model_file.load(args.model)  # what is wrong with the model, in this tool's words

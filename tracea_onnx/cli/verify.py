@@ -19,6 +19,7 @@ from tracea_onnx.verify import verification as verification
 
 
 def add(subparsers: options.Subparsers) -> None:
+    """Add the command and its options."""
     p = subparsers.add_parser(
         "verify", help="compare two models on the same inputs", description=__doc__
     )
@@ -41,6 +42,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     if args.output is not None:
         if not args.bisect:
             raise UsageError("--output goes with --bisect", "add --bisect")

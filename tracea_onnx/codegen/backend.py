@@ -1,7 +1,8 @@
 """What a backend is: everything that the rest of the package asks of the modules of `kernels`.
 
 A module `kernels/<name>.py` (or a package of that name) defines `BACKEND`, an instance of a class
-derived from `Backend`. Its native side is a runtime of the same name (`ep/plan/runtime.h`)."""
+derived from `Backend`. Its native side is a runtime of the same name (`ep/plan/runtime.h`).
+"""
 
 from __future__ import annotations
 
@@ -56,12 +57,14 @@ class Launch(Protocol):
     @abstractmethod
     def record(self, plan: Plan, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         """The launch as the runtime reads it. places: of operands by their name in the family
-        (None where absent), and of `scratch<k>`. Only `cubin` may hold the index of a blob."""
+        (None where absent), and of `scratch<k>`. Only `cubin` may hold the index of a blob.
+        """
 
 
 class Backend(ABC):
     """Devices of one kind. host: whether tensors lie in the host's memory, so that every machine
-    has one."""
+    has one.
+    """
 
     name: str
     host: bool = False
@@ -78,7 +81,8 @@ class Backend(ABC):
     @abstractmethod
     def caps(self, properties: Properties | None) -> DeviceCaps | None:
         """The device that a compile request is for; of None the one that files are made for, which
-        any device may run. None where kernels do not depend on it. Raises UsageError."""
+        any device may run. None where kernels do not depend on it. Raises UsageError.
+        """
 
     @abstractmethod
     def target(self, caps: DeviceCaps | None) -> Target:
@@ -86,19 +90,22 @@ class Backend(ABC):
 
     def emit(self, request: Request) -> Sequence[Launch]:
         """The launches that compute one launch of another family. Raises Unfit with a sentence
-        where there is none."""
+        where there is none.
+        """
         raise Unfit(f"the backend '{self.name}' has no kernel for {request.family}")
 
     def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
         """The blobs of the sources that launches have named (`Plan.code`). No device is needed.
-        Raises TraceaError."""
+        Raises TraceaError.
+        """
         assert not sources, "launches name code that nothing compiles"
         return []
 
     # --- what has a default -----------------------------------------------------------------------
     def attach(self, library: Any) -> None:  # noqa: B027
         """Called before a session that names the backend, with the native library: one whose
-        runtime is not in the library adds it (`tests/backends/reference.py`)."""
+        runtime is not in the library adds it (`tests/backends/reference.py`).
+        """
 
     def toolchain(self) -> str:
         """Version of what `compile` calls; "" without one."""
@@ -106,7 +113,8 @@ class Backend(ABC):
 
     def fingerprint(self, properties: Properties) -> str:
         """What Plans for this request depend on beside the request and this package: a cached Plan
-        with another one is not used."""
+        with another one is not used.
+        """
         return ""
 
     def checks(self) -> Iterable[Check]:
@@ -116,7 +124,8 @@ class Backend(ABC):
     @property
     def harness(self) -> Any:
         """A module that runs and times Plans without ONNX Runtime, as `runtime/cuda_harness.py`
-        does; None without one. `tracea-onnx tune` needs it."""
+        does; None without one. `tracea-onnx tune` needs it.
+        """
         return None
 
 

@@ -3,7 +3,8 @@ kind of GPU has measured another to be faster.
 
 Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from
 (`choosing`), measures it and keeps the fastest in a tuning record (`tuning_records.py`): a table
-from what is asked of a launch (`cache_key`) to the name of a kernel."""
+from what is asked of a launch (`cache_key`) to the name of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Offers = dict[str, dict[str, float]]
 class Choices:
     """How kernels are chosen: by records and, where these say nothing, by price. What could be
     chosen is added to `offers`. sizes: of symbols, for which what was measured gets kernels of its
-    own."""
+    own.
+    """
 
     records: Records = field(default_factory=dict)
     offers: Offers | None = None

@@ -1,6 +1,7 @@
 """What lowering asks of a backend for one launch of a family (`Request`), and what the CUDA backend
 makes of it: kernels with source text (`Kernel`), whose grids and sizes stay symbolic. NVRTC turns
-the sources into cubins; the provider's launcher (driver API only) binds arguments and launches."""
+the sources into cubins; the provider's launcher (driver API only) binds arguments and launches.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Request:
     `Backend.caps` says. unaligned: operands whose address is not known to be a multiple of 16 bytes
     (a channel slice of a concatenation, say); every other operand starts at one. constant: operands
     that no launch of a run writes, so that a kernel may read them before it waits for the one
-    before it. tf32: whether products of f32 may round their elements to TF32."""
+    before it. tf32: whether products of f32 may round their elements to TF32.
+    """
 
     family: str
     dtype: DType
@@ -76,16 +78,22 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Int32:
+    """A 32-bit integer argument; `value` may depend on symbols."""
+
     value: DimLike
 
 
 @dataclass(frozen=True)
 class Int64:
+    """A 64-bit integer argument; `value` may depend on symbols."""
+
     value: DimLike
 
 
 @dataclass(frozen=True)
 class Float32:
+    """A 32-bit float argument, constant."""
+
     value: float
 
 
@@ -104,7 +112,8 @@ class TensorMap:
     corner, channels per pixel, pixels per column) with W, H order; box is then unused. `steps` are
     element strides. `together`: bytes (64, 128 or 256) that L2 reads of memory when a copy needs
     one of them. Products and convolutions are never slower with 128 than with 256, and up to 16 %
-    faster where rows cross lines of 128 bytes."""
+    faster where rows cross lines of 128 bytes.
+    """
 
     pointer: Pointer
     dtype: DType
@@ -127,7 +136,8 @@ class Kernel:
 
     scratch: sizes in bytes of buffers the kernels of this request share (`Pointer("scratch0")`);
     their contents start undefined. pdl: launched with programmatic stream serialization (the kernel
-    calls griddepcontrol.wait before it reads what others wrote)."""
+    calls griddepcontrol.wait before it reads what others wrote).
+    """
 
     source: str
     symbol: str

@@ -4,7 +4,8 @@ What a kernel should look like depends on sizes, and models are exported with a 
 when they run. `ranged` emits a request for a range of its symbol: within it `known` answers where
 the whole range agrees, `about` gives a number to choose by, and where the answer changes within the
 range, the range is divided there and each part emitted by itself. Neighbours that came out equal
-are one again; a kernel's grid is empty outside its range."""
+are one again; a kernel's grid is empty outside its range.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def settled(d: DimLike) -> DimLike:
 def about(d: DimLike, usual: int) -> int:
     """What to take for `d` when kernels are chosen, which must be right whatever it is: that of the
     least size in the present range, since batches are powers of two more often than not; `usual`
-    without a range."""
+    without a range.
+    """
     if not isinstance(d, Dim):
         return int(d)
     r = _now.get()

@@ -23,7 +23,8 @@ class Target:
     whether products in 16-bit types leave statistics of their rows and take rows that are to be
     normalised. stages: whether a pointwise kernel computes several expressions, each of what the
     ones before it made. group_packing: whether filters in 16-bit types are also packed for several
-    groups at once."""
+    groups at once.
+    """
 
     rates: Rates
     families: frozenset[str]

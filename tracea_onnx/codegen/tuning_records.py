@@ -10,7 +10,8 @@ JSON:
      [{"batch": 8}, ...]}}}
 
 A file that cannot be read as that is no record. Writers of several processes take turns; what one
-adds, no other removes."""
+adds, no other removes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Measured:
 
     us, usual_us: microseconds of a launch with it, and with the kernel by price. sizes: values that
     the symbols of models had when the launch was one of theirs; an empty set for a model without
-    symbols."""
+    symbols.
+    """
 
     kernel: str
     us: float
@@ -59,6 +61,7 @@ class Measured:
 
     @property
     def ratio(self) -> float:
+        """The tuned time over the time of the kernels by price; below 1 is faster."""
         return self.us / self.usual_us
 
 

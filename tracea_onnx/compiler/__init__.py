@@ -1,0 +1,1 @@
+"""The partition compiler: from a graph to Plans."""

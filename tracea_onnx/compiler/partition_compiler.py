@@ -169,7 +169,8 @@ def compile_graph(
     provider claims: they are left to it. `trust`: run fused ops as their specs say. ONNX Runtime
     shows no bodies of functions, so a spec cannot be compared with what it stands for: without
     `trust` fused ops are left to ORT, which inlines their bodies, and the rules match those
-    (docs/security.md)."""
+    (docs/security.md).
+    """
     writer = writer or writer_of({})
     chosen = choose(graph, writer.target.rates)
     result = Compiled()
@@ -489,7 +490,8 @@ def _lower_group(
 def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
     """Partition inputs with the dims the probe found. A dim whose symbols all stand alone somewhere
     is checked against its expression; any other becomes a symbol of its own. Symbolic shape vectors
-    need no input at all."""
+    need no input at all.
+    """
     alone = {
         d.name
         for v in values

@@ -13,7 +13,8 @@ def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
     """Order ops (fused ones contracted) so that producers come first; stable in the nodes' own
     order.
 
-    Raises ModelError when the nodes need each other in a circle."""
+    Raises ModelError when the nodes need each other in a circle.
+    """
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
     needs = [
         {producer[n] for n in _read(op, graph) if n in producer and producer[n] != k}
@@ -63,7 +64,8 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
     prefers its producers' groups, else the latest one. Sets of groups are bit masks: `before[g]`
     holds the groups with a path to group g, `reach[k]` those with a path to op k when it was
     placed. Groups that come to precede one of `reach[k]` later precede op k, too, so `closed` makes
-    the mask complete."""
+    the mask complete.
+    """
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
     group_of: list[int] = []
     reach: list[int] = []

@@ -4,7 +4,8 @@ compiling the second time.
 An entry's key covers the request (nodes, types, small constants, the target) and the code that
 answers it. Of large constants the compiler reads few (a causal mask, a table of positions), and
 which ones it only knows when it is done: an entry names them with their hashes, and counts only
-while they are the same."""
+while they are the same.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def writer(
     choices: kernel_choice.Choices = kernel_choice.BY_PRICE,
 ) -> Writer:
     """For one graph: its Plans share what was emitted. Without properties they say what would run
-    on the device that files are made for, and cannot."""
+    on the device that files are made for, and cannot.
+    """
     caps = backend.caps(properties)
     emitter = Emitter(backend, choices)
 
@@ -96,7 +97,8 @@ class BackendPlan(PlanBuilder):
 
     `compile_code=False` leaves code out (the probe of which nodes can run needs only to know that a
     kernel exists). `asked` has what each emitted launch of
-    a run was made for."""
+    a run was made for.
+    """
 
     def __init__(
         self,
@@ -114,6 +116,7 @@ class BackendPlan(PlanBuilder):
         self._code: dict[str, int] = {}
 
     def to_json(self) -> dict[str, Any]:
+        """The Plan (docs/plan-format.md)."""
         self._compile()
         device = {} if self.caps is None else {"arch": self.caps.arch, "sms": self.caps.sms}
         return {**super().to_json(), **device}
@@ -127,6 +130,7 @@ class BackendPlan(PlanBuilder):
                 self.blobs[at] = blob
 
     def code(self, source: str) -> int:
+        """Index of the blob that the source is compiled to."""
         if source not in self._code:
             self.blobs.append(b"")  # `to_json` compiles it
             self._code[source] = len(self.blobs) - 1

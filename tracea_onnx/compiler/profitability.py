@@ -2,7 +2,8 @@
 
 A partition that holds a convolution, a matrix product, attention, a norm, or an op the user's file
 was optimised to, is always worth taking. One of light nodes only (pooling, pointwise, movement)
-must save more in nodes and traffic than it costs to enter and to change layouts."""
+must save more in nodes and traffic than it costs to enter and to change layouts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The compiler for a process without Python: the provider starts this program, with a socket as its
 standard input (`ep/ort/python.cc` has the messages). It ends with that process, or after a while
-without requests: the provider starts another one when it needs it."""
+without requests: the provider starts another one when it needs it.
+"""
 
 from __future__ import annotations
 

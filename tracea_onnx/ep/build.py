@@ -8,7 +8,8 @@
 `--only NAME[,NAME]` writes `tracea_onnx/libtracea_onnx.NAME.so`, which `native_library.run_kernel`
 prefers while it is newer than the full library, so that a template under work never breaks the
 other ones. Both are ignored by git. Needs cmake, ninja and a C++ compiler (`--cxx`, else cmake's
-choice)."""
+choice).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def build(
     """Configure and build into `build/dev` (or `build/only-<only>`); returns the library copied
     into the package. With sanitizers it stays in `build/sanitize-<sanitize>`: only
     `tests/sanitize.py` can load it. Raises SystemExit with the tools' words when the build
-    fails."""
+    fails.
+    """
     kind = (
         f"sanitize-{sanitize.replace(',', '-')}"
         if sanitize

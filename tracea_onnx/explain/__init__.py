@@ -1,0 +1,1 @@
+"""Why chains are fused or not, as text, JSON and HTML."""

@@ -40,6 +40,7 @@ class Coverage:
     leaving: tuple[UnsupportedNode, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """As `explain --json` prints it."""
         return {
             "backend": self.backend,
             "nodes": self.total,

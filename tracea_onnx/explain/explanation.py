@@ -36,7 +36,8 @@ class Explanation:
     said, nearest first, and what would help.
 
     A `light` anchor is a pointwise or movement node that some rule may start at: left alone it
-    costs little."""
+    costs little.
+    """
 
     anchor: str
     op: str
@@ -47,6 +48,7 @@ class Explanation:
     light: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """As `explain --json` prints it."""
         said = [
             {
                 "rule": r.rule,
@@ -82,6 +84,7 @@ class ExplainReport:
     coverage: reach.Coverage | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """As `explain --json` prints it."""
         provider = None if self.coverage is None else self.coverage.to_json()
         return {
             "model": self.report.model,
@@ -108,7 +111,8 @@ def explain(
 
     With `provider`, the account also names every node that would leave the provider on this
     backend, and why. Raises ModelError (unreadable model) and UsageError (options; a file of
-    `beside`, which the caller is to write, is one of the model's)."""
+    `beside`, which the caller is to write, is one of the model's).
+    """
     backend = optimizer.choose_backend(backend)
     known = rule_set.rules() if rules is None else tuple(rules)
     find.select(known, only, skip)

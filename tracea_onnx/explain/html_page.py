@@ -2,7 +2,8 @@
 reasons on hover.
 
 Layers come from networkx; within a layer, boxes stand near what they are connected to (barycentre
-ordering)."""
+ordering).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Box:
     """One node of the drawn graph. `lines` are its title and subtitle.
 
     `kind` is fused, unfused, alone (an anchor with nothing to fuse), plain, or edge (an input or
-    output of the graph). `name` is its node's, `leaves` whether that would leave the provider."""
+    output of the graph). `name` is its node's, `leaves` whether that would leave the provider.
+    """
 
     kind: str
     lines: tuple[str, str]

@@ -1,0 +1,1 @@
+"""Graph view, symbolic dims, expressions, operator traits, contracts of rules."""

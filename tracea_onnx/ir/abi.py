@@ -2,7 +2,8 @@
 element types.
 
 `kernels/cpu.py` writes the C++ twin of these tables when the wheel is built; the order here is the
-ABI."""
+ABI.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Opcode:
     numpy: its value in float64, the reference; cpu: on vectors of `kernels/cpu/common/simd.h`;
     cuda: on f32 registers. int_cpu and int_cuda: on int64; "" where programs of integers do not
     have it. onnx: the operator that is this instruction, with the attributes that are its last
-    operands: "Elu(alpha=1.0)"; traits: what is true of it (`op_traits.py`)."""
+    operands: "Elu(alpha=1.0)"; traits: what is true of it (`op_traits.py`).
+    """
 
     name: str
     arity: int

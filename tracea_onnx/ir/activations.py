@@ -4,7 +4,8 @@ HardSwish, ... is the same function.
 The expression is evaluated in float64 at fixed sample points and compared with every built-in
 activation, whose parameters are fitted first. The allowed difference is what rounding the
 expression's own constants to float32 (and its intermediate values to float64) can cause, so a chain
-with 0.0447 in place of 0.044715 is not GELU. No absolute tolerance is involved anywhere."""
+with 0.0447 in place of 0.044715 is not GELU. No absolute tolerance is involved anywhere.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def evaluate(
     """The value of `expr` on `inputs` (broadcast against each other), computed in float64.
 
     `scale` = (k, s) multiplies the value of instruction k by s: how sensitive the result is to an
-    error made there."""
+    error made there.
+    """
     values: list[Any] = [np.asarray(x, np.float64) for x in inputs]
     if len(values) != expr.n_in:
         raise ValueError(f"an expression of {expr.n_in} inputs got {len(values)}")
@@ -177,7 +179,8 @@ def classify_activation(expr: Expr) -> tuple[str, float, float] | None:
     None.
 
     Parameters are those the expression itself has, rounded to float32. An expression that overflows
-    where the activation does not (the naive log(1 + exp(x))) is not that activation."""
+    where the activation does not (the naive log(1 + exp(x))) is not that activation.
+    """
     if expr.n_in != 1:
         return None
     f, probe = evaluate(expr, [_X]), evaluate(expr, [_PROBES])
@@ -209,7 +212,8 @@ def unrounded(expr: Expr, dtype: DType) -> Expr:
     were rounded to that type.
 
     Such a model means GELU when it divides by 1.4140625; the difference is below what rounding the
-    result to the type makes."""
+    result to the type makes.
+    """
     if dtype not in (DType.F16, DType.BF16):
         return expr
     narrow = np.float16 if dtype == DType.F16 else bfloat16
@@ -254,7 +258,8 @@ def classify_epilogue(expr: Expr) -> EpilogueForm | None:
     program.
 
     Only forms whose residual enters with factor one are built in; a per-channel scale or bias left
-    over makes a program."""
+    over makes a program.
+    """
     used = inputs_used(expr)
     if used == {0}:
         alone = (

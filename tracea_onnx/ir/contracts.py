@@ -3,7 +3,8 @@
 A rule is a value of pure functions. `match(graph, anchor)` returns a `Match` or raises `Refuse`;
 it never changes the graph. The scheduler prices matches and picks a
 non-overlapping, convex set; `rewrite` turns each into one call to a model-local function whose body
-is exactly the nodes it replaces; the partition compiler lowers its spec."""
+is exactly the nodes it replaces; the partition compiler lowers its spec.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Spec:
 
     `op` names the lowering (`conv`, `gemm`, `attention`, ...); `roles` names each input of the
     fused op in order; `attrs` holds JSON values only (ints, floats, strings, lists, and the
-    epilogue/pointwise expression)."""
+    epilogue/pointwise expression).
+    """
 
     op: str
     roles: tuple[str, ...]

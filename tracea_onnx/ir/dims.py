@@ -2,7 +2,8 @@
 
 A dim is an `int` or a `Dim`: a node of a hash-consed expression over symbols. A symbol stands for
 one dimension of the partition's inputs (several inputs may share it: the EP checks they agree).
-Simplification is modest and exact."""
+Simplification is modest and exact.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ EXPR_OPS = (
 class Dim:
     """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols:
     those it depends on, in order; natural: it is never negative; length: operators and operands as
-    if nothing was shared (at most _LONGEST_SPELLED)."""
+    if nothing was shared (at most _LONGEST_SPELLED).
+    """
 
     op: str
     args: tuple[DimLike, ...]
@@ -194,6 +196,7 @@ def _order(a: DimLike, b: DimLike) -> tuple[DimLike, DimLike]:
 
 
 def add(a: DimLike, b: DimLike) -> DimLike:
+    """A + b."""
     if isinstance(a, int) and isinstance(b, int):
         return a + b
     terms: dict[DimLike, int] = {}
@@ -202,6 +205,7 @@ def add(a: DimLike, b: DimLike) -> DimLike:
 
 
 def sub(a: DimLike, b: DimLike) -> DimLike:
+    """A - b."""
     if isinstance(a, int) and isinstance(b, int):
         return a - b
     terms: dict[DimLike, int] = {}
@@ -235,6 +239,7 @@ def _rebuild(terms: dict[DimLike, int], const: int) -> DimLike:
 
 
 def mul(a: DimLike, b: DimLike) -> DimLike:
+    """A * b."""
     if isinstance(a, int) and isinstance(b, int):
         return a * b
     a, b = _order(a, b)
@@ -250,6 +255,7 @@ def mul(a: DimLike, b: DimLike) -> DimLike:
 
 
 def floordiv(a: DimLike, b: DimLike) -> DimLike:
+    """A // b, rounded down."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if b == 1:
@@ -346,12 +352,14 @@ def truncdiv(a: DimLike, b: DimLike) -> DimLike | None:
 
 
 def ceildiv(a: DimLike, b: DimLike) -> DimLike:
+    """A / b, rounded up."""
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
     return floordiv(add(a, sub(b, 1)), b)
 
 
 def mod(a: DimLike, b: DimLike) -> DimLike:
+    """A % b, with the sign of b."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if b == 1 or a is b:
@@ -392,6 +400,7 @@ def select(cond: DimLike, a: DimLike, b: DimLike) -> DimLike:
 
 
 def product(dims: Sequence[DimLike]) -> DimLike:
+    """The product of all dims; 1 for none."""
     out: DimLike = 1
     for d in dims:
         out = mul(out, d)
@@ -399,10 +408,12 @@ def product(dims: Sequence[DimLike]) -> DimLike:
 
 
 def round_up(a: DimLike, m: int) -> DimLike:
+    """The least multiple of m that is at least a."""
     return mul(ceildiv(a, m), m)
 
 
 def is_static(dims: Sequence[DimLike]) -> bool:
+    """Whether no dim is symbolic."""
     return all(isinstance(d, int) for d in dims)
 
 

@@ -222,6 +222,7 @@ def keep_nodes(graph: GraphProto, keep: Collection[int]) -> None:
 
 
 def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
+    """Let the graph have these nodes, in this order."""
     # Copies first: clearing the field invalidates the messages in it.
     fresh = []
     for n in nodes:

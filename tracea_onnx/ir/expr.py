@@ -2,7 +2,8 @@
 
 An `Expr` is a list of instructions over values: inputs 0..n_in-1 first, then one value per
 instruction. It serialises to JSON inside a fused op's spec and lowers to a native program (CPU) or
-to source text (CUDA)."""
+to source text (CUDA).
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
     0, 1, 0, 0.0]]}
 
 Common subexpressions are shared, constants folded, spelled-out activations replaced by their
-opcode, dead code dropped, registers reused."""
+opcode, dead code dropped, registers reused.
+"""
 
 from __future__ import annotations
 
@@ -300,7 +301,8 @@ def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any
     """The Plan's `program` of an expression: see docs/plan-format.md.
 
     Inputs occupy registers 0..n_in-1. Raises ValueError when an i64 program would need an opcode or
-    a constant it does not have, or when more than `MAX_REGISTERS` registers would be needed."""
+    a constant it does not have, or when more than `MAX_REGISTERS` registers would be needed.
+    """
     integer = type == "i64"
     if integer:
         for ins in expr.code:

@@ -29,7 +29,8 @@ def name(op: str, function: FunctionProto, spec: str, *, spelled: bool = False) 
     """The name of a function whose body is that of `function` and whose calls carry `spec`. Names,
     notes and types inside that mean nothing to the result have no part in the hash, nor whether
     ONNX's domain is spelled out, which tools that rewrite a file change (spelled: it has, as in
-    files before 0.2)."""
+    files before 0.2).
+    """
     op = re.sub(r"\W", "_", op)
     body = FunctionProto()
     body.CopyFrom(function)
@@ -84,7 +85,8 @@ def check(model: ModelProto, where: str) -> None:
     function's body make.
 
     This finds files of other versions and files that a tool has changed. Whoever changes one on
-    purpose can write the name, too."""
+    purpose can write the name, too.
+    """
     bodies: dict[str, list[FunctionProto]] = {}
     for f in model.functions:
         if f.domain == DOMAIN:

@@ -3,7 +3,8 @@ shapes.
 
 The protobuf stays the one source of truth; nothing an exporter wrote is lost by looking at it.
 Constants are read lazily (external data through a memory map), so a model larger than memory can
-still be searched."""
+still be searched.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +81,13 @@ class Node:
 
     @property
     def attrs(self) -> dict[str, Any]:
+        """All attributes by name, as Python values."""
         if self._attrs is None:
             self._attrs = {a.name: _attribute(a) for a in self.proto.attribute}
         return self._attrs
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """The attribute of that name, or `default`."""
         return self.attrs.get(name, default)
 
     def input(self, k: int) -> str:
@@ -129,6 +132,7 @@ def _attribute(a: AttributeProto) -> Any:
 
 
 def external_info(t: TensorProto) -> dict[str, str]:
+    """The keys of the external data of a tensor: location, offset, length."""
     return {e.key: e.value for e in t.external_data}
 
 
@@ -184,6 +188,7 @@ def map_data(t: TensorProto, folder: Path) -> npt.NDArray[np.uint8]:
 
 
 def truncated(t: TensorProto) -> ModelError:
+    """The error for a data file that is shorter than the model says."""
     return ModelError(
         f"the external data of tensor '{t.name}' became shorter since the model was loaded",
         "leave the model's files alone meanwhile",
@@ -204,7 +209,8 @@ def request_array(t: TensorProto) -> Array:
 
     Only what answers the provider's requests may call this: a model from outside could name any
     address. Raises ModelError for a constant that lies neither in the request nor in memory, or
-    whose length is not that of its type and dims."""
+    whose length is not that of its type and dims.
+    """
     if t.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(t)
     info, size = external_info(t), tensor_bytes(t)
@@ -244,7 +250,8 @@ class Graph:
     or Scan.
 
     `in_process`: the model is a compile request of the provider, whose constants are read where
-    they lie in memory. Never for a model from outside."""
+    they lie in memory. Never for a model from outside.
+    """
 
     def __init__(
         self,
@@ -311,6 +318,7 @@ class Graph:
         return int(self._opsets.get(domain, 0))
 
     def producer(self, name: str) -> Node | None:
+        """The node that computes the value; None for inputs and constants."""
         return self._producer.get(name)
 
     def consumers(self, name: str) -> Sequence[Node]:
@@ -320,9 +328,11 @@ class Graph:
         return self._consumers.get(name, ())
 
     def is_output(self, name: str) -> bool:
+        """Whether the value is an output of the graph."""
         return name in self._output_set
 
     def is_input(self, name: str) -> bool:
+        """Whether the value is an input of the graph."""
         return name in self._input_set
 
     def sole_consumer(self, name: str) -> Node | None:
@@ -439,7 +449,8 @@ class Graph:
     def _after_unknown_heads(self) -> frozenset[str]:
         """Values whose inferred dims cannot be believed: ONNX infers 0 for the last axis of an
         Attention whose head size it does not know, and goes on from it, also into bodies, which the
-        provider sees alone, and out of them."""
+        provider sees alone, and out of them.
+        """
         unsure = [o for n in self.nodes if n.op in _UNSURE for o in n.outputs]
         if self._body:
             unsure += [
@@ -471,6 +482,7 @@ class Graph:
         )
 
     def rank(self, name: str) -> int | None:
+        """How many axes the value has; None when not known."""
         s = self.shape(name)
         return None if s is None else len(s)
 
@@ -552,6 +564,7 @@ def constant_node_value(proto: NodeProto) -> Array | None:
 
 
 def subgraphs(proto: NodeProto) -> Iterator[GraphProto]:
+    """The bodies of a control-flow node."""
     for a in proto.attribute:
         if a.type == AttributeProto.GRAPH:
             yield a.g

@@ -105,4 +105,5 @@ class Weights:
         self.made.append(helper.make_tensor(name, TensorProto.FLOAT, (), [value]))
 
     def scalars(self) -> list[NodeProto]:
+        """Constant nodes of the narrow scalars."""
         return [helper.make_node("Constant", [], [t.name], value=t) for t in self.made]

@@ -3,7 +3,8 @@ of operators come from.
 
 `operators(Trait.POOL)` are the ONNX operators with a trait; `kinds` has the ops of specs too, which
 are written with a colon (`:gemm`). A pointwise operator that is one instruction has its row in the
-table of opcodes (`abi.py`), one that is made of several in `COMPOSED`."""
+table of opcodes (`abi.py`), one that is made of several in `COMPOSED`.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 An operator newer than what was read, or with an attribute that `op_traits.py` does not list, may
 mean what nothing here knows of: rules, canonicalization and lowering pass over such a node, and
-ONNX Runtime runs it. An attribute at its default says nothing new."""
+ONNX Runtime runs it. An attribute at its default says nothing new.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A new spelling of an activation needs nothing here as long as it is made of these operators; a new
 operator is a row of `op_traits.py` or `abi.py`. `emit(code, node, args)` appends what the node
 computes and returns the result's id, or raises `Refuse` for a form the expression language cannot
-say (integer arithmetic, an unknown mode)."""
+say (integer arithmetic, an unknown mode).
+"""
 
 from __future__ import annotations
 
@@ -35,14 +36,17 @@ class Code:
         self._known: dict[Instr | tuple[str, str], int] = {}
 
     def operand(self, name: str) -> int:
+        """The register of an operand, added where it is new."""
         if name not in self.operands:
             self.operands.append(name)
         return -1 - self.operands.index(name)
 
     def const(self, value: float) -> int:
+        """The register of a constant."""
         return self._add(Instr("const", (), float(value)))
 
     def op(self, op: str, *args: int) -> int:
+        """The register of `op` on these registers."""
         return self._add(Instr(op, args))
 
     def _add(self, instr: Instr) -> int:

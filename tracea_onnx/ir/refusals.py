@@ -1,7 +1,8 @@
 """Refusals: why a rule does not fuse at an anchor, as a code with operands.
 
 `Why` is the one table of codes. Each has the template of its sentence, the advice that lifts it,
-and whether the anchor looked like the rule's chain. `str(Reason)` renders the sentence."""
+and whether the anchor looked like the rule's chain. `str(Reason)` renders the sentence.
+"""
 
 from __future__ import annotations
 

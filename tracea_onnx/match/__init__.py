@@ -1,0 +1,1 @@
+"""Runs the rules; readings of chains that rules share."""

@@ -59,7 +59,8 @@ def operand(
     """`value`, whose axes are `letters`, as a view of the farthest source with a named layout.
 
     `usable(v)` tells whether an intermediate value may vanish into the match. Repeated key/value
-    heads are folded into `view.repeat`."""
+    heads are folded into `view.repeat`.
+    """
     steps = strided_view.chain(g, s, value)
     reach = 0
     while reach < len(steps) and usable(steps[reach].target):

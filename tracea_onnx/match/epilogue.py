@@ -47,7 +47,8 @@ class Epilogue:
     `operands[k]` as input k + 1.
 
     `output` is the value that leaves (the starting value when nothing was absorbed); `stopped` says
-    why it ends there."""
+    why it ends there.
+    """
 
     nodes: tuple[Node, ...]
     operands: tuple[str, ...]
@@ -189,7 +190,8 @@ class Region:
     """A pointwise region being compiled: which values are inside, and the code that computes them.
 
     Every inside value has the region's `shape`; what comes from outside is a constant, or an
-    operand that broadcasts to `shape`."""
+    operand that broadcasts to `shape`.
+    """
 
     def __init__(
         self, graph: Graph, shape: Dims | None, dtype: int, *, max_operands: int, max_code: int
@@ -271,6 +273,7 @@ def narrower(a: int, b: int | None) -> bool:
 
 
 def show(shape: Dims | None) -> str:
+    """The shape in a sentence."""
     return "unknown" if shape is None else "[" + ", ".join(map(str, shape)) + "]"
 
 
@@ -292,7 +295,8 @@ def grow_epilogue(
     control-flow node). Refuses when `value` is not floating-point. `also` names further
     accumulators of the same shape (inputs 1, 2, ... of the expression, before the operands); with
     them only a chain in which all meet counts. `prelude` is what the compute node itself applies
-    first (an activation attribute)."""
+    first (an activation attribute).
+    """
     producer = graph.producer(value)
     if producer is None:
         raise Refuse(Why.NOT_COMPUTED, value=value)
@@ -401,7 +405,8 @@ def build_match(
     convex.
 
     `roles` are (role, value) pairs in order; pairs with an empty value (absent optional inputs) are
-    dropped."""
+    dropped.
+    """
     chain = tuple(sorted({id(n): n for n in nodes}.values(), key=lambda n: n.index))
     for value in graph.escapes(chain):
         if value not in outputs:

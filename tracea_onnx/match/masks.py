@@ -36,6 +36,7 @@ class BandMask:
 
     @property
     def uniform(self) -> bool:
+        """Whether all elements are equal."""
         return bool(self.below == self.above)
 
 
@@ -63,7 +64,8 @@ def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> BandMask | Non
     offset; else None.
 
     Reads constants, chains of Trilu, comparisons of Range ramps, and the arithmetic exporters put
-    around them."""
+    around them.
+    """
     found = _read(g, s, value, depth)
     return found if isinstance(found, BandMask) else None
 
@@ -225,7 +227,8 @@ class Mask:
     merged: batch and heads are one axis of it. scale: what an `add` mask is multiplied by (scores
     that are scaled after the mask was added, a mask that is subtracted). met: the value that met
     the scores, where `value` is one from before it. past: of a mask that hides column t from row s
-    exactly where t > s + past."""
+    exactly where t > s + past.
+    """
 
     value: str
     kind: str

@@ -43,10 +43,12 @@ class Norm:
     skip: str = ""
 
     def spec(self) -> LayerNormSpec:
+        """The attributes of the fused op."""
         axis = 1 if self.axes == CHANNELS else -self.axes
         return LayerNormSpec(axis=axis, eps=self.eps, rms=self.rms, gamma_add=self.gamma_add)
 
     def roles(self) -> list[tuple[str, str]]:
+        """The roles of the inputs and their values."""
         return [(r, getattr(self, r)) for r in ("x", "res", "xbias", "gamma", "beta")]
 
 

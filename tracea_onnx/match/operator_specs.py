@@ -191,6 +191,7 @@ def _attention(g: Graph, node: Node) -> AttentionSpec:
 
 
 def per_head(width: DimLike, count: int) -> DimLike | None:
+    """The head size where `count` heads share `width`; None where it is not whole."""
     return width // count if isinstance(width, int) and count and width % count == 0 else None
 
 

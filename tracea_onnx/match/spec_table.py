@@ -44,10 +44,12 @@ def _number(value: object) -> bool:
 
 
 def integer(low: int, high: int = _MOST) -> Form:
+    """An integer in that range."""
     return Form(lambda v: _whole(v, low, high), f"a whole number from {low} to {high}", int)
 
 
 def integers(low: int, high: int = _MOST) -> Form:
+    """A list of integers in that range."""
     return Form(
         lambda v: isinstance(v, list) and 0 < len(v) <= 6 and all(_whole(x, low, high) for x in v),
         f"a list of whole numbers from {low} to {high}",
@@ -56,6 +58,7 @@ def integers(low: int, high: int = _MOST) -> Form:
 
 
 def one_of(*values: str) -> Form:
+    """One of these strings."""
     return Form(lambda v: isinstance(v, str) and v in values, f"one of {', '.join(values)}")
 
 
@@ -190,6 +193,8 @@ _BN = ("bn_scale", "bn_bias", "bn_mean", "bn_var")
 
 @dataclass(frozen=True, kw_only=True)
 class ConvSpec(Attributes):
+    """Attributes of `conv`: y = epilogue(conv(x, w) + b)."""
+
     op = "conv"
     roles = ("x", "w")
     optional = ("b", *_BN)
@@ -204,6 +209,7 @@ class ConvSpec(Attributes):
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         lengths = {
             len(a[k]) for k in ("strides", "dilations", "output_padding", "output_shape") if k in a
         } | ({len(a["pads"]) / 2} if "pads" in a else set())
@@ -217,6 +223,8 @@ class ConvSpec(Attributes):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvTransposeSpec(ConvSpec):
+    """Attributes of `conv_transpose`: y = epilogue(conv_transpose(x, w) + b)."""
+
     op = "conv_transpose"
     output_padding: Annotated[Sequence[int], integers(0)] = ()
     output_shape: Annotated[Sequence[int], integers(1)] = ()
@@ -224,6 +232,8 @@ class ConvTransposeSpec(ConvSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSpec(Attributes):
+    """Attributes of `gemm`: y = epilogue(alpha op(x) op(w) + beta b)."""
+
     op = "gemm"
     roles = ("x", "w")
     optional = ("b", *_BN, "flat_shape", "shape")
@@ -238,6 +248,8 @@ class GemmSpec(Attributes):
 
 @dataclass(frozen=True, kw_only=True)
 class SwigluSpec(Attributes):
+    """Attributes of `swiglu`: y = expr(x w_gate + b_gate, x w_up + b_up)."""
+
     op = "swiglu"
     roles = ("x",)
     optional = ("w", "b", "w_gate", "w_up", "b_gate", "b_up")
@@ -247,6 +259,7 @@ class SwigluSpec(Attributes):
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         packed, apart = {"w", "b"}, {"w_gate", "w_up", "b_gate", "b_up"}
         if (
             "w" not in roles or roles & apart
@@ -270,6 +283,8 @@ class MaskSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec(Attributes):
+    """Attributes of `attention`: softmax(scale q k^T + mask) v, per head."""
+
     op = "attention"
     roles = ("q", "k", "v")
     optional = ("mask", "mask1", "head_scale")
@@ -310,6 +325,7 @@ class AttentionSpec(Attributes):
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         if "mask1" in roles and "mask" not in roles:
             return "it has a second mask without a first"
         for m in ("mask", "mask1"):
@@ -321,6 +337,8 @@ class AttentionSpec(Attributes):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormSpec(Attributes):
+    """`layernorm`, RMS norm without the mean: (x - mean) / sqrt(var + eps) * gamma + beta."""
+
     op = "layernorm"
     roles = ("x",)
     optional = ("res", "xbias", "gamma", "beta")
@@ -332,12 +350,15 @@ class LayerNormSpec(Attributes):
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         summed = roles & {"res", "xbias"}
         return "it has a sum as its result and nothing to add" if outputs > 1 and not summed else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupNormSpec(Attributes):
+    """Attributes of `groupnorm`: statistics over the channels of a group and all pixels."""
+
     op = "groupnorm"
     roles = ("x",)
     optional = ("gamma", "beta")
@@ -347,11 +368,14 @@ class GroupNormSpec(Attributes):
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         return _inputs(a, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxSpec(Attributes):
+    """Attributes of `softmax` over one axis."""
+
     op = "softmax"
     roles = ("x",)
     axis: Annotated[int, integer(-8, 7)]
@@ -360,6 +384,8 @@ class SoftmaxSpec(Attributes):
 
 @dataclass(frozen=True, kw_only=True)
 class SqueezeExciteSpec(Attributes):
+    """Attributes of `squeeze_excite`: x * gate(w2 act(w1 mean(x) + b1) + b2)."""
+
     op = "squeeze_excite"
     roles = ("x", "w1", "w2")
     optional = ("b1", "b2")
@@ -370,12 +396,15 @@ class SqueezeExciteSpec(Attributes):
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         more = any(a[k]["n_in"] != 1 for k in ("expr1", "expr2") if k in a)
         return "its expressions have more than one input" if more else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeSpec(Attributes):
+    """Attributes of `rope`: pairs of elements rotated by an angle per position."""
+
     op = "rope"
     roles = ("x", "cos", "sin")
     optional = ("pos",)
@@ -387,6 +416,8 @@ class RopeSpec(Attributes):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormSpec(Attributes):
+    """Attributes of `batch_norm` with constant statistics."""
+
     op = "batchnorm"
     roles = ("x", *_BN)
     extras = True
@@ -396,11 +427,14 @@ class BatchNormSpec(Attributes):
 
 @dataclass(frozen=True, kw_only=True)
 class PointwiseSpec(Attributes):
+    """Attributes of `pointwise`: an expression over broadcast inputs."""
+
     op = "pointwise"
     expr: Annotated[Expr, EXPRESSION]
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
         return _inputs(a, len(roles))
 
 

@@ -4,7 +4,8 @@ strided view of a value.
 Attention and rotary embedding want their operands where the projections wrote them. Whatever
 movement an exporter put between, the chain is followed symbolically from a source value: every
 source axis is a list of factors of its dim, movements regroup, permute, split, select or
-broadcast factors, and the result is compared with a small table of named layouts."""
+broadcast factors, and the result is compared with a small table of named layouts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def strides(
     contiguous source of dims `shape`.
 
     `heads` is the operand's own head count (key/value heads for k and v); it is read from the h
-    axis where the layout has one. A letter the layout does not have has size 1 and stride 0."""
+    axis where the layout has one. A letter the layout does not have has size 1 and stride 0.
+    """
     digits = "".join(c for c in layout if c.isdigit())
     template = LAYOUTS[layout.replace(digits, "p") if digits else layout]
     size: dict[str, DimLike] = {"b": 1, "h": heads, "s": 1, "d": 1, "p": int(digits or 1)}
@@ -78,6 +80,7 @@ class Factor:
         self.index: int | None = None  # set when one element of the factor was selected
 
     def split(self, outer: DimLike, inner: DimLike) -> tuple[Factor, Factor]:
+        """Make it two parts, outer first, and return them."""
         self.parts = (Factor(outer, self.broadcast), Factor(inner, self.broadcast))
         return self.parts
 
@@ -247,6 +250,7 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
 
 
 def extent(factors: Iterable[Factor]) -> DimLike:
+    """The product of the sizes."""
     return dims.product([a.size for a in leaves(factors)])
 
 

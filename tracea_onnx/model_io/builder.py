@@ -3,7 +3,8 @@ range through any depth.
 
 Every value carries an estimate of its mean square (`power`), so a weight of fan-in n that reads it
 gets the standard deviation 1 / sqrt(n * power): a random network then behaves like a trained one
-(no layer saturates, the output depends on the input)."""
+(no layer saturates, the output depends on the input).
+"""
 
 from __future__ import annotations
 
@@ -93,6 +94,7 @@ class Net:
         *,
         width: int = 0,
     ) -> Value:
+        """A graph input."""
         tensor = gs.Variable(name, dtype=np.dtype(dtype), shape=list(shape))
         self._graph.inputs.append(tensor)
         return Value(tensor, width)
@@ -177,11 +179,13 @@ class Net:
 
     # --- arithmetic -------------------------------------------------------------------------------
     def add(self, a: Operand, b: Operand) -> Value:
+        """A + b."""
         total = sum(v.power for v in (a, b) if isinstance(v, Value))
         width = max(v.width for v in (a, b) if isinstance(v, Value))
         return self.op("Add", a, b, width=width, power=total)
 
     def concat(self, values: Sequence[Value], axis: int = 1) -> Value:
+        """Concat along `axis`."""
         width = sum(v.width for v in values)
         power = sum(v.power * v.width for v in values) / width if width else 1.0
         return self.op("Concat", *values, axis=axis, width=width, power=power)
@@ -204,6 +208,7 @@ class Net:
         return self.op("Reshape", x, self.op("Concat", *parts, axis=0), width=width)
 
     def transpose(self, x: Value, *perm: int) -> Value:
+        """Transpose by `perm`."""
         return self.op("Transpose", x, perm=list(perm))
 
     # --- activations ------------------------------------------------------------------------------
@@ -311,6 +316,7 @@ class Net:
     def batch_norm(
         self, x: Value, *, eps: float = 1e-5, gain: float = 1.0, name: str = "bn"
     ) -> Value:
+        """BatchNormalization with random statistics."""
         uniform, c = self.rng.uniform, x.width
         with self.scope(name):
             gamma = self.parameter("weight", (gain * uniform(0.8, 1.2, c)).astype(np.float32))
@@ -357,6 +363,7 @@ class Net:
     def conv_transpose(
         self, x: Value, channels: int, kernel: int = 2, stride: int = 2, *, name: str = "up"
     ) -> Value:
+        """ConvTranspose with random weights."""
         with self.scope(name):
             weight = self.normal(
                 "weight",
@@ -371,6 +378,7 @@ class Net:
             )  # fmt: skip
 
     def max_pool(self, x: Value, kernel: int, stride: int, pad: int = 0) -> Value:
+        """MaxPool of a square window."""
         return self.op(
             "MaxPool",
             x,
@@ -383,6 +391,7 @@ class Net:
         )
 
     def global_pool(self, x: Value) -> Value:
+        """GlobalAveragePool: [N, C, H, W] to [N, C, 1, 1]."""
         # What survives an average over positions is mostly the squared mean: a third of a rectified
         # value's power.
         return self.op("GlobalAveragePool", x, power=x.power / 3)
@@ -439,6 +448,7 @@ class Net:
             )
 
     def layer_norm(self, x: Value, *, eps: float = 1e-5, name: str = "LayerNorm") -> Value:
+        """LayerNormalization over the last axis, with random weights."""
         with self.scope(name):
             gamma = self.parameter("weight", self.rng.uniform(0.8, 1.2, x.width).astype(np.float32))
             return self.op(
@@ -452,6 +462,7 @@ class Net:
             )
 
     def embedding(self, ids: Operand, rows: int, width: int, *, name: str) -> Value:
+        """Gather of rows of a random table [rows, width]."""
         with self.scope(name):
             return self.op(
                 "Gather", self.normal("weight", (rows, width), 0.5), ids, width=width, power=0.25

@@ -4,7 +4,8 @@ are searched, and how fused ops turn back.
     y = mine.Block <alpha = 0.3> (x)        ->      t = LeakyRelu <alpha = 0.3> (x)   y = Add (t, x)
 
 ONNX Runtime does the same when it loads a model. A call none of whose nodes changed is put back, so
-a function in which nothing fuses stays as it was."""
+a function in which nothing fuses stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def expanded(
 
     Values inside get new names not in `taken` (which they join). `names` are names for the nodes
     that are not constants; the others are called after the call. Raises ModelError where the call
-    has more operands or results than the function."""
+    has more operands or results than the function.
+    """
     for what, given, formal in (
         ("inputs", call.input, function.input),
         ("outputs", call.output, function.output),

@@ -3,7 +3,8 @@ double, axes on axes; and for attributes that onnx's inference dies of.
 
 ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit,
 and beyond Ctrl-C. So upper bounds are worked out first, in time linear in what the file stands for
-up to those limits, and a model that passes one is refused."""
+up to those limits, and a model that passes one is refused.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def check(model: ModelProto, where: str) -> None:
 
 def _check_attributes(n: NodeProto, attributes: Iterable[AttributeProto], where: str) -> None:
     """Raise ModelError for a number that onnx's inference takes as it is and does not survive, and
-    for an equation in which it looks for the next letter for ever."""
+    for an equation in which it looks for the next letter for ever.
+    """
     for a in attributes:
         taken = None
         if a.name == "axis":  # is narrowed, and written to outside of a shape (LayerNormalization)

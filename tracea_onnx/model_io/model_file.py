@@ -3,7 +3,8 @@ is ever left.
 
 A model is loaded without its external data. Each external tensor is checked (a regular file inside
 the model's own folder, offset and length within the file, bytes = dims x element size) and stays
-memory-mapped until something reads it."""
+memory-mapped until something reads it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def load(model: ModelProto | str | os.PathLike[str], *, changed_specs: bool = Fa
     their bodies alone.
 
     Raises ModelError (exit code 3) with one line for anything that is not a readable, well-formed
-    ONNX model."""
+    ONNX model.
+    """
     if isinstance(model, ModelProto):
         own = ModelProto()
         own.CopyFrom(model)
@@ -226,7 +228,8 @@ def check_apart(source: Source, model: Path | None, others: Sequence[Path] = ())
     that is written.
 
     `model` is where the model goes, which may replace the one it is made from; `others` are written
-    beside it."""
+    beside it.
+    """
     taken: list[tuple[Path, str]] = []
     if source.path is not None and source.folder is not None:
         taken = [
@@ -316,7 +319,8 @@ def serialize(model: ModelProto) -> bytes:
 def save(source: Source, target: Path, *, external_data: str = "auto") -> list[Path]:
     """Write the model, with its weights inside (`never`), in `<target>.data` (`always`), or there
     only when it must be (`auto`: the source had external data, or the model would pass 2 GiB).
-    Returns the files written. The same input gives the same bytes."""
+    Returns the files written. The same input gives the same bytes.
+    """
     if external_data not in EXTERNAL_DATA:
         raise UsageError(
             f"external data '{external_data}' is unknown", f"choose from {', '.join(EXTERNAL_DATA)}"

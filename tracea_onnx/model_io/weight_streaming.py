@@ -5,7 +5,8 @@ initializer becomes external data that lies in the model file itself.
         becomes   initializer { data_location: EXTERNAL, location: "model.onnx", offset, length }
 
 The file is walked in protobuf's wire format, so the weights are never read until something needs
-them."""
+them.
+"""
 
 from __future__ import annotations
 

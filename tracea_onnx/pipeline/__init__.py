@@ -1,0 +1,1 @@
+"""`optimize` from end to end."""

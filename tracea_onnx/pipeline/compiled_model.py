@@ -1,5 +1,6 @@
 """Compiled models: ONNX files with a node com.microsoft::EPContext in place of each partition, as
-ONNX Runtime's tools write and read them. The provider runs them without a compiler."""
+ONNX Runtime's tools write and read them. The provider runs them without a compiler.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tracea_onnx.pipeline.fusion_loop import count_nodes
 @dataclass(frozen=True)
 class CompiledModel:
     """nodes: of the source. partitions: that were compiled. left: nodes for ONNX Runtime. files:
-    that were written, the model first."""
+    that were written, the model first.
+    """
 
     nodes: int
     partitions: int
@@ -43,7 +45,8 @@ def compile_model(
     beside it, weights as `external_data` says (`model_file.save`).
 
     Raises ModelError (unreadable model), UsageError (options), TraceaError when the provider would
-    run nothing of the model or ONNX Runtime cannot compile it."""
+    run nothing of the model or ONNX Runtime cannot compile it.
+    """
     source, target = Path(model), Path(output)
     model_file.check_output(target)
     original = model_file.load(source)

@@ -5,7 +5,8 @@ exporter, or a new version of this package, lost a fusion.
     6}}}}
 
 Models go by their paths from the file's folder; nodes are those of the fused model, which are more
-where a fusion took less of its chain; rules by how often each fused."""
+where a fusion took less of its chain; rules by how often each fused.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Fusions:
 @dataclass(frozen=True)
 class Compared:
     """before: what the baseline has, None where it has no such model. refused: why chains did not
-    fuse."""
+    fuse.
+    """
 
     model: str
     now: Fusions
@@ -56,6 +58,8 @@ class Compared:
 
 
 class Baseline:
+    """What a model is to fuse at least."""
+
     def __init__(self, path: Path, models: Mapping[str, Fusions]) -> None:
         self.path, self.models = path, dict(models)
 
@@ -92,6 +96,7 @@ class Baseline:
         return Compared(name, Fusions(report.nodes_after, by_rule), self.models.get(name), near)
 
     def save(self) -> None:
+        """Write the file."""
         models = {n: {"nodes": f.nodes, "fusions": f.by_rule} for n, f in self.models.items()}
         content = {"version": _VERSION, "models": dict(sorted(models.items()))}
         model_file.write_bytes(self.path, (json.dumps(content, indent=1) + "\n").encode())

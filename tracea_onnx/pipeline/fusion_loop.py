@@ -44,7 +44,8 @@ class FusionOptions:
     functions stay expanded.
 
     `budget` limits constant folding. `precision` is the type to compute in; nodes named in `wide`
-    stay fp32 all the same. `avoid` says of fusions why they must not be made."""
+    stay fp32 all the same. `avoid` says of fusions why they must not be made.
+    """
 
     backend: str
     only: tuple[str, ...] = ()

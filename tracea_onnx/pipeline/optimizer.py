@@ -106,7 +106,8 @@ def optimize(
     When the result leaves its bounds, the smallest set of fusions at fault is turned back and
     refused. Raises ModelError (unreadable model), UsageError (options), VerificationError (results
     differ; nothing is written; its `report` attribute says by how much), MissingFusionError (a rule
-    named by `only` fused nothing)."""
+    named by `only` fused nothing).
+    """
     started = time.perf_counter()
     on_progress = progress or silent
     backend = choose_backend(backend)
@@ -393,7 +394,6 @@ def _bring_in(source: model_file.Source) -> None:
 
 def _pack(result: model_file.Source, written: Path | None, pack: Path, *, trust: bool) -> Path:
     """Compile the optimized model and write the pack file."""
-
     if (
         written is None
         and result.folder is not None

@@ -15,7 +15,8 @@ def build_pack(model: str | bytes, *, trust: bool = False) -> bytes:
     `trust`: believe the specs of its fused ops (for a model that this process has fused), so that
     the Plans are for the fused ops themselves.
 
-    Raises TraceaError when the provider would run nothing of the model."""
+    Raises TraceaError when the provider would run nothing of the model.
+    """
     with recording() as packs:
         provider.create_session(model, {"specs": "trust" if trust else "rematch"})
     pack = merge_packs(packs, PRODUCER)

@@ -1,0 +1,1 @@
+"""Kernel families, Plans, and the bytes that a launch may touch."""

@@ -40,6 +40,7 @@ class Ref:
     offset: DimLike = 0
 
     def at(self, extra_bytes: DimLike) -> Ref:
+        """The reference with an offset of so many more bytes."""
         return Ref(self.buffer, self.offset + extra_bytes)
 
 
@@ -78,6 +79,7 @@ class PlanBuilder:
         self._symbol_sources.append([input_index, axis])
 
     def knows(self, name: str) -> bool:
+        """Whether the symbol is defined."""
         return name in self._symbols
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
@@ -88,12 +90,14 @@ class PlanBuilder:
         }
 
     def check(self, input_index: int, axis: int, value: DimLike) -> None:
+        """Let a run fail where that axis of the input has another size."""
         self._checks.append([input_index, axis, self.expr(value)])
 
     def require(self, a: DimLike, b: DimLike, what: str = "sizes that must be equal") -> bool:
         """Compute fails with `what` and both values unless the two are equal. False when that
         cannot be compared in this Plan: two numbers that differ, or a symbol of another
-        partition."""
+        partition.
+        """
         if a is b or a == b:
             return True
         return self._require("eq", a, b, what)
@@ -138,6 +142,7 @@ class PlanBuilder:
         return len(self.buffers) - 1
 
     def add_input(self, name: str, dtype: int, rank: int) -> Ref:
+        """Add an input; returns its buffer."""
         self.inputs.append({"name": name, "dtype": int(dtype), "rank": rank})
         return Ref(self._buffer(kind="input", index=len(self.inputs) - 1))
 
@@ -147,18 +152,22 @@ class PlanBuilder:
         return Ref(self._buffer(kind="output", index=len(self.outputs) - 1))
 
     def finish_output(self, name: str, dtype: int, dims: Sequence[DimLike]) -> None:
+        """Give an output its dims, once they are known."""
         entry = next(o for o in self.outputs if o["name"] == name)
         entry.update(dtype=int(dtype), dims=[self.expr(d) for d in dims])
 
     def arena(self, size: DimLike) -> Ref:
+        """A new buffer of that many bytes in the arena."""
         return Ref(self._buffer(kind="arena", bytes=size))
 
     def initializer(self, name: str) -> Ref:
+        """The buffer of an initializer that ONNX Runtime owns."""
         if name not in self._initializers:
             self._initializers[name] = self._buffer(kind="initializer", name=name)
         return Ref(self._initializers[name])
 
     def blob(self, array: Array) -> Ref:
+        """The buffer of constant bytes in the pack; equal arrays share one."""
         data = np.ascontiguousarray(array).tobytes()
         if data not in self._blob_index:
             self.blobs.append(data)
@@ -166,6 +175,7 @@ class PlanBuilder:
         return Ref(self._blob_index[data])
 
     def is_constant(self, ref: Ref) -> bool:
+        """Whether no launch of a run writes the buffer."""
         return self.buffers[ref.buffer]["kind"] in _CONSTANT_KINDS
 
     # --- launches ---------------------------------------------------------------------------------
@@ -185,7 +195,8 @@ class PlanBuilder:
         """Append one launch. When every input is constant and the outputs are fresh buffers that it
         fills (`whole`), it runs once per session instead of on every run; with `more` it may also
         fill in a part of a constant. `dtype` is the element type of the main operands (a family
-        with its own type parameters ignores it)."""
+        with its own type parameters ignores it).
+        """
         spec = FAMILIES[family]
         operands = {**inputs, **outputs}
         names = [o.rstrip("?") for o in spec.operands]
@@ -262,9 +273,11 @@ class PlanBuilder:
 
     @property
     def launches(self) -> int:
+        """How many launches a run has."""
         return len(self._run)
 
     def to_json(self) -> dict[str, Any]:
+        """The Plan (docs/plan-format.md)."""
         buffers = [
             {**b, "bytes": self.expr(b["bytes"]) if b["kind"] == "arena" else b["bytes"]}
             if "bytes" in b

@@ -7,7 +7,8 @@ carry the expressions, and C++ for the CPU kernels is generated from them (`kern
 provider compares them with the buffers once for each set of input shapes, whoever made the Plan.
 
 Only what a family is meant to touch is counted: vectors may read, and pad channels may be written,
-within the slack behind a buffer."""
+within the slack behind a buffer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Extent = tuple[DimLike, DimLike]
 class Launch:
     """What an extent depends on: parameters by name, whether an operand is there (1 or 0), bytes of
     an element of the main type, and whether convolutions read the zero border around their images
-    (as on the CPU)."""
+    (as on the CPU).
+    """
 
     ints: Mapping[str, DimLike]
     present: Mapping[str, DimLike]
@@ -471,7 +473,8 @@ def extents(
 ) -> dict[str, Extent]:
     """What each operand of a launch may touch. size: bytes of an element of the main type; present:
     1 for each operand that is there. border: convolutions read the zeros around their images.
-    Operands without an entry have no bound here (what indices reach is compared by the kernel)."""
+    Operands without an entry have no bound here (what indices reach is compared by the kernel).
+    """
     found = _TABLE[family](Launch(ints, present, size, border))
     names = {o.rstrip("?") for o in FAMILIES[family].operands}
     return {o: e for o, e in found.items() if o in names}

@@ -15,7 +15,8 @@ Conventions
   p0, p1. When the launch has a program, it replaces act and residual: register 0 = acc + bias,
   register 1.. = operands o0..o3 read per `o*_kind` (Broadcast) and `o*_ld`.
 * Packed operands come from the `pack_*` families, run once per session; their sizes are given by
-`packed_elements`."""
+`packed_elements`.
+"""
 
 from __future__ import annotations
 
@@ -379,14 +380,16 @@ def _round_up(n: int, m: int) -> int:
 def weight_pitch(k: int, size: int) -> int:
     """Elements, of `size` bytes, from row to row of the packed weight [N, K] of a CUDA product:
     rows begin at multiples of 16 bytes and, longer ones of two-byte elements, of 128: L2 takes up
-    to twice as long for rows that cross its lines."""
+    to twice as long for rows that cross its lines.
+    """
     return _round_up(k, 64 if size == 2 and k > 64 else 8)
 
 
 def packed_elements(family: str, **p: int) -> int:
     """Elements the packing family writes for the given parameters, slack included: output channels
     rounded up to 16 or 32 (CPU), or the reduced channels rounded up to 8 or 64 (CUDA), whichever is
-    more. The buffer is zeroed before."""
+    more. The buffer is zeroed before.
+    """
     if family in ("pack_conv2d", "pack_deconv2d"):
         g = p["G"]
         return (
@@ -414,7 +417,8 @@ def packed_elements(family: str, **p: int) -> int:
 def bundled_groups(channels: int, columns: int, groups: int) -> int:
     """How many neighbouring groups, each of so many input and output channels, a CUDA product takes
     at once: those that leave the fewest tiles of 64 x 64 for each group, of channels that begin at
-    multiples of 8: tensor maps copy from multiples of 16 bytes alone."""
+    multiples of 8: tensor maps copy from multiples of 16 bytes alone.
+    """
     counts = [
         q
         for q in range(1, min(groups, 64) + 1)

@@ -1,0 +1,1 @@
+"""What a fusion saves, by a roofline model."""

@@ -5,7 +5,8 @@
                  - (launch + max(bytes at the chain's border / bandwidth, flops / rate))
 
 A node alone saves nothing: the provider runs plain ONNX nodes as they are. Symbolic dims count as
-`NOMINAL`."""
+`NOMINAL`.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Fused ops as model-local functions; mixed precision."""

@@ -6,7 +6,8 @@ nodes it replaces.
 
 Calls with equal specs and bodies that are equal after renaming share one function; its name ends in
 a hash of both. Small constants only the body needs are literals in it; anything else it needs
-becomes an extra input after those the spec names."""
+becomes an extra input after those the spec names.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: Tr
     and return the model: same outputs, bit for bit.
 
     The nodes get back the names the call remembers. Raises ModelError for a call without its
-    function, and for damaged names."""
+    function, and for damaged names.
+    """
     bodies = {f.name: f for f in model.functions if f.domain == DOMAIN}
     taken = edit.all_names(model)
     for k in reversed(range(len(list(edit.graphs(model))))):

@@ -14,7 +14,8 @@ outside the file, and lets go of values beyond the range.)
 
 ONNX Runtime's CPU provider computes next to nothing in bf16. So that the file runs there, too,
 every fused op is fp32 between casts inside its body, lone products and norms become fused ops for
-that, and of plain operators only movement is bf16."""
+that, and of plain operators only movement is bf16.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +66,7 @@ class Narrowed:
     clamped: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
+        """As the report has it."""
         return {
             "type": self.kind.name,
             "nodes": self.nodes,
@@ -508,7 +510,8 @@ class _Bodies:
 def _square(f: FunctionProto) -> None:
     """Pow(x, 2) becomes Mul(x, x). From opset 17 on ONNX Runtime's own fusion of a layer norm takes
     away the Cast before one spelled with Pow, and then refuses its fp16 input beside fp32
-    weights."""
+    weights.
+    """
     literals = {
         n.output[0]: helper.get_attribute_value(n.attribute[0])
         for n in f.node

@@ -1,0 +1,1 @@
+"""The native library, NVRTC and GPUs, seen from Python."""

@@ -101,7 +101,8 @@ class LoadedPlan:
     plan: what `BackendPlan.to_json` gives; blobs: its blobs; initializers: contents of the
     `initializer` buffers by name. graphs: replay recorded graphs, as the provider option
     enable_cuda_graph=1 does. bfloat16 tensors are numpy arrays of uint16. Raises TraceaError with
-    the native library's line (no driver, a bad plan, a kernel that cannot be loaded)."""
+    the native library's line (no driver, a bad plan, a kernel that cannot be loaded).
+    """
 
     def __init__(
         self,
@@ -188,7 +189,8 @@ class LoadedPlan:
         """Run once, then time `replays` replays of all launches as one CUDA graph (their mean) and
         each launch: many of it alone, so that its operands lie in cache and neighbours overlap
         (their mean), or `within` a run of all, on what the others leave in cache, with the events
-        between (medians of the replays)."""
+        between (medians of the replays).
+        """
         if replays < 1:
             raise UsageError("replays must be positive")
         self.run(inputs)

@@ -1,7 +1,8 @@
 """What a GPU can do: read from the driver by the provider, or a table for compiling without one.
 
 Emitters ask `Request.caps` for limits (shared memory, clusters), so that no kernel is chosen that
-the device cannot launch."""
+the device cannot launch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class DeviceCaps:
     clusters run at once where each block has a multiprocessor of its own), of the sizes that the
     device can launch; empty where it has no clusters. clock: kHz. driver: CUDA version x 1000, 0
     without one. identity: everything that tells one kind of device from another, in words. backend:
-    the one whose device it is."""
+    the one whose device it is.
+    """
 
     arch: int
     sms: int
@@ -136,7 +138,8 @@ def of_request(properties: Mapping[str, str]) -> DeviceCaps:
     """The GPU that a compile request with these properties is for; what they leave out is as in the
     usual device of that architecture.
 
-    Raises UsageError where one is not a number."""
+    Raises UsageError where one is not a number.
+    """
     try:
         numbers = {
             key: int(properties[key]) for key in ("arch", "sms", *NUMBERS) if properties.get(key)

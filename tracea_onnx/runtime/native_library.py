@@ -2,7 +2,8 @@
 tests and the tuner, never by a session.
 
 seconds = run_kernel("gemm", {"x": x, "w": packed, "y": y}, {"M": 3, "N": 5, "K": 7, "ldx": 7,
-"ldy": 5})"""
+"ldy": 5})
+"""
 
 from __future__ import annotations
 

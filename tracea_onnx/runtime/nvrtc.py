@@ -2,7 +2,8 @@
 driver takes.
 
 A driver loads cubins of its own CUDA major version and of older ones, not of newer ones. Wheels
-come before a toolkit of the system."""
+come before a toolkit of the system.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +90,7 @@ def present() -> str:
 
 
 def version(library: ctypes.CDLL) -> tuple[int, int]:
+    """The library's version, major and minor."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value

@@ -1,0 +1,1 @@
+"""Symbolic shapes, and contents of shape tensors."""

@@ -20,13 +20,27 @@ class Operator(Protocol):
     """An ONNX node, or an op of the lowering."""
 
     @property
-    def op(self) -> str: ...
+    @abstractmethod
+    def op(self) -> str:
+        """The operator, with its domain where that is not ONNX's."""
+
     @property
-    def inputs(self) -> tuple[str, ...]: ...
+    @abstractmethod
+    def inputs(self) -> tuple[str, ...]:
+        """Names of inputs; "" for absent ones."""
+
     @property
-    def outputs(self) -> tuple[str, ...]: ...
-    def input(self, k: int) -> str: ...
-    def attr(self, name: str, default: Any = None) -> Any: ...
+    @abstractmethod
+    def outputs(self) -> tuple[str, ...]:
+        """Names of outputs."""
+
+    @abstractmethod
+    def input(self, k: int) -> str:
+        """The name of input k; "" where it is absent."""
+
+    @abstractmethod
+    def attr(self, name: str, default: Any = None) -> Any:
+        """The attribute of that name, or `default`."""
 
 
 class ShapeEnv(Protocol):

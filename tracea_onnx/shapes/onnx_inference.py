@@ -1,7 +1,8 @@
 """Types, symbolic shapes and validity of a model, found without touching its weights.
 
 Both work on a *skeleton*: the model with every large or external initializer turned into a graph
-input of the same type."""
+input of the same type.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def infer(model: ModelProto, typed: Types) -> None:
 
     The exporter's entries are taken as given; what an earlier inference found is forgotten first,
     so that the result depends on the graph alone. Where inference fails on a part of the model,
-    that part stays as it was."""
+    that part stays as it was.
+    """
     restore_types(model, typed)
     bare = skeleton(model)
     bare.functions.extend(contrib_functions.functions(model))

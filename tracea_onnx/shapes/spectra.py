@@ -11,7 +11,8 @@ from tracea_onnx.shapes.operands import axis_of, constant, need
 
 def dft_axis(s: ShapeEnv, n: Operator, rank: int, opset: int | None = None) -> int:
     """The axis of a DFT: an attribute before opset 20, which is 1 by default, and an input since,
-    by default the last one of the signal. None: the opset is not known."""
+    by default the last one of the signal. None: the opset is not known.
+    """
     if n.attr("axis") is not None:
         axis = int(n.attr("axis"))
     elif n.input(2):
@@ -42,6 +43,7 @@ def dft_length(s: ShapeEnv, n: Operator, size: DimLike) -> DimLike:
 
 
 def dft_dims(s: ShapeEnv, n: Operator, axis: int) -> Dims:
+    """Dims of a DFT: the axis of frequencies, then real and imaginary part."""
     x = need(s, n.input(0))
     length = dft_length(s, n, x[axis])
     inverse, half = n.attr("inverse", 0), n.attr("onesided", 0)
@@ -50,6 +52,7 @@ def dft_dims(s: ShapeEnv, n: Operator, axis: int) -> Dims:
 
 
 def dft(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    """Dims of DFT."""
     return dft_dims(s, n, dft_axis(s, n, len(need(s, n.input(0)))))
 
 
@@ -61,6 +64,7 @@ def frame_length(s: ShapeEnv, n: Operator, signal: DimLike) -> DimLike:
 
 
 def stft(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    """Dims of STFT: [batch, frames, frequencies, 2]."""
     batch, signal, *_rest = need(s, n.input(0))
     length, step = frame_length(s, n, signal), constant(s, n.input(1), "the frame step")
     if step < 1:

@@ -2,7 +2,8 @@
 
 Exporters write one head split in a dozen ways: a constant shape, `0` and `-1`, or a tower of Shape,
 Gather, Slice, Unsqueeze, Concat, Cast and arithmetic. All of them evaluate here to the same tuple
-of `dims.DimLike`, so rules compare dims and never spellings."""
+of `dims.DimLike`, so rules compare dims and never spellings.
+"""
 
 from __future__ import annotations
 

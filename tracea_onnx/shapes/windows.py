@@ -40,7 +40,8 @@ def windows(
 
     out = (size + before + after - dilation * (kernel - 1) - 1) / stride + 1, rounded as `ceil_mode`
     says; transposed: the size of which this is the inverse. Raises Unsupported for attributes that
-    do not fit the axes."""
+    do not fit the axes.
+    """
     fixed = [k for k in kernel if isinstance(k, int)]
     count, auto = len(sizes), n.attr("auto_pad") or "NOTSET"
     strides, dilations = (n.attr(a) or [1] * count for a in ("strides", "dilations"))

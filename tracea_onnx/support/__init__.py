@@ -1,0 +1,1 @@
+"""Files, caches, and modules found by name."""

@@ -33,11 +33,14 @@ _guard = threading.Lock()
 
 
 def default_folder() -> Path | None:
+    """The folder of the cache on this machine; None where the user has no home."""
     return files.user_folder("cache")
 
 
 @dataclass(frozen=True)
 class Entry:
+    """One file of the cache."""
+
     name: str
     size: int
     used: float

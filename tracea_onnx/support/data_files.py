@@ -36,6 +36,7 @@ class ModelFolder(_Path):
 
     @classmethod
     def of(cls, model: Path) -> ModelFolder:
+        """The folder of a model file."""
         made = cls(model.parent)
         made.model = model
         return made
@@ -45,7 +46,8 @@ def open_data(folder: Path, location: str) -> BinaryIO:
     """The regular file at `location` within a model's folder, for reading.
 
     No part of its real path is followed as a link, and its kind and its names are those of the open
-    file. Raises ModelError with one line."""
+    file. Raises ModelError with one line.
+    """
     file, model = folder / location, getattr(folder, "model", None)
     try:
         real, model = file.resolve(strict=True), None if model is None else model.resolve()

@@ -15,7 +15,8 @@ def run(session: Any, names: Sequence[str], feeds: Mapping[str, Any], seconds: f
     """The values of `names` when an ONNX Runtime session runs on `feeds`.
 
     Raises TooLong after `seconds`, and ONNX Runtime's own errors. A single operator is not
-    interrupted: the time is looked at between operators, those of bodies included."""
+    interrupted: the time is looked at between operators, those of bodies included.
+    """
     import onnxruntime as ort
 
     options = ort.RunOptions()

@@ -3,7 +3,8 @@
 The four folders install as `tracea_onnx.fusion_rules` and so on; in a checkout they lie beside the
 package. Either way a file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding
 a file is all it takes to add a rule. What takes more than a file is a package:
-`kernels/cuda/__init__.py`."""
+`kernels/cuda/__init__.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def module(kind: str, name: str) -> ModuleType:
     (`cuda.gemm.select`).
 
     Threads that ask for it at once all get it whole: Python locks each module while it is
-    imported."""
+    imported.
+    """
     full = f"tracea_onnx.{kind}.{name}"
     try:
         return importlib.import_module(full)

@@ -4,7 +4,8 @@ A new file has no name until it is whole, where the file system can do that (O_T
 it has a hidden name, `.TARGET.PID.N.tmp`, and its writer holds a lock on it: a hidden file without
 a lock was left by a writer that was killed, and the next writer of the same target removes it. A
 folder is opened once, and what lies in it is reached through its descriptor: exchanging the folder
-after it was checked has no effect."""
+after it was checked has no effect.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ class NewFile:
         self.fd, self._folder, self.target, self._name = fd, folder, target, name
 
     def write(self, data: memoryview | bytes) -> None:
+        """Append the bytes."""
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self.fd, rest[:_CHUNK]) :]
@@ -130,10 +132,12 @@ class Folder:
         return None
 
     def remove(self, name: str) -> None:
+        """Remove a file of the folder."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.at(name), dir_fd=self.fd)
 
     def rename(self, name: str, target: str) -> None:
+        """Rename a file of the folder; replaces what is there."""
         os.replace(self.at(name), self.at(target), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def left_over(self, targets: str) -> list[str]:
@@ -144,6 +148,7 @@ class Folder:
         return [name for name in self.names() if pattern.fullmatch(name)]
 
     def names(self) -> list[str]:
+        """The names of its files."""
         return os.listdir(self.path if self.fd is None else self.fd)  # noqa: PTH208 -- of a descriptor
 
     @contextlib.contextmanager
@@ -191,6 +196,7 @@ class Folder:
                     os.close(fd)
 
     def sync(self) -> None:
+        """Make renames durable."""
         if self.fd is not None:
             with contextlib.suppress(OSError):  # not every file system can
                 os.fsync(self.fd)

@@ -1,0 +1,1 @@
+"""Finds the fastest kernels of a model by measuring."""

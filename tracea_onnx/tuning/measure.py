@@ -5,7 +5,8 @@ A session over the model tells which Plans it wants. Each round compiles them wi
 for every launch that has several (`bayesian.Search` proposes them), and times the launches of both
 in place, on what the others leave in cache, less what they take more there than in a run whose
 launches overlap. What was faster is measured once more, all together, and kept if the whole model
-is faster for it."""
+is faster for it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Tuned:
 
     before, after: microseconds of a whole run. alone: launches without a choice for these sizes.
     kept: kernels that were added to `record`, the file. interrupted: it ended before its time
-    (Ctrl-C)."""
+    (Ctrl-C).
+    """
 
     device: DeviceCaps
     launches: list[Launch] = field(default_factory=list)
@@ -89,7 +91,8 @@ class Tuned:
 class Part:
     """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each
     launch with a grid that is not empty is for (`kernel_choice.cache_key` with these sizes), and
-    the requests behind these."""
+    the requests behind these.
+    """
 
     plan: Mapping[str, Any]
     blobs: Sequence[bytes]
@@ -122,7 +125,8 @@ def tune(
 
     seconds: after the model was compiled, when no other candidates are tried. Ctrl-C ends that
     time: what was found until then is measured once more, and kept. Raises UsageError (a size that
-    is not known), TraceaError (no GPU, nothing that the provider runs)."""
+    is not known), TraceaError (no GPU, nothing that the provider runs).
+    """
     try:
         result = Tuned(_backend().harness.device(device))
     except TraceaError as e:
@@ -455,7 +459,8 @@ def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | Non
 def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result: Tuned) -> None:
     """Measures the chosen kernels together, and again without those that had been faster by chance.
     Where the whole is not faster, kernels that do not overlap their neighbours as well may outweigh
-    the others: it is measured with each alone. keys: of launches that have a choice."""
+    the others: it is measured with each alone. keys: of launches that have a choice.
+    """
     found = subject.together(chosen)
     lasting = {
         key: name

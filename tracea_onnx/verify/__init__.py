@@ -1,0 +1,1 @@
+"""Compares two models, and finds the fusion at fault."""

@@ -4,7 +4,8 @@
 
 ONNX Runtime's CPU provider computes most operators in fp32 and drops the casts between them: values
 beyond fp16's range survive there, and become infinite on a machine that computes in fp16. Casts
-that stand in the file are kept."""
+that stand in the file are kept.
+"""
 
 from __future__ import annotations
 

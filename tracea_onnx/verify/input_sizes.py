@@ -66,7 +66,8 @@ def shapes(
     inputs and the sizes of `symbols` are given.
 
     With each, how many elements the largest value of the model has then, as far as that can be
-    told; 0 where no size was open."""
+    told; 0 where no size was open.
+    """
     seeds = _seeds(model, wanted, fixed)
     if all(isinstance(d, int) for shape in seeds.values() for d in shape):
         yield (

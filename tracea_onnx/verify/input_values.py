@@ -53,7 +53,8 @@ def generate(
     caller takes the first that runs.
 
     `shapes` fixes the shape of named inputs, and with it the symbols they share. Raises UsageError
-    when a shape contradicts the model, ModelError where every shape takes more than MOST_BYTES."""
+    when a shape contradicts the model, ModelError where every shape takes more than MOST_BYTES.
+    """
     graph = Graph(model, folder=folder)
     stored = {t.name for t in model.graph.initializer}
     wanted = [i for i in model.graph.input if i.name not in stored]

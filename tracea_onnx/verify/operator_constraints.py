@@ -29,6 +29,7 @@ _CARRIES = operators(Trait.RESHAPE, Trait.AXES) | {"Add", "Cast", "Mul", "Sub", 
 
 # --- what operators ask ---------------------------------------------------------------------------
 def ask(s: Follower, n: Node) -> None:
+    """Note the sizes that the operator demands of its inputs."""
     if n.op in _BROADCAST or n.op in ("PRelu", "Expand"):
         shapes = [s.dims(i) for i in n.inputs]
         if n.op == "Expand":
@@ -324,7 +325,8 @@ class Follower(Shapes):
 
     `seeds` are the dims of the graph's inputs, `parent` follows the enclosing graph. With
     `flipped`, else branches come before then branches: where the two contradict each other, the
-    first counts."""
+    first counts.
+    """
 
     def __init__(
         self,
@@ -361,12 +363,14 @@ class Follower(Shapes):
                 facts.counts.add(dims.product(shape))
 
     def dims(self, name: str) -> Dims | None:
+        """The dims of a value in the new symbols; None when not known."""
         if self.parent is not None and name not in self._here:
             return self.parent.dims(name)
         found = super().dims(name)
         return None if found is None else tuple(map(self.facts.now, found))
 
     def content(self, name: str) -> Array | None:
+        """The elements of a shape tensor in the new symbols; None when not known."""
         if self.parent is not None and name not in self._here:
             return self.parent.content(name)
         found = super().content(name)

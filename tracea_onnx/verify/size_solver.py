@@ -3,7 +3,8 @@ leave open.
 
 A symbol that one equation decides gets that size; heights and widths that only their product
 decides (patches beside a table of positions) are equal; a total that is fixed is of one batch.
-Sizes that many would do are the roundest, by powers of two."""
+Sizes that many would do are the roundest, by powers of two.
+"""
 
 from __future__ import annotations
 
@@ -179,6 +180,7 @@ class Solver:
         return missed
 
     def value(self, d: DimLike) -> int:
+        """`d` with the sizes found so far; 1 where they do not tell."""
         found = self._at(self.facts.now(d), {})
         return 1 if found is None else found
 

@@ -10,7 +10,8 @@ it has, and eps of the output's type (of the coarsest type the model computes in
 that magnifies rounding errors beyond that is measured: an output may then differ by 8 times what
 the original itself changes by under ONNX Runtime's own optimisations, or when its inputs change by
 one rounding. Integers, booleans and strings must be equal, NaN and infinities must be in the same
-places."""
+places.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +54,15 @@ class OutputError:
 
 @dataclass(frozen=True)
 class Verification:
+    """The comparison of two models, output by output."""
+
     ok: bool
     inputs: dict[str, list[int]]
     outputs: tuple[OutputError, ...]
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """As `verify --json` prints it."""
         return {
             "ok": self.ok,
             "inputs": self.inputs,
@@ -74,7 +78,8 @@ class Bounds:
 
     reduction = K D; for a result in a narrower type, whose sums are formed in fp32, just D. `flips`
     is the share of integers that may differ. `loops`: what is empty may have any dims, since those
-    of a Loop's result without an iteration are what ONNX Runtime could infer."""
+    of a Loop's result without an iteration are what ONNX Runtime could infer.
+    """
 
     rtol: float | None
     atol: float
@@ -85,6 +90,7 @@ class Bounds:
     loops: bool = False
 
     def relative(self, dtype: np.dtype[Any]) -> float:
+        """Rtol of an output of that type: 2 eps sqrt(K), unless one was given."""
         if self.rtol is not None:
             return self.rtol
         own = _EPS.get(dtype.name, float(np.finfo(np.float32).eps))
@@ -191,7 +197,8 @@ def measure(
 
     No run of either takes longer than `time_limit` seconds. Raises VerificationError when the
     original runs on no input that could be made, or runs too long; UsageError for bounds that are
-    none."""
+    none.
+    """
     for name, value in (("rtol", rtol), ("atol", atol), ("seed", seed), ("time_limit", time_limit)):
         if value is not None and not value >= 0:
             raise UsageError(f"{name} is {value}", "give a number that is not negative")
@@ -292,7 +299,8 @@ def verify(
     """Compare `candidate` with `reference` on `values`, or on generated inputs.
 
     Raises VerificationError when the two have different inputs or outputs, or when the reference
-    runs on no input that could be made."""
+    runs on no input that could be made.
+    """
     return judge(
         measure(reference, rtol=rtol, atol=atol, seed=seed, values=values, shapes=shapes),
         candidate,

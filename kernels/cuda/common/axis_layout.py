@@ -89,7 +89,8 @@ def flat(
 ) -> int:
     """Elements of a vector of columns of which threads have all n each, next to each other: where
     these are at most `most`, a row of columns is worth a transaction, and there are threads for the
-    whole device or columns are as short as a thread may ask for at once; 0: not so."""
+    whole device or columns are as short as a thread may ask for at once; 0: not so.
+    """
     length, across = known(n), known(inner)
     if not length or across is None or length > most or across * dtype.size < FLAT_ROW:
         return 0
@@ -123,7 +124,8 @@ def slab_columns(
     """(slabs of a block, blocks, lanes for each column). Lanes that join what they have of a column
     cost more than they bring: no more than leave a block's threads one column each, unless these
     had more than `most` elements. Fewer slabs where the last turn would leave most threads without
-    a column."""
+    a column.
+    """
     each, grid = slabs(request, dtype, outer, D.mul(n, inner))
     length, across = known(n), known(inner)
     if not length or not across:
@@ -164,7 +166,8 @@ _PART, CLUSTER = 16384, 8
 def clusters(request: Request, rows: DimLike, n: DimLike, usual: int = 0) -> tuple[int, DimLike]:
     """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few
     and long ones that all clusters run at once. usual: rows to choose by where they are not
-    known."""
+    known.
+    """
     if request.arch < 90:
         return 1, 0
     share = request.caps.largest_cluster(

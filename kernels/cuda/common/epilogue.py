@@ -28,7 +28,8 @@ class Epilogue:
 
     `parameters` are kernel parameters; `arguments` fills the struct. column: bytes of a `Column`,
     one column's operands, where these are asked for: `column_at(e, n, end)` reads one,
-    `columns_of(p)` makes Columns of two neighbours."""
+    `columns_of(p)` makes Columns of two neighbours.
+    """
 
     source: str
     parameters: tuple[Parameter, ...]
@@ -100,7 +101,8 @@ def epilogue(
     4 or 2. staged: the residual is not loaded but given, as another argument `const float
     (&r)[WIDTH]`. Where x or the residual are to be normalised, `const Norms& norms` of the row
     follows (and a residual is given). touched: `touch_columns(e, n)` brings 8 columns of the
-    constants near. tabled: with Column, for width 2."""
+    constants near. tabled: with Column, for width 2.
+    """
     fields: list[tuple[str, str, Argument]] = []
     ahead: list[tuple[str, str]] = []  # members of Columns, and how they are read
     body: list[str] = []

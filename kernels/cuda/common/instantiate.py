@@ -95,7 +95,8 @@ def instantiate(
     """The kernel `symbol` of `header`, which may use: the prelude of the request's element type
     (fast: as for `prelude`), IS_F32, `macros` and `constants`, the macro PARAMETERS (of
     `parameters` and those of `epilogue`), further `text`, and the epilogue with the macro
-    EPILOGUE_ARGUMENTS. smem: bytes; cluster: CTAs; the rest as in `Kernel`."""
+    EPILOGUE_ARGUMENTS. smem: bytes; cluster: CTAs; the rest as in `Kernel`.
+    """
     given = [*parameters, *(epilogue.parameters if epilogue else ())]
     defined = {
         "IS_F32": request.dtype == DType.F32,
@@ -159,7 +160,8 @@ def instance(
 ) -> Kernel:
     """The `entry` of these, with the function templates of `header`. dtype: the element type, of
     the request unless given; before: definitions that the header needs; text, after: what comes
-    before and behind the entry point; the rest as in `instantiate`."""
+    before and behind the entry point; the rest as in `instantiate`.
+    """
     source = (
         prelude(request.dtype if dtype is None else dtype, fast=fast)
         + before

@@ -36,7 +36,8 @@ def static(d: DimLike, what: str) -> int:
 def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> str:
     """A kernel's parameters (type, name, value) as C++. Constant operands alone are `__restrict__`,
     which lets the assembler read them through the texture path: it takes such reads for independent
-    of everything and moves them before the wait for the kernel that writes what they read."""
+    of everything and moves them before the wait for the kernel that writes what they read.
+    """
     fixed = [
         ctype.startswith("const ") and isinstance(v, Pointer) and v.operand in request.constant
         for ctype, _, v in kernel
@@ -98,7 +99,8 @@ def share(request: Request, smem: int, blocks: int) -> int:
 def spread(request: Request, blocks: DimLike, smem: int) -> int:
     """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of
     its own: with room for those of the next launch, these would come where the first of this one
-    leave, some beside each other."""
+    leave, some beside each other.
+    """
     alone = (
         overlapped(request)
         and known(D.less(request.sms, D.mul(blocks, 2)))

@@ -31,7 +31,8 @@ def prelude(dtype: DType, *, fast: bool | None = None) -> str:
     """Types, conversions (`to_float`, `from_float`, `pack2`, `unpack2`) and math functions (`exp_`,
     `gelu_erf_`, ...); `T` is the element type.
 
-    fast: approximations good enough for 16-bit results; by default where `dtype` is f16 or bf16."""
+    fast: approximations good enough for 16-bit results; by default where `dtype` is f16 or bf16.
+    """
     approximate = fast if fast is not None else dtype in (DType.F16, DType.BF16)
     functions = template("common/types", f"common/math_{'fast' if approximate else 'exact'}")
     return f"{functions}typedef {C_TYPES[dtype]} T;\n"
@@ -120,7 +121,8 @@ def stages_source(
 ) -> tuple[str, str, bool]:
     """Text of a program's functions, of the statements that compute `result` (an lvalue of type
     `out`) from `inputs` (type and text of each), and whether approximations good enough for 16-bit
-    results do. The result of a stage has its element type before another one reads it."""
+    results do. The result of a stage has its element type before another one reads it.
+    """
     rows = program.get("stages") or [
         {"program": program, "dtype": int(out), "from": list(range(len(inputs)))}
     ]

@@ -2,7 +2,8 @@
 
 A header (`.cuh`) includes others by their places under `kernels/cuda`. What a kernel's generator
 defines before it is there for other tools, too, between `#ifndef GENERATED` and
-`#endif  // GENERATED`: one instance, with which a compiler reads the header by itself."""
+`#endif  // GENERATED`: one instance, with which a compiler reads the header by itself.
+"""
 
 from __future__ import annotations
 

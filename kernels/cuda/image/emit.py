@@ -182,7 +182,8 @@ def global_pool(request: Request) -> list[Kernel]:
 
 def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
     """Threads across the channels of global pooling of few images: more where clusters divide much
-    memory, of which threads should read whole lines, and where there are few pixels."""
+    memory, of which threads should read whole lines, and where there are few pixels.
+    """
     n, c, size = (
         about(request.ints["N"], 0),
         static(request.ints["C"], "channel count"),

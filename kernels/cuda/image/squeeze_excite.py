@@ -53,7 +53,8 @@ def squeeze_excite(request: Request) -> list[Kernel]:
 def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
     """(most images, shape), ascending; None: any number. By measurement on an H200, which has room
     for 7 clusters of 16 large CTAs at once, for 15 of 8, 30 of 4, 66 of 2: one cluster too many
-    costs as much as that many again."""
+    costs as much as that many again.
+    """
     i, sms, caps = parameters(request), request.sms, request.caps
     most_sums, cluster = min(_MOST_SUMS, caps.smem_block - _LEFT), caps.largest_cluster(_CLUSTER)
     c, r = static(i["C"], "channel count"), static(i["R"], "hidden channel count")

@@ -3,7 +3,8 @@ biases, folded BatchNormalization and norms of rows.
 
 Packed layouts: gemm [N_total, `families.weight_pitch`]; conv2d and deconv2d [OC, KH, KW,
 round_up(IC / G, 8)] (`select.channels`), and behind a conv2d's those of `grouped`; conv2d_dw [KH *
-KW, round_up(C, 8)]."""
+KW, round_up(C, 8)].
+"""
 
 from __future__ import annotations
 

@@ -42,6 +42,8 @@ Sides = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Tiled:
+    """A call of a tiled transpose, and how many CTAs it takes."""
+
     call: str
     blocks: DimLike
 

@@ -204,7 +204,8 @@ def _braced(values: Iterable[str]) -> str:
 def _grid(space: _Space, request: Request) -> DimLike:
     """CTAs of a grid-stride loop: not so few that some threads of the last turn have much to do
     that others have not; where elements are single, as many as have all that a thread takes at
-    once, since finding places costs as much as moving what is there."""
+    once, since finding places costs as much as moving what is there.
+    """
     units, total = space.units(), D.product(space.n)
     many = blocks(units, 256, D.maximum(request.sms * 32, D.ceildiv(units, 1024)))
     return (
@@ -216,7 +217,8 @@ def _grid(space: _Space, request: Request) -> DimLike:
 
 def _transposed_dim(space: _Space) -> tuple[int, list[_Operand]] | None:
     """The dim along which operands are contiguous that jump along the last one, when both are long
-    enough for tiles, and those operands: as many as there is shared memory for."""
+    enough for tiles, and those operands: as many as there is shared memory for.
+    """
     last = len(space.n) - 1
     if known(space.small()) == 1:
         return None

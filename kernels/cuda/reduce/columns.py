@@ -43,7 +43,8 @@ _TOGETHER, _HALF = 0.084, 0.93
 class Sheet:
     """`lanes` vectors beside each other and `down` rows of a tile of `wide` columns, of which
     `tiles` make a row and a CTA has `teams`; `parts` CTAs that share one (of a cluster, or each
-    leaves what it holds); `depth` vectors of a thread under way at once."""
+    leaves what it holds); `depth` vectors of a thread under way at once.
+    """
 
     lanes: int
     down: int

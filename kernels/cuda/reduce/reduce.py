@@ -244,7 +244,8 @@ class _Reduction:
         """Columns as the vectors that they lie in, where there are rows to be shared by threads,
         and whether (0 or 1) they are taken so: where it is not known how many rows of columns there
         are, if these are threads enough for every SM, which have all of their
-        columns."""
+        columns.
+        """
         size = self.element.size
         n, inner = (known(d) or 0 for d in self.sizes[1:])
         outer, sms = self.sizes[0], self.request.sms

@@ -31,7 +31,8 @@ def every_block_waits(ptx: str, symbol: str) -> bool:
 
     A branch on what threads differ in counts as taken both ways within a block, so one of them has
     to wait; any other branch, and any loop, has to wait either way. Where a condition is of threads
-    and of the block's place at once, this is not seen."""
+    and of the block's place at once, this is not seen.
+    """
     blocks = _blocks(ptx, symbol)
     after = [_reached(blocks, k) for k in range(len(blocks))]
     waits = [True] * len(blocks)  # loops that never end need not wait

@@ -1,7 +1,8 @@
 """What kernels read before the kernels before them have ended: constants alone. The assembler moves
 loads through the texture path (of `__restrict__` and `__ldg`) before the wait for those kernels,
 whatever stands between. And that they wait at all: the next kernel takes the end of one for the end
-of all before it."""
+of all before it.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ _ONE, _NONE = (1, 1), (0, 0, 0, 0)
 
 def narrow(rng: np.random.Generator) -> Iterator[Case]:
     """`conv/narrow_simt.cuh`: phases of one tap and of several, groups, channels divided among
-    threads, output channels that are woven, ragged ends, windows of one pixel."""
+    threads, output channels that are woven, ragged ends, windows of one pixel.
+    """
     tile = discovery.module("kernels", "cuda.conv.narrow_simt").NarrowTile
     for v, dtype, t in (
         (Conv(2, 5, 6, 7, 5, (4, 4), (4, 4), _ONE, _NONE, 1, True), F16, tile(2, 5, 1, 1, 5, 64)),

@@ -89,7 +89,8 @@ def moderate(values: Mapping[str, Any], names: Iterable[str]) -> bool:
 def overflows(m: ModelProto, values: Mapping[str, Any]) -> bool:
     """Whether float64 need not agree: a node makes huge numbers, infinities or NaN of moderate
     ones, divides by what a cancellation may have left, compares what is nearly equal, or adds to
-    something so large that it swallows the rest (masks do on purpose, below zero)."""
+    something so large that it swallows the rest (masks do on purpose, below zero).
+    """
     if any(
         v.dtype.kind == "f" and (v.astype(np.float64) > 1e6).any()
         for v in map(np.asarray, values.values())
@@ -201,7 +202,8 @@ def takes(rule: str, m: ModelProto, seed: int) -> bool:
     """Whether the rule takes the whole chain.
 
     Every match of any rule is checked on the way, and that the graph, rewritten, still computes
-    every output under its name. Every other graph is canonical first, as `optimize` has it."""
+    every output under its name. Every other graph is canonical first, as `optimize` has it.
+    """
     work, made = m, ModelProto()
     if seed % 2:
         work = ModelProto()

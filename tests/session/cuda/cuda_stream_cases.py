@@ -2,7 +2,8 @@
 test_cuda.py.
 
 A copy that waits on a stream stands for whatever the user has queued there. The stand-in does
-nothing before something waits for it, and then no more than that."""
+nothing before something waits for it, and then no more than that.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 tests.session.cuda.memory_cases cpu|cuda FOLDER STEP`.
 
 Each ends in a result that is right or in one exception; the process lives, and a session behind it
-works. Prints how many of each there were."""
+works. Prints how many of each there were.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 line names both.
 
 Each request here is one that ONNX Runtime refuses. Without the comparison the provider would read
-or write other tensors' memory."""
+or write other tensors' memory.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def rounding(want: Array, dtype: DType, magnitude: Array | float, steps: float =
 class Case:
     """One launch of a family and its expected outputs. operands: input name to stored array; env:
     values of symbols; constant: as of a Request; tile: what the kernel must use, whatever would be
-    chosen."""
+    chosen.
+    """
 
     name: str
     family: str

@@ -64,7 +64,8 @@ def compare(
     TF32.
 
     Bound: one rounding to `dtype`, 4 * 2^-23 of the magnitude (2^-9 of rounded elements), and 2^-10
-    of the value before rounding for approximate functions."""
+    of the value before rounding for approximate functions.
+    """
     t = R.torch()
     got = got.double()
     if not bool(t.isfinite(got).all()):

@@ -13,7 +13,8 @@ class Conv:
 
     slack: extra channels in every pitch (a slice of a wider tensor). planes: the image lies as
     models are given it. pool: window and top, left, bottom, right pads of a max pooling of stride 2
-    that follows in the same launch."""
+    that follows in the same launch.
+    """
 
     n: int
     c: int

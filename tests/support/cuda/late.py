@@ -1,6 +1,7 @@
 """Launches behind a kernel that ends late. It lets the next kernel in at once, and writes what that
 one is to read, and what lies where that one is to write, at its very end: a kernel that reads or
-writes before it has waited for its predecessor finds poison, or its result overwritten."""
+writes before it has waited for its predecessor finds poison, or its result overwritten.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def _compiling(arch: int) -> None:
 def pretend(arch: int) -> None:
     """From now on requests, and sessions of this process and those that it forks, are made for a
     device of compute capability `arch` (x 10) with this one's multiprocessors. Shared memory is the
-    older device's; times mean nothing."""
+    older device's; times mean nothing.
+    """
     # Plans are cached by the device that asks for them
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     _compiling(arch)

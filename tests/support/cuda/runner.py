@@ -5,7 +5,8 @@ provider's launcher does, in ctypes.
     launch(torch.cuda.current_stream().cuda_stream)
 
 Needs NVRTC, and for all but `bind` with memory of one's own PyTorch with CUDA (memory, streams,
-graphs, references)."""
+graphs, references).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 it was told to refuse.
 
 A process finds it as libcuda.so.1 where LD_LIBRARY_PATH begins with its folder; `fail` then says
-what fails. x86-64 on Linux."""
+what fails. x86-64 on Linux.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def compiler() -> list[str]:
 
 def build(folder: Path) -> dict[str, str]:
     """Compiles the library into `folder`; returns the environment in which a process has it for the
-    driver. Raises OSError or CalledProcessError where that cannot be done."""
+    driver. Raises OSError or CalledProcessError where that cannot be done.
+    """
     real = subprocess.run(
         [sys.executable, "-c", _FIND], check=True, capture_output=True, text=True
     ).stdout.strip()

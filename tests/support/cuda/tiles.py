@@ -66,7 +66,8 @@ def plausible(
 ) -> list[Any]:
     """The tiles of each Hopper kernel that its cost model likes best, and some that it likes less:
     what it might be wrong about. `steps` of k (0: k / 64; negative: none of these kernels applies,
-    only the general one); stored: rows of the result begin at multiples of 16 bytes."""
+    only the general one); stored: rows of the result begin at multiples of 16 bytes.
+    """
     costs, wgmma, split = _tile_modules()
     sms = device()[1]
     count = steps or -(-k // 64)

@@ -60,7 +60,8 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
     """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what
     the symbols do not show.
 
-    Raises Unsupported where no run could show it."""
+    Raises Unsupported where no run could show it.
+    """
     if len(shape) > len(out):
         raise Unsupported(f"shape {list(shape)} does not broadcast to {list(out)}")
     pad = len(out) - len(shape)

@@ -80,6 +80,7 @@ class Lowering:
         return v
 
     def optional(self, name: str | None) -> Value | None:
+        """The value, or None for an absent optional input."""
         return self.value(name) if name else None
 
     def _constant(self, name: str) -> Value:
@@ -137,9 +138,11 @@ class Lowering:
 
     # what shape functions ask (`shapes.environment.ShapeEnv`)
     def dims(self, name: str) -> Dims:
+        """The dims of a value. Raises Unsupported where they are not known."""
         return self.value(name).shape
 
     def content(self, name: str) -> Array | None:
+        """The elements of a short constant or computed shape tensor; None when not known."""
         v = self.value(name)
         if v.ints is not None:
             return objects(v.ints).reshape([int(d) for d in v.shape if isinstance(d, int)])
@@ -148,6 +151,7 @@ class Lowering:
         )
 
     def count(self, name: str) -> DimLike:
+        """How many elements the value has."""
         return self.value(name).elements
 
     def meet(self, d: DimLike, e: DimLike) -> DimLike:
@@ -194,6 +198,7 @@ class Lowering:
 
     # --- storage ----------------------------------------------------------------------------------
     def add_outputs(self, names: Sequence[str]) -> None:
+        """Declare the outputs of the partition."""
         for n in names:
             self._outputs[n] = self.plan.add_output(n)
 
@@ -340,6 +345,7 @@ class Lowering:
         return self.strided(v)
 
     def fresh(self, v: Value) -> View:
+        """New contiguous storage for a tensor of that shape and type."""
         self.new_plain(v)
         assert v.view is not None
         return v.view
@@ -538,6 +544,7 @@ def _affine(data: Array) -> View | None:
 
 
 def element_type(name: str, dtype: int | None) -> DType:
+    """The DType of an ONNX element type. Raises Unsupported for types without kernels."""
     try:
         return DType(dtype or 0)
     except ValueError:

@@ -33,9 +33,11 @@ class Op:
 
     @property
     def op(self) -> str:
+        """The operator, for shape functions."""
         return self.kind
 
     def input(self, k: int) -> str:
+        """The name of input k; "" where it is absent."""
         return self.inputs[k] if k < len(self.inputs) else ""
 
     def role(self, name: str) -> str:
@@ -51,10 +53,12 @@ class Op:
         return [n for _, n in sorted(found)]
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute of the operator, or of the spec of a fused op."""
         return self.attrs.get(name, default)
 
     @property
     def fused(self) -> bool:
+        """Whether the op has a spec, in place of the attributes of a node."""
         return self.kind.startswith(":")
 
 
@@ -87,11 +91,13 @@ def of_roles(
 def of_spec(
     spec: Spec, inputs: tuple[str, ...], outputs: tuple[str, ...], nodes: tuple[Node, ...]
 ) -> Op:
+    """The op that a spec describes."""
     roles = dict(zip(spec.roles, inputs, strict=True))
     return Op(f":{spec.op}", nodes[0].name, inputs, outputs, spec.attrs, nodes, roles)
 
 
 def of_match(match: Match) -> Op:
+    """The op of a fusion that is about to be made."""
     return of_spec(match.spec, match.inputs, match.outputs, match.nodes)
 
 
@@ -100,6 +106,7 @@ REFUSED = "refused"
 
 
 def of_plain(node: Node) -> Op:
+    """The op of a node that is no call of a fused op."""
     return Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,))
 
 

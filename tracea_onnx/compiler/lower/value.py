@@ -29,7 +29,8 @@ class View:
 @dataclass(frozen=True)
 class Nhwc:
     """Channels-last storage of a [N, C, H, W] tensor (rank 3 counts as H = 1): pitches per pixel,
-    row and image, and the zero border (top, left, bottom, right) around each image."""
+    row and image, and the zero border (top, left, bottom, right) around each image.
+    """
 
     ref: Ref
     cs: DimLike
@@ -48,7 +49,8 @@ class Deferred:
     do without, or compute it from `parts` on the way: rows of a table (`rows`: the table, the
     indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`), tuples
     of integers that count (`tuples`: their members). stage: the `pointwise_stages.Stage` that
-    computes it, if it is pointwise."""
+    computes it, if it is pointwise.
+    """
 
     kind: str
     parts: tuple[Value, ...]
@@ -80,14 +82,17 @@ class Value:
 
     @property
     def rank(self) -> int:
+        """How many axes the value has."""
         return len(self.shape)
 
     @property
     def elements(self) -> DimLike:
+        """How many elements the value has."""
         return product(self.shape)
 
     @property
     def is_constant(self) -> bool:
+        """Whether the value is the same in every run of a session."""
         return bool(self.initializer) or self.data is not None or self.prepared
 
     def image(self) -> tuple[DimLike, DimLike, DimLike, DimLike]:

@@ -217,7 +217,8 @@ def global_pool(dtype: DType, n: int, c: int, h: int, w: int) -> Trial:
 def slopes(dtype: DType, h: int, w: int) -> Callable[[Tensors], Any] | None:
     """Where a pixel of the result lies is computed in f32, in PyTorch as in ONNX Runtime: off by
     roundings of h and w, times what the image rises from one pixel to the next (float64 coordinates
-    are what the reference has). In 16-bit types that is lost in the rounding of the result."""
+    are what the reference has). In 16-bit types that is lost in the rounding of the result.
+    """
     return (lambda x: (h + w) / 2 * x["x"].abs().max()) if dtype == DType.F32 else None
 
 

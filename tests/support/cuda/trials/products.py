@@ -185,7 +185,8 @@ def attention(
     masked: bool = False, packed: bool = False,
 ) -> Trial:  # fmt: skip
     """[B, S, H, D] operands, as projections leave them. kv: heads of keys and values, where they
-    are fewer; packed: q, k and v in one [B, S, 3, H, D]; masked: True where a key is seen."""
+    are fewer; packed: q, k and v in one [B, S, 3, H, D]; masked: True where a key is seen.
+    """
     kv = kv or h
     rows = {o: 3 * h * d if packed else n * d for o, n in (("q", h), ("k", kv), ("v", kv))}
     ints = {

@@ -54,7 +54,8 @@ def _axis(request: Request) -> str | None:
 
 def symbolic(request: Request, several: bool = False) -> tuple[Request, Sizes] | None:
     """The request with a symbol for its first axis, and what number it was. several: for other axes
-    as well, and for the first the product of two where nothing else is symbolic."""
+    as well, and for the first the product of two where nothing else is symbolic.
+    """
     axis = _axis(request)
     if axis is None:
         return None

@@ -1,6 +1,7 @@
 """An operator of ONNX as the provider launches it, beside what PyTorch needs for the same.
 
-PyTorch's operators in float64 are the reference. fp32 is fp32 on both sides (no TF32)."""
+PyTorch's operators in float64 are the reference. fp32 is fp32 on both sides (no TF32).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Trial:
     """inputs: what PyTorch gets. eager: what it computes with them. ours: operands of the requests
     for such inputs, and the result as PyTorch has it. roundings: how often values of that magnitude
     are rounded to the narrow type on the way; linear: results err relative to the sum of
-    |products|; size: what else they err relative to, in float64. terms: products of a sum."""
+    |products|; size: what else they err relative to, in float64. terms: products of a sum.
+    """
 
     name: str
     dtype: DType

@@ -1,0 +1,1 @@
+"""The lowering of operators, one module for each kind."""

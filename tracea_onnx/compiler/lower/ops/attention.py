@@ -196,7 +196,8 @@ def _mask(
 ) -> tuple[int, Value | None, float]:
     """Kind, operand and fill of the mask. Two masks become one: additive ones are summed; a boolean
     one before or after an additive one writes its fill into the sum, which is the same as masking
-    the scores when the fill swallows them (-inf, or beyond any score)."""
+    the scores when the fill swallows them (-inf, or beyond any score).
+    """
     masks = [
         (m, _MASK_KINDS[m.kind], ctx.value(op.role(role)))
         for m, role in zip(spec.masks(), ("mask", "mask1"), strict=True)

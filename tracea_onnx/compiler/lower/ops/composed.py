@@ -60,6 +60,7 @@ def lp_normalization(ctx: Lowering, op: Op) -> None:
 
 
 def global_lp_pool(ctx: Lowering, op: Op) -> None:
+    """GlobalLpPool: (sum |x|^p)^(1/p) over the spatial axes."""
     x = ctx.value(op.input(0))
     attrs = {"axes": [*range(2, x.rank)], "keepdims": 1}
     reduce(ctx, Op(_norm_kind(op), op.label, op.inputs[:1], op.outputs, attrs, op.nodes))
@@ -105,6 +106,7 @@ def hardmax(ctx: Lowering, op: Op) -> None:
 
 
 def cast_like(ctx: Lowering, op: Op) -> None:
+    """CastLike: Cast to the second input's element type."""
     to = {**op.attrs, "to": int(ctx.value(op.input(1)).dtype)}
     cast(ctx, Op("Cast", op.label, op.inputs[:1], op.outputs, to, op.nodes))
 

@@ -177,7 +177,8 @@ def _taps(axes: Sequence[Window]) -> list[int]:
 def _in_planes(x: Value, axes: Sequence[Window], each: DimLike) -> bool:
     """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small
     windows on tensor cores in 16-bit types, by FFMA those in f32, lines and what is little work.
-    each: multiply-adds of one tap."""
+    each: multiply-adds of one tap.
+    """
     stride, line = max(a.stride for a in axes), axes[0].kernel == 1
     if (
         x.dtype.size == 2

@@ -26,6 +26,7 @@ from tracea_onnx.shapes.operators import result
 
 
 def concat(ctx: Lowering, op: Op) -> None:
+    """Concat: one launch that copies all parts, unless they already lie in place."""
     parts = [ctx.value(n) for n in op.inputs]
     first = parts[0]
     k, shape_ = axis_of(op.attr("axis"), first.rank), result(ctx, op)
@@ -102,6 +103,7 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
 
 
 def tile(ctx: Lowering, op: Op) -> None:
+    """Tile: one strided copy; y[i] = x[i mod size] along each axis."""
     x = ctx.value(op.input(0))
     repeats = integers(ctx, op.input(1), "the repeats")
     for r in repeats:
@@ -118,6 +120,7 @@ def tile(ctx: Lowering, op: Op) -> None:
 
 
 def constant_of_shape(ctx: Lowering, op: Op) -> None:
+    """ConstantOfShape: a fill, deferred until something reads it."""
     dims = result(ctx, op)
     t = op.attr("value")
     value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
@@ -140,6 +143,7 @@ def bits(value: np.ndarray[Any, Any]) -> int:
 
 
 def range_(ctx: Lowering, op: Op) -> None:
+    """Range: integers stay an affine view; a kernel writes them only when they are read."""
     start, limit, delta = (ctx.value(n) for n in op.inputs)
     if (
         start.ints is None
@@ -244,6 +248,7 @@ def _image(op: Op, x: Value) -> Dims:
 
 
 def depth_to_space(ctx: Lowering, op: Op) -> None:
+    """DepthToSpace: [N, C, H, W] to [N, C / b^2, H b, W b], as a transposed copy."""
     x = ctx.value(op.input(0))
     n, _, h, w = _image(op, x)
     b, c = int(op.attr("blocksize")), x.channels
@@ -277,6 +282,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
 
 
 def space_to_depth(ctx: Lowering, op: Op) -> None:
+    """SpaceToDepth: [N, C, H, W] to [N, C b^2, H / b, W / b], as a transposed copy."""
     x = ctx.value(op.input(0))
     n, c, h, w = _image(op, x)
     b = int(op.attr("blocksize"))

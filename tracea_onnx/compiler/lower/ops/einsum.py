@@ -19,6 +19,7 @@ Row = tuple[DimLike, list[DimLike]]
 
 
 def einsum(ctx: Lowering, op: Op) -> None:
+    """Einsum of one or two operands: a reduction, or one batched GEMM over permuted views."""
     values = [ctx.value(n) for n in op.inputs]
     spelled, out = terms(str(op.attr("equation", "")), [v.rank for v in values])
     if len(values) > 2 or any(len(set(t)) != len(t) for t in (*spelled, out)):
@@ -121,7 +122,8 @@ def _dims(
 ) -> tuple[list[Row], Row, Row, Row] | None:
     """(two batch dims, rows, columns, terms) of first @ second; None where they are more. An axis
     of the first operand alone that does not join the rows is a batch dim along which the second one
-    stays where it is."""
+    stays where it is.
+    """
     steps = [
         dict(zip(t, v.strides, strict=True)) for t, v in zip((first, second), views, strict=True)
     ]

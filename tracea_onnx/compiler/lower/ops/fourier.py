@@ -3,7 +3,8 @@
     y[.., k] = sum_j exp(-+2 pi i j k / n) x[.., j]
 
 A row of the product is the signal, or a frame of it where it lies: frames overlap in memory, so
-that none is copied. Real and imaginary parts lie side by side in rows and columns of the matrix."""
+that none is copied. Real and imaginary parts lie side by side in rows and columns of the matrix.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def _affordable(ctx: Lowering, op: Op, length: int, elements: int) -> None:
 
 def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
     """x @ matrix. Rows of x that do not chain are those of several products: a matrix that is no
-    constant of the product is what `gemm` takes so."""
+    constant of the product is what `gemm` takes so.
+    """
     if len(merge_dims(x.shape[:-1], [ctx.strided(x).strides[:-1]])) > 1:
         matrix.view, matrix.data, matrix.prepared = ctx.strided(matrix), None, False
     return product(ctx, x, matrix, None, False, name)
@@ -163,6 +165,7 @@ def _half_spectrum(ctx: Lowering, x: Value, window: Value | None, name: str) -> 
 
 
 def dft(ctx: Lowering, op: Op) -> None:
+    """DFT: a GEMM with a constant matrix of cosines and sines."""
     x = ctx.value(op.input(0))
     ctx.require(x, "a Fourier transform")
     axis = dft_axis(ctx, op, x.rank, ctx.graph.opset())
@@ -213,6 +216,7 @@ def dft(ctx: Lowering, op: Op) -> None:
 
 
 def stft(ctx: Lowering, op: Op) -> None:
+    """STFT: a strided convolution with windowed cosines and sines."""
     x = ctx.value(op.input(0))
     ctx.require(x, "a Fourier transform")
     if x.rank not in (2, 3):

@@ -303,6 +303,7 @@ def swiglu(ctx: Lowering, op: Op) -> None:
 
 
 def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
+    """X [.., K] times w [K, N] ([N, K] with trans_b), plus b [N]; defines and returns `name`."""
     roles = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
     gemm(ctx, of_roles(GemmSpec(trans_b=int(trans_b)), roles, (name,), (), name))
     return ctx.value(name)

@@ -37,6 +37,7 @@ def pool(ctx: Lowering, op: Op) -> None:
 
 
 def global_pool(ctx: Lowering, op: Op) -> None:
+    """GlobalAveragePool and GlobalMaxPool: [N, C, H, W] to [N, C, 1, 1]."""
     x = ctx.value(op.input(0))
     ctx.require(x, "global pooling")
     out = ctx.define(op.outputs[0], x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))

@@ -134,6 +134,7 @@ def _changes(ctx: Lowering, op: Op, updates: Value, shape: Sequence[DimLike]) ->
 
 
 def scatter_elements(ctx: Lowering, op: Op) -> None:
+    """ScatterElements: a copy of the data, then updates at indices along one axis."""
     x, idx, updates = (ctx.value(n) for n in op.inputs)
     _require(ctx, op, idx, x.rank)
     _changes(ctx, op, updates, idx.shape)
@@ -152,6 +153,7 @@ def scatter_elements(ctx: Lowering, op: Op) -> None:
 
 
 def scatter_nd(ctx: Lowering, op: Op) -> None:
+    """ScatterND: a copy of the data, then slices at index tuples."""
     x, idx, updates = (ctx.value(n) for n in op.inputs)
     k = idx.shape[-1] if idx.rank else None
     if not isinstance(k, int) or k > x.rank:
@@ -174,6 +176,7 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
 
 
 def trilu(ctx: Lowering, op: Op) -> None:
+    """Trilu: the upper or lower triangle of each matrix, zero elsewhere."""
     x = ctx.value(op.input(0))
     ctx.available("scatter_along", op.kind)
     if x.rank < 2:
@@ -192,6 +195,7 @@ def trilu(ctx: Lowering, op: Op) -> None:
 
 
 def one_hot(ctx: Lowering, op: Op) -> None:
+    """OneHot: [.., depth, ..] with `on` at the index and `off` elsewhere."""
     idx, values = ctx.value(op.input(0)), ctx.value(op.input(2))
     axis, shape = axis_of(op.attr("axis", -1), idx.rank + 1), result(ctx, op)
     depth = shape[axis]

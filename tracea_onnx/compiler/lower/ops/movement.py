@@ -1,7 +1,8 @@
 """Shape arithmetic and views: they cost nothing, because a view or a symbolic value is enough.
 
 Small integer tensors (the Shape/Gather/Concat towers of dynamic exports) are followed symbolically;
-they reach memory only when something really reads them."""
+they reach memory only when something really reads them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def _moved(
 ) -> None:
     """The output as `move` of the view of x and the size of an element. Integers that merely count
     go on counting; they are moved in memory only when something reads them there. `image`: any
-    order of axes in memory will do."""
+    order of axes in memory will do.
+    """
     out = ctx.define(op.outputs[0], x.dtype, shape)
 
     def make() -> None:
@@ -48,6 +50,7 @@ def _moved(
 
 
 def identity(ctx: Lowering, op: Op) -> None:
+    """Identity and its kind: the output is the input."""
     ctx.forward(ctx.value(op.input(0)), op.outputs[0])
 
 
@@ -112,6 +115,7 @@ def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
 
 
 def reshape(ctx: Lowering, op: Op) -> None:
+    """Reshape: a view; moved in memory only where a reader needs that."""
     x, new = ctx.value(op.input(0)), result(ctx, op)
     target = integers(ctx, op.input(1), "the shape") if op.input(1) else []
     for k, d in enumerate([] if op.attr("allowzero", 0) else target[: x.rank]):
@@ -128,6 +132,7 @@ def reshape(ctx: Lowering, op: Op) -> None:
 
 
 def flatten(ctx: Lowering, op: Op) -> None:
+    """Flatten: [d0 .. d(axis-1), d(axis) .. dn], two dims."""
     relabel(ctx, op, ctx.value(op.input(0)), result(ctx, op))
 
 
@@ -141,6 +146,7 @@ def squeeze(ctx: Lowering, op: Op) -> None:
 
 
 def transpose(ctx: Lowering, op: Op) -> None:
+    """Transpose: a view with permuted strides."""
     x, shape_ = ctx.value(op.input(0)), result(ctx, op)
     perm = permutation(op, x.rank)
     if x.dtype.size not in (1, 2, 4, 8):
@@ -160,6 +166,7 @@ def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
 
 
 def slice_(ctx: Lowering, op: Op) -> None:
+    """Slice: a view with an offset and scaled strides. Starts and ends may be symbolic."""
     x = ctx.value(op.input(0))
     shape_, offset = list(x.shape), [0] * x.rank
     step_of = [1] * x.rank
@@ -254,6 +261,7 @@ def _known_length(
 
 
 def split(ctx: Lowering, op: Op) -> None:
+    """Split: a view for each output."""
     x = ctx.value(op.input(0))
     k = axis_of(op.attr("axis", 0), x.rank)
     n = x.shape[k]
@@ -290,6 +298,7 @@ def split(ctx: Lowering, op: Op) -> None:
 
 
 def expand(ctx: Lowering, op: Op) -> None:
+    """Expand: a view whose broadcast axes have stride 0."""
     x, shape_ = ctx.value(op.input(0)), result(ctx, op)
     if (
         x.ints is not None
@@ -342,6 +351,7 @@ def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
 
 
 def gather(ctx: Lowering, op: Op) -> None:
+    """Gather along one axis: a view for affine indices, else a kernel."""
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
     k, shape_ = axis_of(op.attr("axis", 0), x.rank), result(ctx, op)
     n = x.shape[k]

@@ -182,6 +182,7 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
 
 
 def softmax(ctx: Lowering, op: Op) -> None:
+    """Softmax and LogSoftmax over one axis, or over all from one on before opset 13."""
     x = ctx.value(op.inputs[0])
     ctx.require(x, "a softmax")
     spec = SoftmaxSpec.of({"axis": 1, "log": op.kind == "LogSoftmax", **op.attrs})
@@ -231,6 +232,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
 
 
 def argmax(ctx: Lowering, op: Op) -> None:
+    """ArgMax and ArgMin along one axis."""
     x = ctx.value(op.input(0))
     # kernels that sort take i32
     whole = {DType.I64, DType.I32} if "topk" in ctx.target.families else {DType.I64}
@@ -249,6 +251,7 @@ def argmax(ctx: Lowering, op: Op) -> None:
 
 
 def cumsum(ctx: Lowering, op: Op) -> None:
+    """CumSum along one axis."""
     x = ctx.value(op.input(0))
     ctx.available("cumsum", "CumSum")
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:

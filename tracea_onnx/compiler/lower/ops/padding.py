@@ -25,6 +25,7 @@ MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
 
 
 def pad(ctx: Lowering, op: Op) -> None:
+    """Pad: constant, edge, reflect and wrap; a crop where pads are negative."""
     x = ctx.value(op.input(0))
     mode = op.attr("mode", "constant")
     if mode not in MODES or (mode == "wrap" and "pad" not in ctx.target.families):

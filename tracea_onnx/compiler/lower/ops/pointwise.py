@@ -87,6 +87,7 @@ def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
 
 
 def cast(ctx: Lowering, op: Op) -> None:
+    """Cast: part of the pointwise kernel that reads it where one does, else a launch."""
     x = ctx.value(op.input(0))
     to = element_type(op.outputs[0], int(op.attr("to")))
     if to == x.dtype:

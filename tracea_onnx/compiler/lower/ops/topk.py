@@ -12,6 +12,7 @@ from tracea_onnx.shapes.operators import result
 
 
 def topk(ctx: Lowering, op: Op) -> None:
+    """TopK along one axis, largest or smallest, with values and indices."""
     x = ctx.value(op.input(0))
     ctx.available("topk", "TopK")
     if x.dtype not in {DType.I32, *ctx.target.types}:

@@ -1,0 +1,1 @@
+"""What is decided across operators before they are lowered."""

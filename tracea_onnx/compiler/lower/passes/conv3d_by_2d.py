@@ -1,6 +1,7 @@
 """Convolution and pooling over three spatial dims, by kernels for two: a convolution sees the
 slices that its window covers as channels of one image, a pooling goes over height and width first,
-then over the depth."""
+then over the depth.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ of step 2 along height and width, concatenated.
     w)
 
 is the convolution of x itself with a kernel twice as large and stride 2: the same products, and
-nothing is moved."""
+nothing is moved.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def scaled(
     sum per channel that come first behind it.
 
     In f16 a factor stays: weights times 1e-5 (the scale of a residual branch) would lose their
-    digits."""
+    digits.
+    """
     scale, shift = batch_norm(ctx, roles, spec.bn_eps, channels)
     expr, extras = spec.expr, [ctx.value(n) for n in op.extras]
     if scale is None:

@@ -6,7 +6,8 @@
     z = g @ w2 + norm(h)     normalizes h where it adds it
 
 The norm's value is deferred: any other reader materializes it. Where a gamma is so small that
-gamma * w would lose bits, the weights are scaled by a power of two."""
+gamma * w would lose bits, the weights are scaled by a power of two.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def statistics(
     """Where the product that makes `name` shall leave its statistics; None where nobody wants them
     or no kernel leaves them.
 
-    places: operands that the kernel must reach through tensor maps, with their pitches."""
+    places: operands that the kernel must reach through tensor maps, with their pitches.
+    """
     aligned = all(
         multiple_of(ref.offset) % 16 == 0 and multiple_of(pitch) * dtype.size >= 16
         for ref, pitch in places
@@ -204,6 +206,7 @@ class Weights:
         )
 
     def operands(self) -> dict[str, Ref | None]:
+        """What the GEMM reads in place of x and w: folded weights, sums, statistics of rows."""
         return {
             "w": self.packed,
             "bias": self.bias,
@@ -212,9 +215,11 @@ class Weights:
         }
 
     def ints(self) -> dict[str, DimLike]:
+        """Integer parameters of that GEMM."""
         return {"x_rms": int(self.norm.rms)}
 
     def floats(self) -> dict[str, float]:
+        """Float parameters of that GEMM."""
         return {"x_eps": self.norm.eps, "unscale": self.norm.unscale}
 
 

@@ -3,7 +3,8 @@ as a stage before its own.
 
 Chains of integers, booleans and their conversions (masks, positions, buckets of relative positions)
 become one launch each. A stage's result is rounded to its element type before the next one reads
-it, so that results stay what they are."""
+it, so that results stay what they are.
+"""
 
 from __future__ import annotations
 
@@ -170,6 +171,7 @@ def wait(ctx: Lowering, out: Value, stage: Stage) -> None:
 def rows_of(
     ctx: Lowering, values: Sequence[Value], shape: Dims
 ) -> list[tuple[DimLike, list[DimLike]]]:
+    """Dims of one launch over these values, and the strides of each, adjacent axes merged."""
     views = [ctx.strided(v) for v in values]
     return merge_dims(
         shape,

@@ -38,10 +38,12 @@ class Part:
 
     @property
     def width(self) -> int:
+        """N: columns of the weight."""
         return int(self.w.shape[0 if self.trans else 1])
 
     @property
     def depth(self) -> int:
+        """K: rows of the weight."""
         return int(self.w.shape[1 if self.trans else 0])
 
 

@@ -4,7 +4,8 @@ token before the patches of an image.
     norm(table0[ids] + table1[types] + positions)
 
 is one launch: each summand says where the row of it for a row of the result lies, and nothing is
-written in between."""
+written in between.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Summand:
     """Rows at `ref` + index * stride over the leading dims, in elements; with `index` that is where
     the row's number in the table at `ref` is read (`rows` rows, `pitch` elements apart). It counts
     where lo <= index of the last leading dim < hi (None: everywhere), and strides there start at
-    lo."""
+    lo.
+    """
 
     ref: Ref
     strides: Dims
