@@ -267,6 +267,29 @@ def test_folding_keeps_to_its_budget() -> None:
     ]
 
 
+def test_windows_and_mel_weights_are_constants() -> None:
+    m = parse(
+        """
+        g (float[batch, samples, 1] x) => (float[batch, frames, 20] y)
+        {
+          w = HannWindow (n)
+          s = STFT (x, step, w, n)
+          p = ReduceSumSquare <keepdims = 0> (s, last)
+          m = MelWeightMatrix (bins, n, rate, low, high)
+          y = MatMul (p, m)
+        }
+        """,
+        opset=18,
+        **{k: np.array(v) for k, v in (("n", 64), ("step", 16), ("bins", 20), ("rate", 8000))},
+        last=np.array([-1]),
+        low=np.float32(0),
+        high=np.float32(4000),
+    )
+    assert ops(canonical(m)) == ["STFT", "ReduceSumSquare", "MatMul"]
+    large = parse("g () => (float[k] y) { y = HannWindow (n) }", n=np.array(1 << 30))
+    assert ops(canonical(large)) == ["HannWindow"]
+
+
 def test_shapes_of_static_values_fold_and_symbolic_ones_do_not() -> None:
     m = parse(
         """

@@ -21,6 +21,7 @@ from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguou
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.pointwise_ops import Code
 from tracea_onnx.shapes.operands import axis_of
 from tracea_onnx.shapes.operators import result
@@ -112,7 +113,9 @@ def cast_like(ctx: Lowering, op: Op) -> None:
 
 
 def affine_grid(ctx: Lowering, op: Op) -> None:
-    """theta @ (x, y, [z,] 1) of the centers of pixels, which are constants."""
+    """theta @ (x, y, [z,] 1) of the centers of pixels, which are constants: a plane of each
+    coordinate, turned around in memory where a reader needs it.
+    """
     theta = ctx.value(op.input(0))
     ctx.require(theta, "a grid")
     shape = result(ctx, op)
@@ -128,19 +131,21 @@ def affine_grid(ctx: Lowering, op: Op) -> None:
         raise Unsupported("ONNX does not say where the one center between two corners lies")
     lines = [np.linspace(-1, 1, d) if corners else (2 * np.arange(d) + 1) / d - 1 for d in inner]
     grid = np.meshgrid(*lines, indexing="ij")
-    points = np.stack([*reversed(grid), np.ones(inner)], -1).reshape(-1, n + 1)
+    points = np.stack([*reversed(grid), np.ones(inner)]).reshape(n + 1, -1)
     name = op.outputs[0]
     base = ctx.define(f"{name}\0points", DType.F32, points.shape)
     base.data = np.ascontiguousarray(points, np.float32)
     if theta.dtype != DType.F32:
-        code = Code(("x",))
-        lower_expression(ctx, code.finish(-1), [base], f"{name}\0narrow", theta.dtype)
+        lower_expression(ctx, Expr(1, (), 0), [base], f"{name}\0narrow", theta.dtype)
         base = ctx.value(f"{name}\0narrow")
+        base.prepared = True
     matrices = ctx.define(f"{name}\0matrices", theta.dtype, dims)
     matrices.view = ctx.strided(theta)
-    ctx.relabelled(f"{name}\0product", name)
-    made = product(ctx, base, matrices, None, True, f"{name}\0product")
-    ctx.define(name, theta.dtype, shape).view = View(ctx.plain(made), contiguous(shape))
+    made = product(ctx, matrices, base, None, False, f"{name}\0product")
+    view = ctx.strided(made)
+    steps = tuple(D.mul(view.strides[2], d) for d in contiguous(inner))
+    out = ctx.define(name, theta.dtype, shape)
+    out.view = View(view.ref, (view.strides[0], *steps, view.strides[1]))
 
 
 def _scalar(ctx: Lowering, name: str, value: DimLike) -> Value:
