@@ -22,6 +22,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -355,9 +356,8 @@ def _vectors(place: tuple[int, int]) -> int:
 
 def _count(calls: Sequence[Sequence[Any]], stream: Any) -> int:
     """How many launches a sample has."""
-    import time
-
     stream.synchronize()
+    once = 0.0
     for _ in range(2):
         begin = time.perf_counter()
         for call in (*calls[0], *calls[1], *calls[0], *calls[1]):
@@ -501,11 +501,11 @@ class Problem:
     def regret(self, times: Floats) -> dict[str, float]:
         """Time of all launches of a model over that of the best configurations."""
         sums = defaultdict[str, list[float]](lambda: [0.0, 0.0])
-        for layer, time, best in zip(self.layers, times, self.best, strict=True):
+        for layer, taken, best in zip(self.layers, times, self.best, strict=True):
             for name, count in layer["models"].items():
-                sums[name][0] += count * time
+                sums[name][0] += count * taken
                 sums[name][1] += count * best
-        return {name: time / best for name, (time, best) in sorted(sums.items())}
+        return {name: taken / best for name, (taken, best) in sorted(sums.items())}
 
 
 #: Parts that models are divided into, each of which is held out once.
