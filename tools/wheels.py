@@ -3,9 +3,8 @@
     python -m tools.wheels [TARGET ...] [-o dist]
 
 Each wheel is `py3-none-PLATFORM`: the library links nothing of Python. `auditwheel show` checks
-those for Linux, `twine check` all of them, where these tools are installed. Wheels for macOS and
-Windows are built as far as the code goes there, and were never run. Needs the package `wheel`.
-"""
+those for glibc, `twine check` all of them, where these tools are installed. Wheels for macOS and
+Windows are built as far as the code goes there, and were never run. Needs the package `wheel`."""
 
 from __future__ import annotations
 
