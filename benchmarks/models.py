@@ -10,7 +10,8 @@ provider, and the optimized file on stock ONNX Runtime (`optimized`), beside the
 Runtime (`ort`). On a GPU: fp16 (--single: fp32 without TF32), tensors on the device, each run
 synchronised; the peers are those of `gpu_peers`. Results are compared with ONNX Runtime's CPU
 provider on the fp32 model before anything is timed. Times are medians; a ratio is a peer's time
-over ours (above 1: ours is faster)."""
+over ours (above 1: ours is faster).
+"""
 
 from __future__ import annotations
 

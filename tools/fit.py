@@ -8,7 +8,8 @@ A layer is a launch as a session asks for it, with numbers for sizes. `measure` 
 configuration that may be worth it, each behind a small launch that reads what it wrote and writes
 what it reads, as launches lie in networks: its time is what it adds to that. Weights are rotated
 past L2. `solve` fits `kernels/cuda/cost/model.py`, and compares what it would choose with the best
-that was measured: the regret, model by model, also of models that it was not fitted to."""
+that was measured: the regret, model by model, also of models that it was not fitted to.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def _read(layer: Mapping[str, Any], caps: DeviceCaps) -> Request:
 
 def works(r: Request) -> tuple[dict[str, Any], dict[str, float]]:
     """By name: what every configuration of a request does, and the prices of kernels that have
-    cost models of their own."""
+    cost models of their own.
+    """
     offers: dict[str, dict[str, float]] = {}
     with model().listening() as heard, kernel_choice.choosing(kernel_choice.Choices(offers=offers)):
         backend().emit(r)
@@ -224,7 +226,8 @@ class Arena:
 
     def sets(self, r: Request, most: int) -> list[dict[str, tuple[int, int]]]:
         """(address, bytes) of each operand, in as many sets as there is room for: of constants,
-        since what launches write lies in L2."""
+        since what launches write lies in L2.
+        """
         bounds = extents(r.family, r.ints, dict.fromkeys(r.operands, 1), r.dtype.size, border=False)
         base = self.inputs[DType.F32 if r.dtype == DType.F32 else DType.F16].data_ptr()
         at = {base: 1 << 16, self.results.data_ptr(): 1 << 16}
@@ -451,7 +454,8 @@ class Problem:
 
     def fit(self, on: npt.NDArray[np.bool_]) -> Floats:
         """Logarithms of the efficiencies, fitted to the layers that are `on`: to the times, the
-        near ones above all, and to the loss of what would be chosen."""
+        near ones above all, and to the loss of what would be chosen.
+        """
         from scipy.optimize import minimize
 
         ratio = np.log(self.time / self.best[self.layer])

@@ -4,7 +4,8 @@
 
 Each wheel is `py3-none-PLATFORM`: the library links nothing of Python. `auditwheel show` checks
 those for glibc, `twine check` all of them, where these tools are installed. Wheels for macOS and
-Windows are built as far as the code goes there, and were never run. Needs the package `wheel`."""
+Windows are built as far as the code goes there, and were never run. Needs the package `wheel`.
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
     """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks,
     holds no more than its share where two launches do not fit together. Else some blocks of the
     next one come early, to where this one leaves room, and the others to where it ends first, all
-    together."""
+    together.
+    """
     if not overlapped(r) or known(D.less(r.sms * resident, D.mul(blocks, 2))) != 1:
         return smem
     here = next(

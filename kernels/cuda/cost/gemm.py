@@ -20,7 +20,8 @@ class Problem:
     """`batch` products of m x n results over k; dram: bytes read and written at least. kind: "" or
     "_conv", whose rows of A are windows of an image. dear, residual: what the epilogue does. a, b:
     bytes of a copy of either operand; turned: those whose rows are neighbours; gathered: those that
-    are read element by element; y: whether rows of the result begin at multiples of 16 bytes."""
+    are read element by element; y: whether rows of the result begin at multiples of 16 bytes.
+    """
 
     caps: DeviceCaps
     m: int

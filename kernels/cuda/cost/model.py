@@ -5,7 +5,8 @@
 
 `Work` says what a kernel does with one configuration, `DeviceCaps` what the device can do at most,
 `Efficiencies` how much of that the kernel reaches: measured (`tools/fit.py`), in a file per
-device."""
+device.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Work(NamedTuple):
     finishes, weighed by what it does with each; reduced: partial sums that it exchanges; kept:
     bytes that it copies before the main loop. clustered: whether CTAs are launched in clusters.
     dram: bytes that the launch reads and writes at least. others: clocks of launches that it needs
-    beside itself."""
+    beside itself.
+    """
 
     kernel: str
     peak: float
@@ -68,7 +70,8 @@ class Efficiencies(NamedTuple):
     and between the steps of a CTA. copy: clocks of an instruction that copies. epilogue,
     reduction: clocks of a result and of a partial sum. cluster: clocks to start clusters. Of all
     kernels: launch: clocks to start one; l2, dram: the share of either's bandwidth that they
-    reach."""
+    reach.
+    """
 
     fill: float
     arithmetic: float
