@@ -175,7 +175,7 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(
     [
         (8, 10, 10, 479, 80, "1x96 SINGLE_WG"),
         (4, 2, 1, 128, 128, "1x128 SINGLE_WG"),
-        (13, 56, 14, 1128, 64, "1x64*3 SINGLE_WG/2"),
+        (13, 56, 14, 1128, 64, "stream 32x4*3/2"),
         (10, 64, 8, 9000, 128, "1x64*2 SINGLE_WG split-KV"),
         (12, 17, 17, 1887, 64, "1x64+32*2 SINGLE_WG"),
         (5, 13, 13, 2280, 80, "stream 16x4*3/5"),

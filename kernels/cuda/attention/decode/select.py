@@ -97,9 +97,9 @@ class Whole:
 
 
 #: Of fa3, of simt; by how much slower simt, and fa3 where heads are longer, are where rows are no
-#: whole lines. Nanoseconds that the CTAs of a cluster take to combine, by how many are on an SM.
+#: whole lines.
 _WHOLE, _WHOLE_SIMT = Whole(3300, 33.4, 54, 28), Whole(3300, 29.5, 58, 25)
-_UNEVEN, _UNEVEN_LONG, _COMBINING = 1.2, 1.1, {2: 1200, 3: 300}
+_UNEVEN, _UNEVEN_LONG = 1.2, 1.1
 
 #: Clocks of several rows by fa3: besides multiplying, besides reading without and with a cluster;
 #: bytes read in one from memory and from the L2 cache; by how much slower rows that are no whole
@@ -259,33 +259,6 @@ def _of_simt(request: Request, p: Problem, heads: int, keys: int, row: int) -> d
     return price
 
 
-def _of_clusters(
-    request: Request, p: Problem, rows: int, heads: int, keys: int, row: int
-) -> dict[Any, float]:
-    """fa3 with two or three CTAs on an SM whose clusters divide keys, all of them on the device at
-    once. rows: of a head.
-    """
-    price: dict[Any, float] = {}
-    short, whole = p.widest <= 64, row % 256 == 0
-    for cluster in (2, 4) if short and (p.head % 16 or p.head_v % 16) else (2,):
-        ctas = heads * cluster
-        # the last place of an SM may be one that no cluster finds
-        beside = ctas // request.sms + 1
-        fits = (
-            cluster <= request.caps.cluster
-            and rows <= 64
-            and 2 * heads > request.sms
-            and beside in _COMBINING
-            and 4 * ctas >= 3 * beside * request.sms  # else some have all that find a place there
-            and keys >= cluster * _LEAST_KEYS
-            and (short or whole or beside > 2)
-        )
-        if fits and (config := fa3.clustered_config(p, beside, cluster)) is not None:
-            size = keys * row / cluster * (1.0 if short or whole else _UNEVEN_LONG)
-            price[config] = _COMBINING[beside] + _WHOLE.of(ctas, request.sms, size)
-    return price
-
-
 def stream_prices(rows: Request, p: Problem, heads: int, keys: int) -> dict[Any, float]:
     """stream, of which all CTAs are on the device at once. rows: with the heads that share keys as
     rows.
@@ -355,7 +328,6 @@ def _decoding(request: Request, rows: Request, keys: int) -> Any | None:
         price[config] = each * of.begun + max(each * steps * config.keys * key, reading)
     if not price:
         return None
-    price |= _of_clusters(request, p, _number(i["S"]), heads, keys, row)
     split, of_split = fa3.split_kv_config(p), _SPLIT if short else _SPLIT_LONG
     if split is not None:
         two = _number(D.mod(fa3.ctas(rows, split), problem.blocks(rows, split.rows))) != 0

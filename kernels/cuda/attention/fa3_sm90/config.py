@@ -151,14 +151,6 @@ def paired_config(p: Problem, count: int) -> Fa3Config | None:
     return config(p, 1, keys, 2, "SINGLE_WG", last=_last(count, keys), most=_PAIRED_STAGES)
 
 
-def clustered_config(p: Problem, ctas: int, cluster: int) -> Fa3Config | None:
-    """For few rows whose keys a cluster divides, two CTAs on an SM or, as registers go, three."""
-    if p.mask or p.widest > (128 if ctas == 2 else 96):
-        return None
-    keys = 64 if ctas == 2 or p.widest <= 64 else 32
-    return config(p, 1, keys, ctas, "SINGLE_WG", cluster, most=_PAIRED_STAGES)
-
-
 def _last(count: int, keys: int) -> int:
     """Keys of the last of the tiles of `keys` that hold `count`, in units of 16."""
     return (count - 1) % keys // 16 * 16 + 16
