@@ -28,11 +28,8 @@ def test_a_backend_is_a_module_or_a_package() -> None:
 def test_every_template_is_named_where_it_is_used() -> None:
     templates = {str(p.relative_to(CUDA).with_suffix("").as_posix()) for p in CUDA.rglob("*.cuh")}
     text = "\n".join(p.read_text("utf-8") for p in CUDA.rglob("*.py"))
-    used = (
-        {f"common/math_{how}" for how in ("exact", "fast")}
-        | set(re.findall(r"""["']((?:\w+/)+\w+)["']""", text))
-        | {f"gemm/multistage_sm80/mainloop_{how}" for how in ("simt", "tf32")}
-    )
+    used = {f"common/math_{how}" for how in ("exact", "fast")}
+    used |= set(re.findall(r"""["']((?:\w+/)+\w+)["']""", text))
     for path in CUDA.rglob("*.cuh"):
         used |= set(re.findall(r'#include "(.*)\.cuh"', path.read_text()))
     assert templates == used

@@ -1,8 +1,8 @@
 """A header (`.cuh`) and what its generator defines become a kernel.
 
 instantiate(
-    request, "gemm_simt", "gemm/simt", [pointer("const T", "a"), *ints({"M": m})], grid, 256,
-    epilogue=epilogue.epilogue(...), macros={"SPLIT": 2}, constants={"BK": 16, "TALL": True},
+    request, "softmax", "norm/softmax", [pointer("const T", "x"), *ints({"outer": m})], grid, 256,
+    macros={"SPLIT": 2}, constants={"BK": 16, "TALL": True},
 )
 """
 

@@ -147,10 +147,8 @@ class Tiles:
             columns=oc,
             grid_y=1,
             grid_z=g * problem.phases(r),
-            defines=(
-                f"#define TRANSPOSED {int(transposed)}",
-                f"constexpr bool Y_FLAT = {int(flat)};",
-            ),
+            macros={"TRANSPOSED": transposed},
+            constants={"Y_FLAT": flat},
             group=columns,
             active=active,
         )

@@ -23,7 +23,6 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 
 from ..common import epilogue, folded_norm
 from ..common.launch import known
-from ..common.templates import template
 from ..cost.model import prices
 from . import batches, cluster_splitk_sm90, gemv, persistent_sm90, select, simt, sm90
 
@@ -170,13 +169,7 @@ def _by_operands(r: Request, tile: Any, *, batched: bool, **given: Any) -> list[
     """Kernels that read their operands themselves. given: as `select.product` takes it."""
     if (product := _PRODUCTS.get(type(tile))) is not None:
         return [product(r, tile, batched=batched, **given)]
-    return select.product(
-        r,
-        tile,
-        source=0,
-        defines=(f"#define BATCHED {int(batched)}", template("gemm/operands")),
-        **given,
-    )
+    return select.product(r, tile, source=0, macros={"BATCHED": batched}, **given)
 
 
 def gemm(r: Request) -> list[Kernel]:

@@ -26,20 +26,15 @@ from tracea_onnx.ir.dims import DimLike, factor, multiple_of
 from tracea_onnx.runtime import device_caps
 
 from ..common import epilogue, folded_norm
-from ..common.instantiate import MMA_TYPE as _MMA_TYPE
-from ..common.instantiate import defines as _defines
-from ..common.instantiate import wgmma
-from ..common.launch import declared, even
-from ..common.prelude import prelude
-from ..common.templates import template
+from ..common.epilogue import Parameter
+from ..common.instantiate import MMA_TYPE as MMA_TYPE
+from ..common.instantiate import instantiate, ints, wgmma
+from ..common.launch import even
 from ..cost import gemm as cost
 from ..cost.gemm import Problem
 from ..cost.model import Work
 from . import cluster_splitk_sm90, persistent_sm90
 from .multistage_sm80 import tiles as multistage_tiles
-
-MMA_TYPE = _MMA_TYPE
-
 
 _FREE = (0.0, 0.0)
 Prices = Mapping[Any, float]
@@ -337,91 +332,78 @@ def each(r: Request) -> int:
 
 
 def product(
-    r: Request, tile: Any, *, source: int, params: Sequence[tuple[str, str, Argument]], a: Access, b: Access, pitches: tuple[DimLike, ...], y_vector: bool,
-    rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, defines: Sequence[str], group: DimLike = 0, active: DimLike = 1,
+    r: Request, tile: Any, *, source: int, params: Sequence[Parameter], a: Access, b: Access,
+    pitches: tuple[DimLike, ...], y_vector: bool, rows: DimLike, columns: DimLike, grid_y: DimLike,
+    grid_z: DimLike, macros: Mapping[str, bool | int | str],
+    constants: Mapping[str, bool | int] = {}, group: DimLike = 0, active: DimLike = 1,
 ) -> list[Kernel]:  # fmt: skip
     """Kernels of one product. source: 0 matrices, 1 convolution. params: kernel parameters beyond
-    the epilogue's. active: 0 empties the grid.
+    the epilogue's; macros, constants: what the source needs. active: 0 empties the grid.
     """
-    epi = epilogue.epilogue(r, pitches, group, scaled=r.family == "matmul")
     cluster = r.arch >= 90 and tile.split > 1
     n8 = D.round_up(columns, 8)
     scratch: tuple[DimLike, ...] = ()
-    parameters = [*params, *epi.parameters]
     if tile.split > 1 and not cluster:
         scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
-        parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
+        params = [*params, ("float*", "scratch", Pointer("scratch0")), *ints({"N8": n8})]
     f32 = r.dtype == DType.F32
     simt = f32 and not tile.terms
     if simt and b.trans and tile.bn > multistage_tiles.MOST_LINES:
         b = Access(4, gather=True)
-    # Blocks; the compiler gives more registers to many small ones unless it is told, and to 256
-    # threads so many that a second block has none left.
-    beside = (
-        multistage_tiles.held(tile, turned=b.trans)
-        if simt or tile.grouped
-        else 2
-        if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128
-        else 1
-    )
-    # The largest tile is better off without reads ahead where several blocks share its k, and where
-    # pixels take registers.
-    ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
-    sizes = [
-        (name.upper(), getattr(tile, name))
-        for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")
-    ]
-    text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(f32)}", _defines(wgmma(r.dtype, tile.bn)), f"#define SPLIT {tile.split}",
-        f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if simt else 1) else ''}",
-        f"#define SOURCE {source}", f"#define GROUPED {int(tile.grouped)}", f"#define LATE {int(tile.late)}", *defines, f"#define PARAMETERS {declared(r, parameters)}",
-        f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
-        f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
-        f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
-        f"constexpr bool A_WHOLE = {int(whole(r, a, 'M'))}, B_WHOLE = {int(whole(r, b, 'N'))};", f"constexpr int Y_EACH = {each(r)};",
-        f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if simt else ''};",
-        epi.source, "" if f32 else template("gemm/multistage_sm80/shifted_loads"), template("common/hopper") if tile.grouped else "",
-        template("gemm/multistage_sm80/loads"),
-        *([template("gemm/multistage_sm80/operands_f32", f"gemm/multistage_sm80/mainloop_{'simt' if simt else 'tf32'}")] if f32 else []),
-        *([template("common/wgmma", "gemm/multistage_sm80/wgmma_tf32")] if tile.grouped else []), template("gemm/multistage_sm80/store"),
-        template("gemm/multistage_sm80/gemm"),
-    ])  # fmt: skip
-    args = tuple(v for _, _, v in parameters)
+    # CTAs of an SM; the compiler gives more registers to many small ones unless it is told, and to
+    # 256 threads so many that a second CTA has none left.
+    resident = multistage_tiles.held(tile, turned=b.trans) if f32 else 1
+    if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128:
+        beside = 2
+    else:
+        beside = resident if simt or tile.grouped else 1
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
-    pdl = r.arch >= 90
     grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
     smem = tile.smem + (tile.parts if b.trans else 0)
     if f32 and source == 0 and tile.split == 1:
-        smem = even(r, smem, D.product(grid), multistage_tiles.held(tile, turned=b.trans))
-    main = Kernel(
-        text,
+        smem = even(r, smem, D.product(grid), resident)
+    names = ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages")
+    sizes: dict[str, bool | int] = {name.upper(): getattr(tile, name) for name in names}
+    for o, how, lines in (("A", a, "M"), ("B", b, "N")):
+        sizes |= {
+            f"{o}_BYTES": how.bytes,
+            f"{o}_TRANS": how.trans,
+            f"{o}_GATHER": how.gather,
+            f"{o}_WHOLE": whole(r, how, lines),
+        }
+    # The largest tile is better off without reads ahead where several CTAs share its k, and where
+    # pixels take registers.
+    ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
+    main = instantiate(
+        r,
         "product_tile",
+        "gemm/multistage_sm80/gemm",
+        params,
         grid,
         tile.threads,
-        args,
-        smem,
-        tile.split if cluster else 1,
-        pdl,
-        scratch,
+        epilogue=epilogue.epilogue(r, pitches, group, scaled=r.family == "matmul"),
+        macros={
+            **wgmma(r.dtype, tile.bn),
+            "SOURCE": source,
+            "SPLIT": tile.split,
+            "CLUSTER": cluster,
+            "LAUNCH_BOUNDS": f"{tile.threads}"
+            + (f", {beside}" if beside > (2 if simt else 1) else ""),
+            "TERMS": tile.terms,
+            "GROUPED": tile.grouped,
+            "LATE": tile.late,
+            **macros,
+        },
+        constants={**sizes, "Y_EACH": each(r), "Y_VECTOR": y_vector, "AHEAD": ahead, **constants},
+        smem=smem,
+        cluster=tile.split if cluster else 1,
+        scratch=scratch,
     )
     if not scratch:
         return [main]
     blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
-    return [
-        main,
-        Kernel(
-            text,
-            "product_sum",
-            (D.mul(blocks, active), grid_y, grid_z),
-            128,
-            args,
-            0,
-            1,
-            pdl,
-            scratch,
-        ),
-    ]
+    grid = (D.mul(blocks, active), grid_y, grid_z)
+    return [main, replace(main, symbol="product_sum", grid=grid, block=128, smem=0)]
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:

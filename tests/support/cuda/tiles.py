@@ -106,15 +106,9 @@ def tile_name(t: Any) -> str:
         )
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
-    if hasattr(t, "lanes"):
-        return f"dots few{t.few} lanes{t.lanes} reads{t.reads} deep{t.deep} wide {'ba'[t.wide_a]}"
     if hasattr(t, "wide_a"):
-        kind = (
-            f"short {t.depth} others{t.others}"
-            if hasattr(t, "others")
-            else f"thin few{t.few} deep{t.deep} split{t.split} share{t.share}"
-        )
-        return f"{kind} wide {'ba'[t.wide_a]}"
+        how = f"lanes{t.lanes} reads{t.reads}" if t.reads else f"split{t.split} share{t.share}"
+        return f"gemv few{t.few} deep{t.deep} {how} wide {'ba'[t.wide_a]}"
     if hasattr(t, "kept"):
         more = (" ping" * t.ping, " swap" * t.swap, " kept" * (t.kept > 0), " tma" * t.tma)
         return (

@@ -2,23 +2,33 @@
 // matrices, convolutions and transposed convolutions as implicit GEMM. Copies are asynchronous and
 // STAGES deep; products are those of tensor cores (mma.sync, of f32 wgmma too), or FFMA's for f32
 // with TERMS = 0.
-//
-// The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k),
-// STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER,
-// B_GATHER, A_WHOLE, B_WHOLE (each copy has all of its elements or none), Y_VECTOR, Y_EACH
-// (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of
-// f32), GROUPED, LATE (`gemm/multistage_sm80/wgmma_tf32.cuh`), AHEAD (of f32 without tensor cores),
-// Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+#pragma once
+#ifndef GENERATED
+#define SPLIT 2            // CTAs that share one tile's k: 1, 2, 4 or 8
+#define CLUSTER 1          // they are a cluster, else a second kernel adds up what they leave
+#define LAUNCH_BOUNDS 256  // threads, and CTAs of an SM that registers must do for
+#define MMA_TYPE "f16"
+#define LATE 0
+#endif  // GENERATED
+#include "gemm/operands.cuh"
+#include "gemm/multistage_sm80/loads.cuh"
+#if IS_F32
+#include "gemm/multistage_sm80/operands_f32.cuh"
+#endif
+#if !IS_F32
+#include "gemm/multistage_sm80/mainloop_mma.cuh"
+#elif TERMS == 0
+#include "gemm/multistage_sm80/mainloop_simt.cuh"
+#else
+#include "gemm/multistage_sm80/mainloop_tf32.cuh"
+#endif
+#if GROUPED
+#include "gemm/multistage_sm80/wgmma_tf32.cuh"
+#endif
+#include "gemm/multistage_sm80/store.cuh"
+#include "common/cluster_splitk.cuh"
 
 #if SPLIT > 1 && CLUSTER
-DEV u32 cluster_rank() {
-  u32 r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
-DEV void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
 DEV void add_peer4(float* v, u32 address, u32 peer) {
   float a, b, c, d;
   asm volatile(
@@ -39,72 +49,6 @@ DEV void wait_for_producers() {
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
 }
-
-#if !IS_F32
-constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
-struct Accumulator {
-  float v[MT][NT][4];
-  METHOD void multiply(u32 a, u32 b) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM,
-              wn = (warp % WARPS_N) * WN;
-#pragma unroll
-    for (int kk = 0; kk < 4; kk++) {
-      u32 fa[MT][4], fb[NT / 2][4];
-#pragma unroll
-      for (int i = 0; i < MT; i++) {
-        if (A_TRANS) {
-          const int k = kk * 16 + (lane >> 4) * 8 + (lane & 7),
-                    c = (wm + i * 16) / 8 + ((lane >> 3) & 1);
-          ldmatrix_transposed(fa[i],
-                              a + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
-        } else {
-          const int r = wm + i * 16 + (lane & 15), c = kk * 2 + (lane >> 4);
-          ldmatrix(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < NT / 2; j++) {
-        if (B_TRANS) {
-          const int k = kk * 16 + ((lane >> 3) & 1) * 8 + (lane & 7),
-                    c = (wn + j * 16) / 8 + (lane >> 4);
-          ldmatrix_transposed(fb[j],
-                              b + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
-        } else {
-          const int r = wn + j * 16 + (lane >> 4) * 8 + (lane & 7), c = kk * 2 + ((lane >> 3) & 1);
-          ldmatrix(fb[j], b + r * 128 + ((c ^ (r & 7)) << 4));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int j = 0; j < NT; j++)
-          asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
-                       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                       : "+f"(v[i][j][0]), "+f"(v[i][j][1]), "+f"(v[i][j][2]), "+f"(v[i][j][3])
-                       : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]),
-                         "r"(fb[j / 2][j % 2 * 2]), "r"(fb[j / 2][j % 2 * 2 + 1]));
-    }
-  }
-  METHOD void clear() {
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-      for (int j = 0; j < NT; j++) v[i][j][0] = v[i][j][1] = v[i][j][2] = v[i][j][3] = 0.f;
-  }
-  METHOD void stage(float* to) const {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM,
-              wn = (warp % WARPS_N) * WN;
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-      for (int j = 0; j < NT; j++) {
-        float* p = to + (wm + i * 16 + (lane >> 2)) * PITCH + wn + j * 8 + (lane & 3) * 2;
-        *(float2*)p = make_float2(v[i][j][0], v[i][j][1]);
-        *(float2*)(p + 8 * PITCH) = make_float2(v[i][j][2], v[i][j][3]);
-      }
-  }
-};
-#endif
 
 extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMETERS) {
   extern __shared__ __align__(GROUPED ? 1024 : 128) char shared[];

@@ -4,6 +4,35 @@
 // Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes;
 // chunk c of row r lies at c ^ (r & 7), so that ldmatrix and the copies are free of bank conflicts.
 // A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+#ifndef GROUPED
+#define GROUPED 0  // warpgroups multiply (wgmma_tf32.cuh)
+#endif
+#ifndef SOURCE
+#define SOURCE 0  // of A's rows: 0 matrices, 1 pixels of a convolution
+#endif
+#ifndef TERMS
+#define TERMS 3  // of f32: products of tensor cores for one (3; 1: rounded elements), 0: FFMA
+#endif
+constexpr int BM = 128, BN = 64;                                     // rows and columns of a tile
+constexpr int WARPS_M = GROUPED ? 8 : 4, WARPS_N = GROUPED ? 1 : 2;  // warps along these
+constexpr int WARPS_K = 1;                          // warps that share a stage's k (f32): 1 to 8
+constexpr int STAGES = 3;                           // copies under way, and the stage in use
+constexpr int A_BYTES = 16, B_BYTES = 16;           // of a copy: 2 (f32: 4) to 16
+constexpr bool A_TRANS = false, B_TRANS = false;    // contiguous along rows, not along k
+constexpr bool A_GATHER = false, B_GATHER = false;  // contiguous along neither
+constexpr bool A_WHOLE = false, B_WHOLE = false;    // each copy has all of its elements or none
+
+#endif  // GENERATED
+#include "common/mma.cuh"
+#if GROUPED
+#include "common/hopper.cuh"
+#endif
+#if !IS_F32
+#include "gemm/multistage_sm80/shifted_loads.cuh"
+#endif
 
 constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 constexpr int CHUNK = 16 / sizeof(T);  // elements of one chunk
@@ -12,27 +41,6 @@ constexpr bool SIMT = sizeof(T) == 4;
 constexpr int A_STAGE = BM * 128, STAGE = (BM + BN) * 128;
 constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
 
-#if !GROUPED
-DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEV void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-#endif  // else hopper.cuh has these
-// The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.
-DEV void copy16(u32 to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-DEV void copy8(u32 to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-DEV void copy4(u32 to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
 // All of SIZE bytes, or nothing; and zeros.
 template <int SIZE>
 DEV void copy_if(u32 to, const void* from, bool there) {
@@ -58,19 +66,6 @@ DEV void clear(u32 to) {
   else
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
 }
-DEV void ldmatrix(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from)
-               : "memory");
-}
-DEV void ldmatrix_transposed(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from)
-               : "memory");
-}
-
 #if !IS_F32
 // A chunk of elements of two bytes, `step` apart, of which `count` exist; the rest is zero.
 DEV uint4 gathered(const T* from, int count, i64 step) {
@@ -87,19 +82,19 @@ template <int BYTES, bool GATHER>
 DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
   count = max(0, min(count, CHUNK));
   if (BYTES == 16) {
-    copy16(to, from, count * (int)sizeof(T));
+    copy_async<16>(to, from, count * (int)sizeof(T));
   } else if (BYTES == 8) {
 #pragma unroll
     for (int k = 0; k < 2; k++)
-      copy8(to + 8 * k,
-            count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from,
-            max(0, min(8, count * (int)sizeof(T) - 8 * k)));
+      copy_async<8>(to + 8 * k,
+                    count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from,
+                    max(0, min(8, count * (int)sizeof(T) - 8 * k)));
   } else if (BYTES == 4) {
     constexpr int E = 4 / sizeof(T);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      copy4(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from,
-            max(0, min(4, (count - E * k) * (int)sizeof(T))));
+      copy_async<4>(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from,
+                    max(0, min(4, (count - E * k) * (int)sizeof(T))));
   } else {
 #if !IS_F32
     const uint4 v = gathered(from, count, GATHER ? step : 1);
@@ -246,11 +241,11 @@ struct Matrix {
       if (GATHER)
         copy_chunk<BYTES, true>(to + at, from, count, k_step);
       else if (COPY == 16)
-        copy16(to + at, from, count * (int)sizeof(T));
+        copy_async<16>(to + at, from, count * (int)sizeof(T));
       else if (COPY == 8)
-        copy8(to + at, from, count * (int)sizeof(T));
+        copy_async<8>(to + at, from, count * (int)sizeof(T));
       else
-        copy4(to + at, from, count * (int)sizeof(T));
+        copy_async<4>(to + at, from, count * (int)sizeof(T));
     }
   }
 };

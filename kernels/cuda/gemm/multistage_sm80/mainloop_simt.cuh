@@ -1,4 +1,10 @@
 // Products of a stage of f32 by FFMA.
+#pragma once
+#ifndef GENERATED
+#define TERMS 0
+constexpr bool AHEAD = true;  // operands are read from shared memory a product ahead
+#endif                        // GENERATED
+#include "gemm/multistage_sm80/operands_f32.cuh"
 
 // A thread has every TY-th row and every TX-th column of the tile, or as many fours of them where
 // neighbours lie together; the warps of one group have the same k of a stage, chunks of four

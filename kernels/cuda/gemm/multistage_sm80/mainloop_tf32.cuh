@@ -3,6 +3,8 @@
 // two elements only that of both remainders, 2^-22 of the whole at most, is left out. Tensor cores
 // truncate where they add: they sum eight k from zero, which is what FADD adds to the accumulators,
 // so that errors do not grow with k.
+#pragma once
+#include "gemm/multistage_sm80/operands_f32.cuh"
 
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
 // Of an operand that lies line by line of k, a thread reads that many neighbours at a time: they
@@ -106,7 +108,7 @@ struct WarpSums {
 #pragma unroll
       for (int i = 0; i < MT; i++) {
         const int r = row0() + i * 16 + lane % 16, c = kk * 2 + lane / 16;
-        ldmatrix(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
+        load_matrices(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
       }
     }
   }
@@ -127,7 +129,7 @@ struct WarpSums {
       for (int j = 0; j < NT; j += 2) {
         const int r = column0() + j * 8 + lane / 16 * 8 + lane % 8, c = kk * 2 + lane / 8 % 2;
         u32 q[4];
-        ldmatrix(q, b + r * 128 + ((c ^ (r & 7)) << 4));
+        load_matrices(q, b + r * 128 + ((c ^ (r & 7)) << 4));
         fb[j][0] = q[0], fb[j][1] = q[1], fb[j + 1][0] = q[2], fb[j + 1][1] = q[3];
       }
     }

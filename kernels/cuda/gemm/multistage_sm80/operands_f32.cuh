@@ -4,6 +4,11 @@
 // An operand whose k is contiguous lies as `gemm/multistage_sm80/loads.cuh` says, in rows of 128
 // bytes; one with neighbouring rows (TRANS) lies line by line of k, for tensor cores with the
 // elements of line k at r ^ (k % 4 * 8), so that 4 lines of 8 elements lie in different banks.
+#pragma once
+#ifndef GENERATED
+#define IS_F32 1
+#endif  // GENERATED
+#include "gemm/multistage_sm80/loads.cuh"
 
 // A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
 template <int ROWS, int BYTES, bool TRANS, bool GATHER>
@@ -60,9 +65,9 @@ struct Matrix {
         const int count = TRANS ? (kk < k ? rows - r : 0) : r < rows ? k - kk : 0;
         const int bytes = max(0, min(count, E)) * 4;
         const T* const real = count > 0 ? p : base;
-        COPY == 16  ? copy16(at, real, bytes)
-        : COPY == 8 ? copy8(at, real, bytes)
-                    : copy4(at, real, bytes);
+        COPY == 16  ? copy_async<16>(at, real, bytes)
+        : COPY == 8 ? copy_async<8>(at, real, bytes)
+                    : copy_async<4>(at, real, bytes);
       }
     }
   }

@@ -1,5 +1,11 @@
 // Where the results of `gemm/multistage_sm80/gemm.cuh` go: rows of matrices, pixels of images or of
 // one phase of a transposed convolution, stored as wide as they lie.
+#pragma once
+#ifndef GENERATED
+constexpr bool Y_VECTOR = true;  // rows of y begin at multiples of 16 bytes
+constexpr int Y_EACH = 8;        // elements at multiples of which these begin and end: 1, 2, 4 or 8
+#endif                           // GENERATED
+#include "gemm/multistage_sm80/loads.cuh"
 
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (Y_VECTOR && count >= 8) {

@@ -5,8 +5,16 @@
 // read as it is: tensor cores see its first 11 bits, and only remainders are written beside the
 // stage. Where neighbours are rows of b, both are written, turned. Tensor cores sum the 32 k of a
 // stage from zero, remainders first; FADD adds that to the accumulators.
-//
-// LATE: while they do so, threads split the next stage.
+#pragma once
+#ifndef GENERATED
+#define IS_F32 1
+#define GROUPED 1
+#define LATE 1  // while tensor cores multiply, threads split the next stage
+#define MMA_TYPE "tf32"
+#define WGMMA_SIZES WGMMA(64)
+#endif  // GENERATED
+#include "common/wgmma.cuh"
+#include "gemm/multistage_sm80/mainloop_tf32.cuh"
 
 constexpr int PART_BYTES = BN * 128, PARTS_BYTES = (B_TRANS ? 2 : 1) * PART_BYTES;
 static_assert(WM == 16 && WARPS_N == 1 && WARPS_K == 1 && WARPS_M % 4 == 0 && TERMS == 3,
