@@ -5,6 +5,7 @@ taps in f32 round_up(IC / G, 4)."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -24,14 +25,17 @@ class Candidate(Protocol):
     """A kernel of convolutions: a module or an object."""
 
     @property
+    @abstractmethod
     def tiles(self) -> tuple[type, ...]:
         """Classes of its configurations."""
 
     def supports(self, r: Request) -> bool: ...
 
-    def prices(self, r: Request, pixels: int) -> Mapping[Any, float]:
+    @abstractmethod
+    def prices(self, r: Request, pixels: int, /) -> Mapping[Any, float]:
         """Clocks of the configurations for so many output pixels."""
 
+    @abstractmethod
     def emit(self, r: Request, tile: Any, active: DimLike) -> list[Kernel]:
         """active: 0 empties the grid."""
 
@@ -41,6 +45,7 @@ class FirstLayer(Protocol):
 
     def supports(self, r: Request) -> bool: ...
 
+    @abstractmethod
     def choose(self, r: Request) -> Iterable[tuple[Any, DimLike]]:
         """Configurations, and when each is used."""
 
