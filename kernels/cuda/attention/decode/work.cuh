@@ -36,7 +36,8 @@ struct Work {
     k = g.k + b * g.k_b + kv * g.k_h, v = g.v + b * g.v_b + kv * g.v_h;
     parts = SPLIT_KV ? gridDim.y : CLUSTER, part = SPLIT_KV ? blockIdx.y : blockIdx.x % CLUSTER;
   }
-  // The CTA's share of the keys that any of its rows sees.
+  // The CTA's share of the keys that any of its rows sees: here a sliding window would begin. How
+  // keys and values are read, caches of other types too, is a matter of the compute headers alone.
   METHOD void share_keys(const Attention& g) {
     int keys = CAUSAL ? 0 : g.Tk;
     if (CAUSAL)
