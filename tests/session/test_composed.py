@@ -15,12 +15,21 @@ RNG = np.random.default_rng(0)
 
 
 def _run(
-    op: str, inputs: dict[str, Any], stored: dict[str, Any], opset: int = 22, **attrs: Any
+    op: str,
+    inputs: dict[str, Any],
+    stored: dict[str, Any],
+    opset: int = 22,
+    known: bool = False,
+    **attrs: Any,
 ) -> tuple[Any, Any]:
-    """The provider's result, of inputs of unknown sizes, and ONNX Runtime's."""
+    """The provider's result, of inputs of unknown sizes but where they are said to be `known`, and
+    ONNX Runtime's.
+    """
     given = [
         helper.make_tensor_value_info(
-            k, helper.np_dtype_to_tensor_dtype(v.dtype), [f"{k}{a}" for a in range(v.ndim)]
+            k,
+            helper.np_dtype_to_tensor_dtype(v.dtype),
+            v.shape if known else [f"{k}{a}" for a in range(v.ndim)],
         )
         for k, v in inputs.items()
     ]
@@ -78,6 +87,33 @@ def test_global_lp_pool(shape: tuple[int, ...], p: int) -> None:
     got, peer = _run("GlobalLpPool", {"x": x}, {}, opset=13, p=p)
     np.testing.assert_allclose(got, want, rtol=1e-6)
     np.testing.assert_allclose(got, peer, rtol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        ((2, 3, 9), {"kernel_shape": [4], "strides": [2], "pads": [1, 2]}),
+        ((2, 5, 9, 8), {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1]}),
+        ((1, 17, 12, 13), {"kernel_shape": [3, 3], "strides": [2, 2], "dilations": [2, 1]}),
+    ],
+)
+def test_lp_pool(shape: tuple[int, ...], window: dict[str, list[int]], p: int) -> None:
+    x = _signal(*shape)
+    got, peer = _run("LpPool", {"x": x}, {}, opset=18, known=True, p=p, **window)
+    rank = len(shape) - 2
+    pads, strides = window.get("pads", [0] * 2 * rank), window.get("strides", [1] * rank)
+    spread = window.get("dilations", [1] * rank)
+    z = np.abs(x.astype(np.float64)) ** p
+    z = np.pad(z, [(0, 0)] * 2 + list(zip(pads[:rank], pads[rank:], strict=True)))
+    reach = [(k - 1) * d + 1 for k, d in zip(window["kernel_shape"], spread, strict=True)]
+    axes = tuple(range(2, rank + 2))
+    windows = np.lib.stride_tricks.sliding_window_view(z, reach, axes)
+    steps = [slice(None, None, s) for s in strides]
+    inner = [slice(None, None, d) for d in spread]
+    summed = windows[(slice(None), slice(None), *steps, *inner)].sum(tuple(a + rank for a in axes))
+    np.testing.assert_allclose(got, summed ** (1 / p), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(got, peer, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((3, 17), -1), ((2, 5, 7), 1), ((4, 3, 1), 0)])

@@ -203,7 +203,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
         T.POOL | T.SAME_TYPE | T.NARROW | T.IMAGE,
         f"{_WINDOW} ceil_mode count_include_pad",
     ),
-    ("LpPool", T.POOL | T.SAME_TYPE, None),
+    ("LpPool", T.POOL | T.SAME_TYPE, f"{_WINDOW} ceil_mode p"),
     ("GlobalAveragePool", T.GLOBAL_POOL | T.SAME_TYPE | T.NARROW, ""),
     ("GlobalMaxPool", T.GLOBAL_POOL | T.SAME_TYPE | T.EXACT | T.NARROW, ""),
     ("GlobalLpPool", T.GLOBAL_POOL | T.SAME_TYPE, "p"),

@@ -280,7 +280,10 @@ def test_windows_and_mel_weights_are_constants() -> None:
         }
         """,
         opset=18,
-        **{k: np.array(v) for k, v in (("n", 64), ("step", 16), ("bins", 20), ("rate", 8000))},
+        n=np.array(64),
+        step=np.array(16),
+        bins=np.array(20),
+        rate=np.array(8000),
         last=np.array([-1]),
         low=np.float32(0),
         high=np.float32(4000),

@@ -4,6 +4,7 @@ grids, reversed sequences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.contrib import counted
 from tracea_onnx.compiler.lower.ops.gemm import product
+from tracea_onnx.compiler.lower.ops.image import pool
 from tracea_onnx.compiler.lower.ops.movement import gather
 from tracea_onnx.compiler.lower.ops.norm import reduce
 from tracea_onnx.compiler.lower.ops.pointwise import cast, lower_expression
@@ -65,6 +67,23 @@ def global_lp_pool(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     attrs = {"axes": [*range(2, x.rank)], "keepdims": 1}
     reduce(ctx, Op(_norm_kind(op), op.label, op.inputs[:1], op.outputs, attrs, op.nodes))
+
+
+def lp_pool(ctx: Lowering, op: Op) -> None:
+    """The norm of windows: the root of the sum of powers, which is a mean of so many terms."""
+    x, name, squares = ctx.value(op.input(0)), op.outputs[0], _norm_kind(op) == "ReduceL2"
+    if op.attr("ceil_mode", 0):
+        raise Unsupported(f"LpPool '{op.label}' rounds up sizes; kernels divide by whole windows")
+    code = Code(("x",))
+    power = code.op("square" if squares else "abs", -1)
+    powers = _computed(ctx, f"{name}\0powers", {-1: x}, code, power)
+    attrs = {**op.attrs, "count_include_pad": 1}
+    mean = f"{name}\0mean"
+    pool(ctx, Op("AveragePool", op.label, (powers.name,), (mean,), attrs, op.nodes))
+    code = Code(("mean",))
+    total = code.op("mul", -1, code.const(math.prod(op.attr("kernel_shape"))))
+    out = code.op("sqrt", total) if squares else total
+    _computed(ctx, name, {-1: ctx.value(mean)}, code, out)
 
 
 def mean_variance(ctx: Lowering, op: Op) -> None:
@@ -200,6 +219,6 @@ def reverse_sequence(ctx: Lowering, op: Op) -> None:
 
 OPS = {
     "AffineGrid": affine_grid, "CastLike": cast_like, "GlobalLpPool": global_lp_pool,
-    "Hardmax": hardmax, "LpNormalization": lp_normalization,
+    "Hardmax": hardmax, "LpNormalization": lp_normalization, "LpPool": lp_pool,
     "MeanVarianceNormalization": mean_variance, "ReverseSequence": reverse_sequence,
 }  # fmt: skip
