@@ -38,11 +38,12 @@ constexpr bool WHOLE_TILES = false;       // N (or a bundle's columns) is a mult
 #define PARAMETERS                                                                                 \
   const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_w, T *y, i64 ldy, \
       int N, int IMAGES, int OH, int OW, i64 ldr
-// The wgmma of MANY columns.
-template <int COUNT>
-DEV void multiply(float (&)[COUNT], u64, u64, int) {}
+#define MMA_TYPE "f16"
+#define WGMMA_SIZES WGMMA(64)  // MANY
+
 #endif  // GENERATED
 #include "common/tma.cuh"
+#include "common/wgmma.cuh"
 #include "common/cluster_splitk.cuh"
 #include "common/epilogue_store.cuh"
 #if MIXED
@@ -170,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
 #pragma unroll
         for (int i = 0; i < blocks.value; i++) {
           const int at = kk / EACH * MANY;  // the first column of these channels
-          multiply(*(float (*)[MANY / 2])(sum[i] + at / 2), a + (begins[i] + kk * 2),
-                   b + (at * 8 + kk * 2), (started | kk % EACH) != 0);
+          wgmma(*(float (*)[MANY / 2])(sum[i] + at / 2), a + (begins[i] + kk * 2),
+                b + (at * 8 + kk * 2), (started | kk % EACH) != 0);
         }
     };
     for (int t = first + (WEIGHTS_RESIDENT ? w * step : 0); t < tiles;

@@ -17,8 +17,8 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import epilogue
-from ..common.instantiate import instantiate, ints, pointer, sizes
-from ..gemm import cluster_splitk_sm90, persistent_sm90, select
+from ..common.instantiate import instantiate, ints, pointer, sizes, wgmma
+from ..gemm import cluster_splitk_sm90
 from . import grouped, problem
 
 #: Pixels of a tile and taps at most where weights stay. Else: sums of a thread at most, stages of
@@ -331,10 +331,14 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
         (D.mul(grid, active), 1, 1),
         384,
         epilogue=epilogue.epilogue(flat, (ldr,), width=2),
-        macros={"SOURCE": 2, "Y_VECTOR": 1, "SPLIT": tile.split},
+        macros={
+            "SOURCE": 2,
+            "Y_VECTOR": 1,
+            "SPLIT": tile.split,
+            **wgmma(r.dtype, columns or tile.columns),
+        },
         constants=constants,
-        text=grouped.constants(r)
-        + persistent_sm90.multiply(columns or tile.columns, select.MMA_TYPE[r.dtype]),
+        text=grouped.constants(r),
         smem=tile.smem,
         cluster=tile.clustered,
     )

@@ -34,12 +34,13 @@ constexpr bool EARLY = true;                 // the weights are constant
 #define PARAMETERS                                                                         \
   const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, i64 x_cs, i64 x_rs, \
       i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
-// wgmma of BN columns.
-template <int COUNT>
-DEV void multiply(float (&)[COUNT], u64, u64, int) {}
+#define MMA_TYPE "f16"
+#define WGMMA_SIZES WGMMA(32)  // BN
+
 #endif  // GENERATED
 #include "common/epilogue_store.cuh"
 #include "common/hopper.cuh"
+#include "common/wgmma.cuh"
 
 constexpr int ALL8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8,
               FILTERS = STEPS * 2 * BN * 16, RINGS = PASSES > 1 ? 2 : 1, THREADS = 128 * GROUPS,
@@ -141,10 +142,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
       for (int s = 0; s < STEPS; s++)
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
-          multiply(own[i],
-                   a + (u64)(i * 64 + OFFSETS[2 * s]) +
-                       ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16),
-                   b + (u64)(s * (2 * NT * 8)), s != 0);
+          wgmma(own[i],
+                a + (u64)(i * 64 + OFFSETS[2 * s]) +
+                    ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16),
+                b + (u64)(s * (2 * NT * 8)), s != 0);
       multiply_commit();
       multiply_wait<0>();
 #pragma unroll

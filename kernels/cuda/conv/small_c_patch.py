@@ -13,8 +13,9 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
+from ..common.instantiate import wgmma
 from ..common.launch import spread
-from ..gemm import persistent_sm90, select
+from ..gemm import select
 from . import problem
 
 #: Input channels of one pass, units of k whose text stays small, output channels of a CTA, and
@@ -304,8 +305,8 @@ def emit(r: Request, tile: PatchTile, active: DimLike = 1) -> list[Kernel]:
             "BN": tile.columns,
         },
         width=2,
+        macros=wgmma(r.dtype, tile.columns),
         text=f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};\n"
-        + _unit_of(s, unit_of, transposed)
-        + persistent_sm90.multiply(tile.columns, select.MMA_TYPE[r.dtype]),
+        + _unit_of(s, unit_of, transposed),
         smem=spread(r, D.mul(blocks, across), _smem(s, tile)),
     )

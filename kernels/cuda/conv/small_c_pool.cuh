@@ -21,7 +21,7 @@
 #ifndef GENERATED
 #define WIDTH 2
 #include "common/instance.cuh"
-#define WGMMA 1        // products by wgmma, else by mma.sync
+#define WARPGROUPS 1   // products by wgmma, else by mma.sync
 #define POOL 0         // max pooling follows
 #define COPY 8         // bytes of a piece: 4, 8 or 16; 0: pixels one by one, through registers
 constexpr int IC = 3;  // input channels, at most 8
@@ -44,15 +44,16 @@ constexpr bool RELU = false;           // the activation, which follows the pool
   const T *x, const T *w, T *y, int IH, int IW, int OH, int OW, int OC, int PT, int PL, int H, \
       int W, int lines, i64 x_c, i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns,   \
       i64 r_cs, i64 r_rs, i64 r_ns
-// wgmma of BN columns, its A operand in registers.
-template <int COUNT>
-DEV void multiply(float (&)[COUNT][4], const u32 (&)[4], u64, int) {}
+#define MMA_TYPE "f16"
+#define WGMMA_SIZES WGMMA(64)  // BN
+
 #endif  // GENERATED
 #include "common/epilogue_store.cuh"
 #include "common/half2_max.cuh"
 #include "common/async_copy.cuh"
-#if WGMMA
+#if WARPGROUPS
 #include "common/hopper.cuh"
+#include "common/wgmma.cuh"
 #else
 #include "common/mma.cuh"
 #endif
@@ -74,15 +75,16 @@ constexpr bool IN_WORDS =
 constexpr int PIECES = COPY ? IC * WORDS * 4 / COPY : WORDS, TASKS = DOWN * SH * PIECES,
               TURNS = (TASKS + 127) / 128;
 constexpr int THREADS = 128 * TEAMS;
-constexpr int NT = BN / 8, WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16);  // bytes
+constexpr int NT = BN / 8, WEIGHT_PITCH = STEPS * 32 + (WARPGROUPS ? 0 : 16);  // bytes
 
 // Where word `pair` of unit u of a channel's weights lies: for wgmma 8 channels x 1 unit in 128
 // bytes, all channels of a unit together.
 DEV constexpr int weight_at(int oc, int u, int pair) {
-  return (WGMMA ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) + pair * 4;
+  return (WARPGROUPS ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) +
+         pair * 4;
 }
 
-#if WGMMA
+#if WARPGROUPS
 DEV void meet(int team) { sync_group(1 + team, 128); }
 #else
 DEV void meet(int) { __syncthreads(); }
@@ -123,15 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     for (int kh = 0; kh < KH; kh++)
 #pragma unroll
       for (int c = 0; c < CHANNELS; c++) {
-        const uint4 &v = taps[kh][0], &u = taps[kh][1];
-        const u32 first = c / 2 == 0   ? v.x
-                          : c / 2 == 1 ? v.y
-                          : c / 2 == 2 ? v.z
-                                       : v.w,
-                  second = c / 2 == 0   ? u.x
-                           : c / 2 == 1 ? u.y
-                           : c / 2 == 2 ? u.z
-                                        : u.w;
+        const u32 first = ((const u32*)&taps[kh][0])[c / 2],
+                  second = ((const u32*)&taps[kh][1])[c / 2];
         const u32 both =
             c % 2 ? __byte_perm(first, second, 0x7632) : __byte_perm(first, second, 0x5410);
         *(u32*)(place + weight_at(0, kh * ROW_UNITS + c * PAIRS / 4, c * PAIRS % 4)) =
@@ -225,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   if (UNITS % 2)
     for (int i = threadIdx.x; i < BN * 4; i += THREADS)
       *(u32*)(shared + weight_at(i / 4, UNITS, i % 4)) = 0;
-#if WGMMA
+#if WARPGROUPS
   visible_to_copies();
 #endif
 
@@ -293,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
 #pragma unroll
   for (int kh = 0; kh < KH - NEW; kh++)
     read_row(kh + NEW, ring + mine + (kh + LEAD) / SH * SLOT, (kh + LEAD) % SH);
-#if WGMMA
+#if WARPGROUPS
   if (TEAMS > 1 && team == TEAMS - 1) arrive_group(1 + TEAMS, 256);  // the first team begins
 #endif
   int slot = (GROUPS - 1) * SLOT;
@@ -319,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
       read_row(KH - NEW + line, ring + (mine + slot), SH - NEW + line);
     slot = step_up(slot);
     float sum[NT][4];
-#if WGMMA
+#if WARPGROUPS
     const u64 filter = (u64)(shared_address(shared) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
     if (TEAMS > 1)
       sync_group(1 + TEAMS + team,
@@ -327,8 +322,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     multiply_fence();
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
-      multiply(sum, {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]},
-               filter + s * (2 * NT * 8), s != 0);
+      wgmma(*(float (*)[BN / 2]) sum, {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]},
+            filter + s * (2 * NT * 8), s != 0);
     multiply_commit();
     if (TEAMS > 1 && (team < TEAMS - 1 || r + 1 < rows))
       arrive_group(1 + TEAMS + (team + 1) % TEAMS, 256);

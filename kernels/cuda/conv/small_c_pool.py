@@ -13,7 +13,7 @@ from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import epilogue
-from ..common.instantiate import ints, longs
+from ..common.instantiate import ints, longs, wgmma
 from ..common.launch import shared
 from ..gemm import select
 from . import problem
@@ -205,7 +205,7 @@ def _lines(r: Request, tile: PoolTile, height: DimLike, across: DimLike) -> DimL
 
 def emit(r: Request, tile: PoolTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
-    i, pooled, wgmma = r.ints, _pooled(r), r.arch == 90
+    i, pooled, warpgroups = r.ints, _pooled(r), r.arch == 90
     height, width = _size(r)
     down, columns = tile.teams * 4 // tile.across, -(-int(i["OC"]) // tile.columns)
     strips = D.ceildiv(width, tile.across * _results(r))
@@ -237,22 +237,11 @@ def emit(r: Request, tile: PoolTile, active: DimLike = 1) -> list[Kernel]:
         ],
         width=2,
         unread=("r_cs", "r_rs", "r_ns") if pooled else (),
-        macros={"WGMMA": wgmma, "POOL": pooled, "COPY": layout["COPY"]},
-        text=_multiply(tile.columns, select.MMA_TYPE[r.dtype]) if wgmma else "",
+        macros={
+            "WARPGROUPS": warpgroups,
+            "POOL": pooled,
+            "COPY": layout["COPY"],
+            **(wgmma(r.dtype, tile.columns) if warpgroups else {}),
+        },
         smem=_smem(r, tile),
-    )
-
-
-def _multiply(n: int, mma: str) -> str:
-    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`; `a` in registers, the
-    four of a warp's 16 rows.
-    """
-    count = n // 2
-    registers = ", ".join(f"%{k}" for k in range(count))
-    left = ", ".join(f"%{count + k}" for k in range(4))
-    outputs = ", ".join(f'"+f"(d[{k // 4}][{k % 4}])' for k in range(count))
-    return (
-        f'DEV void multiply(float (&d)[{n // 8}][4], const u32 (&a)[4], u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, {{{left}}}, %{count + 4}, p, 1, 1, 0;}}"\n'
-        f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));\n}}\n'
     )

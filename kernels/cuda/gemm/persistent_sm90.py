@@ -14,7 +14,6 @@ from tracea_onnx.ir.dims import DimLike
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer
-from ..common.templates import template
 from .sm90 import Problem, kernel, last_products, matrix
 
 _MAP = "const __grid_constant__ TensorMap"
@@ -395,12 +394,3 @@ def _clusters(t: HopperTile, sms: int) -> int:
     """That run at a time."""
     # some multiprocessors have less than three neighbours
     return max(1, sms // t.blocks if t.blocks < 4 else sms * 10 // 11 // t.blocks)
-
-
-def multiply(n: int, mma: str) -> str:
-    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`."""
-    return (
-        f'#define MMA_TYPE "{mma}"\n#define WGMMA_SIZES WGMMA({n})\n{template("common/wgmma")}'
-        "template <int COUNT>\nDEV void multiply(float (&d)[COUNT], u64 a, u64 b, int add) {\n"
-        "  wgmma(d, a, b, add);\n}\n"
-    )
