@@ -27,7 +27,6 @@ from tracea_onnx.runtime import device_caps
 
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter
-from ..common.instantiate import MMA_TYPE as MMA_TYPE
 from ..common.instantiate import instantiate, ints, wgmma
 from ..common.launch import even
 from ..cost import gemm as cost

@@ -67,7 +67,7 @@ def test_only_constants_are_read_through_the_texture_path(constant: frozenset[st
                 name,
                 k.symbol,
             )
-            assert set(shared) <= ({"w", "b", "bias"} if constant else set()), (
+            assert set(shared) <= ({"w", "b", "bias", "own_w"} if constant else set()), (
                 name,
                 k.symbol,
                 shared,
