@@ -133,6 +133,15 @@ def test_cast_like(kind: Any) -> None:
     np.testing.assert_array_equal(got, peer)
 
 
+@pytest.mark.parametrize(("source", "to"), [(np.float64, np.float32), (np.float32, np.float64)])
+def test_double_and_single_precision(source: Any, to: Any) -> None:
+    with np.errstate(over="ignore"):
+        x = np.array([[0.1, 1e300, -1e-300], [np.inf, np.nan, 2.0**24 + 1]]).astype(source)
+    got, peer = _run("Cast", {"x": x}, {}, to=int(helper.np_dtype_to_tensor_dtype(np.dtype(to))))
+    assert got.dtype == to
+    np.testing.assert_array_equal(got, peer)
+
+
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("size", [(2, 3, 5, 7), (1, 1, 1, 4), (2, 1, 3, 4, 5)])
 def test_affine_grid(size: tuple[int, ...], corners: int) -> None:

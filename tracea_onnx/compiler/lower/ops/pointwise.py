@@ -102,7 +102,9 @@ def lower_expression(
     """name = expr(inputs) with ONNX broadcasting."""
     shape = broadcast(ctx, *(v.shape for v in inputs))
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
-    if not (kinds_in | {kind_out}) <= INTEGERS | KERNEL_FLOATS:
+    # f32 holds what one of them becomes of the other
+    converts = not expr.code and kinds_in | {kind_out} == {DType.F32, DType.F64}
+    if not converts and not (kinds_in | {kind_out}) <= INTEGERS | KERNEL_FLOATS:
         raise Unsupported(
             f"no kernel computes on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}"
         )
