@@ -35,7 +35,7 @@ from tests.support.cuda.conv_shape import Conv
 from tests.support.cuda.trials import drawn, listed, move, products, rows, symbolic
 from tests.support.cuda.trials.symbolic import Sizes
 from tests.support.cuda.trials.trial import Tensors, Trial, check
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.ir.abi import DType
 
 F16 = DType.F16
@@ -184,7 +184,7 @@ def run(chosen: list[Case], args: argparse.Namespace, report: harness.Report) ->
         name = case.ours.name
         try:
             error, size, times = measure(case, args)
-        except Unfit as e:  # an operator that takes several kernels on such a device
+        except NoKernel as e:  # an operator that takes several kernels on such a device
             report.row(name, f"none: {e}")
             continue
         except Exception as e:

@@ -19,8 +19,8 @@ from typing import Any
 
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.backend import Backend, Probe, Properties
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
-from tracea_onnx.codegen.size_ranges import aligned, either, ranged
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
+from tracea_onnx.codegen.size_ranges import aligned, dispatch, ranged
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -43,12 +43,12 @@ Emit = Callable[[Request], list[Kernel]]
 
 
 def emit(request: Request) -> list[Kernel]:
-    """The kernels that compute one family launch; raises Unfit with a sentence when the backend has
-    none.
+    """The kernels that compute one family launch; raises NoKernel with a sentence when the backend
+    has none.
     """
     fn = families().get(request.family)
     if fn is None:
-        raise Unfit(f"the CUDA backend has no kernel for {request.family}")
+        raise NoKernel(f"the CUDA backend has no kernel for {request.family}")
 
     def chosen(r: Request) -> list[Kernel]:
         with kernel_choice.emitting(r), override(device_caps.present, r.caps):
@@ -59,7 +59,7 @@ def emit(request: Request) -> list[Kernel]:
         (use, ranged(numbered, chosen)) for use, numbered in kernel_choice.tuned_shapes(request)
     ]
     found = (
-        either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)])
+        dispatch([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)])
         if tuned
         else kernels
     )
@@ -69,7 +69,7 @@ def emit(request: Request) -> list[Kernel]:
                 f"the device, which has {request.caps.smem_block} for a block, and clusters "
                 f"of {request.caps.cluster}"
             )
-            raise Unfit(
+            raise NoKernel(
                 f"kernel '{k.symbol}' asks for {k.smem} bytes of shared memory and clusters of "
                 f"{k.cluster}: more than {device}"
             )
@@ -80,7 +80,7 @@ def emit(request: Request) -> list[Kernel]:
 def families() -> dict[str, Emit]:
     """Emitters by family, of all modules below this package. `FAMILIES` of a module has those that
     compute whatever a family asks. `KERNELS` has kernels for some of a family's requests: they are
-    asked first, and raise Unfit for the others.
+    asked first, and raise NoKernel for the others.
 
     The modules are imported here: a process that finds its packs compiled needs none.
     """
@@ -100,7 +100,7 @@ def _first(emitters: Sequence[Emit]) -> Emit:
 
     def fn(request: Request) -> list[Kernel]:
         for each in some:
-            with contextlib.suppress(Unfit):
+            with contextlib.suppress(NoKernel):
                 return each(request)
         return last(request)
 

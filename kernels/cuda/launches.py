@@ -9,7 +9,7 @@ from typing import Any
 from tracea_onnx.codegen.backend import Plan
 from tracea_onnx.codegen.kernel_request import (
     Argument,
-    Fault,
+    FaultWord,
     Float32,
     Int32,
     Int64,
@@ -48,7 +48,7 @@ def _argument(a: Argument, plan: Plan, places: Mapping[str, Ref | None]) -> list
         return ["l", plan.expr(a.value)]
     if isinstance(a, Float32):
         return ["f", a.value]
-    if isinstance(a, Fault):
+    if isinstance(a, FaultWord):
         return ["e"]
     pointer = a.pointer if isinstance(a, TensorMap) else a
     ref = places.get(pointer.operand)
@@ -66,6 +66,6 @@ def _argument(a: Argument, plan: Plan, places: Mapping[str, Ref | None]) -> list
         "buffer": place.buffer, "offset": plan.expr(place.offset), "dtype": int(a.dtype),
         "dims": [plan.expr(d) for d in a.dims],
         "strides": [plan.expr(d) for d in a.strides], "box": list(a.box), "swizzle": a.swizzle,
-        "im2col": im2col, "steps": list(a.steps),
-        "together": a.together,
+        "im2col": im2col, "steps": list(a.element_strides),
+        "together": a.l2_promotion,
     }]  # fmt: skip

@@ -21,7 +21,7 @@ from tests.support.cuda import driver, launch_case
 from tests.support.cuda import runner as R
 from tests.support.cuda.case import Case
 from tests.support.cuda.trials.trial import Trial, check
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.support import discovery
 
 #: Errors after which the context of a process is of no use.
@@ -59,7 +59,7 @@ class Gpu:
             return f"{name}: not run, the CUDA context was lost in {self.lost}"
         try:
             worst = run()
-        except Unfit:
+        except NoKernel:
             raise
         except Exception as e:
             if any(word in str(e) for word in _LOST):
@@ -98,7 +98,7 @@ class Gpu:
 
         try:
             _passes([self.run(trial.name, worst)])
-        except Unfit as e:  # an operator that takes several kernels on such a device
+        except NoKernel as e:  # an operator that takes several kernels on such a device
             pytest.skip(str(e))
 
     def maker(self, maker: Maker, *, few: bool = False) -> None:

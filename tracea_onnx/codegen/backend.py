@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir.dims import DimLike
@@ -89,10 +89,10 @@ class Backend(ABC):
         """What lowering must know of the device."""
 
     def emit(self, request: Request) -> Sequence[Launch]:
-        """The launches that compute one launch of another family. Raises Unfit with a sentence
+        """The launches that compute one launch of another family. Raises NoKernel with a sentence
         where there is none.
         """
-        raise Unfit(f"the backend '{self.name}' has no kernel for {request.family}")
+        raise NoKernel(f"the backend '{self.name}' has no kernel for {request.family}")
 
     def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
         """The blobs of the sources that launches have named (`Plan.code`). No device is needed.

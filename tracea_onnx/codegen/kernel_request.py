@@ -26,7 +26,7 @@ class Request:
     dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands:
     which of the family's operands are present. program: a pointwise/epilogue program in the Plan's
     form. Integer parameters may be symbolic; those that a kernel must know at compile time
-    (channels, head size) are plain ints in practice: raise `Unfit` when they are not. caps: what
+    (channels, head size) are plain ints in practice: raise `NoKernel` when they are not. caps: what
     `Backend.caps` says. unaligned: operands whose address is not known to be a multiple of 16 bytes
     (a channel slice of a concatenation, say); every other operand starts at one. constant: operands
     that no launch of a run writes, so that a kernel may read them before it waits for the one
@@ -60,7 +60,7 @@ class Request:
         return sorted({s for d in self.ints.values() for s in D.symbols(d)})
 
 
-class Unfit(Exception):
+class NoKernel(Exception):
     """The backend has no kernel for this request; the sentence says why (the node then stays with
     ORT).
     """
@@ -98,7 +98,7 @@ class Float32:
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultWord:
     """Address of the run's fault word: a kernel that meets an index out of range writes 1 there
     (`u32*`) and goes on safely.
     """
@@ -109,10 +109,10 @@ class TensorMap:
     """A CUtensorMap passed by value as `__grid_constant__`. Innermost dimension first, as
     cuTensorMapEncodeTiled takes it: `dims` in elements, `strides` in bytes for dims[1:], `box` in
     elements, `swizzle` 0/32/64/128. `im2col`: cuTensorMapEncodeIm2col's (lower corner, upper
-    corner, channels per pixel, pixels per column) with W, H order; box is then unused. `steps` are
-    element strides. `together`: bytes (64, 128 or 256) that L2 reads of memory when a copy needs
-    one of them. Products and convolutions are never slower with 128 than with 256, and up to 16 %
-    faster where rows cross lines of 128 bytes.
+    corner, channels per pixel, pixels per column) with W, H order; box is then unused.
+    `l2_promotion`: bytes (64, 128 or 256) that L2 reads from memory when a copy needs one of them.
+    GEMMs and convolutions are never slower with 128 than with 256, and up to 16 % faster where rows
+    cross lines of 128 bytes.
     """
 
     pointer: Pointer
@@ -122,11 +122,11 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 128
     im2col: tuple[tuple[int, ...], tuple[int, ...], int, int] | None = None
-    steps: tuple[int, ...] = ()
-    together: int = 128
+    element_strides: tuple[int, ...] = ()
+    l2_promotion: int = 128
 
 
-Argument = Pointer | Int32 | Int64 | Float32 | Fault | TensorMap
+Argument = Pointer | Int32 | Int64 | Float32 | FaultWord | TensorMap
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Kernels for ranges of a symbolic size.
 
-What a kernel should look like depends on sizes, and models are exported with a batch that is known
-when they run. `ranged` emits a request for a range of its symbol: within it `known` answers where
-the whole range agrees, `about` gives a number to choose by, and where the answer changes within the
-range, the range is divided there and each part emitted by itself. Neighbours that came out equal
-are one again; a kernel's grid is empty outside its range.
+The best kernel depends on sizes, and models are exported with a batch that only a run knows.
+`ranged` emits a request for a range of its symbol. Within the range `known` answers what holds for
+all of it, and `size_hint` gives a representative value for the cost model. Where an answer changes
+within the range, the range is divided there and each part is emitted by itself. Neighbouring parts
+with equal kernels are joined; the grid of a kernel is empty outside its range.
 """
 
 from __future__ import annotations
@@ -83,16 +83,15 @@ def known(d: DimLike) -> int | None:
     return None
 
 
-def settled(d: DimLike) -> DimLike:
+def resolve(d: DimLike) -> DimLike:
     """`d`, as a number where it is known."""
     number = known(d)
     return d if number is None else number
 
 
-def about(d: DimLike, usual: int) -> int:
-    """What to take for `d` when kernels are chosen, which must be right whatever it is: that of the
-    least size in the present range, since batches are powers of two more often than not; `usual`
-    without a range.
+def size_hint(d: DimLike, usual: int) -> int:
+    """Representative value of `d` for the choice of kernels: the lower bound of the present range;
+    `usual` without a range. It affects speed only: kernels must be right for every value.
     """
     if not isinstance(d, Dim):
         return int(d)
@@ -259,7 +258,7 @@ def aligned(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[K
     if [k.source for k in even] == [k.source for k in plain]:
         return plain
     use = D.product([D.equal(D.mod(D.symbol(s), unit), 0) for s in names])
-    return either([(use, even), (D.sub(1, use), plain)])
+    return dispatch([(use, even), (D.sub(1, use), plain)])
 
 
 def _replaced(kernel: Kernel, values: Mapping[str, DimLike]) -> Kernel:
@@ -326,7 +325,7 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
         choices.append(
             (above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above), kernels)
         )
-    return either(choices)
+    return dispatch(choices)
 
 
 def _names(request: Request, *, counting: bool) -> set[str]:
@@ -341,7 +340,7 @@ def _names(request: Request, *, counting: bool) -> set[str]:
 
 def _numbered(request: Request) -> Request:
     """With numbers for what a range of one size says; sizes as small may be none, then as it is."""
-    ints = {name: settled(d) for name, d in request.ints.items()}
+    ints = {name: resolve(d) for name, d in request.ints.items()}
     changed = [ints[name] for name, d in request.ints.items() if isinstance(d, Dim)]
     return (
         replace(request, ints=ints)
@@ -350,7 +349,7 @@ def _numbered(request: Request) -> Request:
     )
 
 
-def either(choices: Iterable[tuple[DimLike, list[Kernel]]]) -> list[Kernel]:
+def dispatch(choices: Iterable[tuple[DimLike, list[Kernel]]]) -> list[Kernel]:
     """The kernels of the one of them whose condition is 1 in a run; the others have empty grids."""
     out, room = list[Kernel](), list[DimLike]()
     for use, kernels in choices:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.backend import Backend, Launch, Properties
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.errors import TraceaError, UsageError
@@ -79,7 +79,7 @@ class Emitter:
         self._made: dict[tuple[object, ...], Sequence[Launch]] = {}
 
     def __call__(self, r: Request) -> Sequence[Launch]:
-        """Raises Unfit with a sentence when the backend has none."""
+        """Raises NoKernel with a sentence when the backend has none."""
         named = (
             tuple(sorted(r.ints.items())),
             tuple(sorted(r.floats.items())),
@@ -164,7 +164,7 @@ class BackendPlan(PlanBuilder):
         )
         try:
             launches = self._emit(request)
-        except Unfit as e:
+        except NoKernel as e:
             raise Unsupported(str(e)) from None
         if to is self._run:
             self._bound(family, refs, ints, dtype)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
-from tracea_onnx.codegen.size_ranges import either
+from tracea_onnx.codegen.size_ranges import dispatch
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs
-from ..common.launch import about, parameters
+from ..common.launch import parameters, size_hint
 from . import fa2, problem, simt
 from .decode import select
 from .decode.config import DecodeConfig
@@ -46,7 +46,7 @@ def attention(request: Request) -> list[Kernel]:
     if not isinstance(i["S"], Dim) or i["T"] is i["S"]:
         return _kernels(request)
     one = D.equal(i["S"], 1)  # a step of decoding
-    return either(
+    return dispatch(
         [(one, _kernels(replace(request, ints={**i, "S": 1}))), (D.sub(1, one), _kernels(request))]
     )
 
@@ -54,7 +54,7 @@ def attention(request: Request) -> list[Kernel]:
 def _kernels(request: Request) -> list[Kernel]:
     p = problem.problem(request)
     # where configurations are chosen for a range of a batch that is known at run time
-    batch = about(request.ints["B"], 0)
+    batch = size_hint(request.ints["B"], 0)
     sized = replace(request, ints={**request.ints, "B": batch}) if batch else request
     chosen = configs(sized, p)
     rows = select.as_rows(request)  # for configurations of many rows

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Float32, Int32, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Float32, Int32, Kernel, NoKernel, Pointer, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
@@ -65,7 +65,7 @@ def problem(request: Request) -> Problem:
     i = parameters(request)
     head, head_v = static(i["D"], "head size"), static(i["DV"], "head size")
     if not (0 < head <= _LARGEST_HEAD and 0 < head_v <= _LARGEST_HEAD):
-        raise Unfit(
+        raise NoKernel(
             f"attention heads of {head} and {head_v} elements (the CUDA kernels take 1 to "
             f"{_LARGEST_HEAD})"
         )

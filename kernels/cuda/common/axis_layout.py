@@ -9,7 +9,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
-from .launch import about, known, vector_width
+from .launch import known, size_hint, vector_width
 
 #: Bytes of slabs that a block has in shared memory, and the largest slab of which that many are
 #: worth it.
@@ -174,7 +174,7 @@ def clusters(request: Request, rows: DimLike, n: DimLike, usual: int = 0) -> tup
         min(
             1
             << max(
-                request.sms // max(about(rows, usual or request.sms // CLUSTER), 1), 1
+                request.sms // max(size_hint(rows, usual or request.sms // CLUSTER), 1), 1
             ).bit_length()
             - 1,
             16,

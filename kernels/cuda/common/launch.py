@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.codegen.kernel_request import Argument, Pointer, Request, Unfit
-from tracea_onnx.codegen.size_ranges import about as about
+from tracea_onnx.codegen.kernel_request import Argument, NoKernel, Pointer, Request
 from tracea_onnx.codegen.size_ranges import known as known
-from tracea_onnx.codegen.size_ranges import settled as settled
+from tracea_onnx.codegen.size_ranges import resolve as resolve
+from tracea_onnx.codegen.size_ranges import size_hint as size_hint
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
@@ -27,9 +27,9 @@ def parameters(request: Request) -> dict[str, DimLike]:
 
 
 def static(d: DimLike, what: str) -> int:
-    """`d` as a number; raises Unfit when it is symbolic."""
+    """`d` as a number; raises NoKernel when it is symbolic."""
     if isinstance(d, Dim):
-        raise Unfit(f"the CUDA kernel needs a fixed {what}, not {d!r}")
+        raise NoKernel(f"the CUDA kernel needs a fixed {what}, not {d!r}")
     return int(d)
 
 

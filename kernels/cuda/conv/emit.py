@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
@@ -64,7 +64,7 @@ def convolution(r: Request) -> list[Kernel]:
         if first.supports(r):
             return [k for tile, use in first.choose(r) for k in first.emit(r, tile, use)]
     if problem.planar(r):
-        raise Unfit("no kernel reads this image but channels-last")
+        raise NoKernel("no kernel reads this image but channels-last")
     found, phases = [c for c in CANDIDATES if c.supports(r)], problem.phases(r)
 
     def prices(rows: int) -> dict[Any, float]:
@@ -114,7 +114,7 @@ def _product(r: Request) -> list[Kernel]:
 def conv_pool(r: Request) -> list[Kernel]:
     reads = r.program is not None and (problem.reads_full(r) or problem.reads_rows(r))
     if reads or not small_c_pool.supports(r):
-        raise Unfit("no kernel pools the result of this convolution")
+        raise NoKernel("no kernel pools the result of this convolution")
     return [k for tile, use in small_c_pool.choose(r) for k in small_c_pool.emit(r, tile, use)]
 
 

@@ -7,8 +7,15 @@ from dataclasses import replace
 from functools import reduce
 from itertools import zip_longest
 
-from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer, Request, TensorMap, Unfit
-from tracea_onnx.codegen.size_ranges import either
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Kernel,
+    NoKernel,
+    Pointer,
+    Request,
+    TensorMap,
+)
+from tracea_onnx.codegen.size_ranges import dispatch
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import multiple_of
 
@@ -39,7 +46,7 @@ def of(product: Callable[[Request], list[Kernel]]) -> Callable[[Request], list[K
         if fits == 1 or not any(n is not None and n <= _APART for n in counts):
             return kernels
         parts = _parts(product, r, counts)
-        return parts if fits == 0 else either([(fits, kernels), (D.sub(1, fits), parts)])
+        return parts if fits == 0 else dispatch([(fits, kernels), (D.sub(1, fits), parts)])
 
     return divided
 
@@ -58,7 +65,7 @@ def _parts(
     many = 1 if counts[1] is None or counts[1] > _MOST else 0
     apart, count = counts[1 - many], r.ints[f"B{many}"]
     if apart is None or apart > _APART or (counts[many] or 0) > _MOST * _EACH:
-        raise Unfit(
+        raise NoKernel(
             f"a product of {r.ints['B0']} x {r.ints['B1']} matrices, of which a launch takes {_MOST} along each axis"
         )
     full, rest = D.floordiv(count, _EACH), D.mod(count, _EACH)

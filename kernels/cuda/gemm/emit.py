@@ -12,9 +12,9 @@ from tracea_onnx.codegen.kernel_request import (
     Int32,
     Int64,
     Kernel,
+    NoKernel,
     Pointer,
     Request,
-    Unfit,
 )
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -66,7 +66,7 @@ def rows_by_weight(
     stored = not r.ints.get("res_mode", 0) or sm90.able(r, (ldy, ldr), ("y", "res"))
     norms = folded_norm.normed(r) or folded_norm.measured(r)
     if norms and not (maps and stored):
-        raise Unfit("norms folded into a product of operands that are not aligned")
+        raise NoKernel("norms folded into a product of operands that are not aligned")
     y = epilogue.vector(r, "y", (ldy,))
     a, b = select.access(r, "x", ldx, 1), select.access(r, "w", ldw, 1)
     odd = select.odd(r, a, b, y)

@@ -16,9 +16,9 @@ from tracea_onnx.codegen.kernel_request import (
     Int32,
     Int64,
     Kernel,
+    NoKernel,
     Pointer,
     Request,
-    Unfit,
 )
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -217,7 +217,7 @@ def choose(
 
 
 def _launchable(costs: Prices) -> Prices:
-    """Without the tiles that the device cannot launch; raises Unfit where none is left."""
+    """Without the tiles that the device cannot launch; raises NoKernel where none is left."""
     device = device_caps.present.get()
     if device is None:
         return costs
@@ -227,7 +227,7 @@ def _launchable(costs: Prices) -> Prices:
         if device.launches(_smem(t), _cluster(t) if device.arch >= 90 else 1)
     }
     if costs and not found:
-        raise Unfit(
+        raise NoKernel(
             f"no tile fits a device with {device.smem_block} bytes of shared memory for a block and clusters of {device.cluster}"
         )
     return found
@@ -292,7 +292,7 @@ def access(
     return Access(size, gather=True)
 
 
-known = size_ranges.about
+known = size_ranges.size_hint
 
 
 def odd(r: Request, a: Access, b: Access, y: bool) -> Any | None:
@@ -431,7 +431,7 @@ def static(r: Request, name: str) -> int:
     """An integer parameter that a kernel must know at compile time."""
     value = r.ints.get(name, 0)
     if not isinstance(value, int):
-        raise Unfit(f"{r.family} with a symbolic {name}")
+        raise NoKernel(f"{r.family} with a symbolic {name}")
     return value
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import entry, floats, instance, ints, longs, pointer
-from ..common.launch import about, blocks, known, parameters, static
+from ..common.launch import blocks, known, parameters, size_hint, static
 from ..common.prelude import C_TYPES
 
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice,
@@ -97,7 +97,7 @@ def _lanes(request: Request) -> int:
     kh, kw = known(i["KH"]), known(i["KW"])
     if kh is None or kw is None or kh * kw < _WINDOW_FROM:
         return 1
-    results = about(
+    results = size_hint(
         D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)]),
         request.sms * _DIVIDE,
     )
@@ -129,7 +129,7 @@ def global_pool(request: Request) -> list[Kernel]:
     # As many threads across the channels as leave a CTA for each SM, but whole lines
     # of memory where they can.
     lanes = next(
-        (k for k in (32, 16, 8) if about(n, 1) * -(-c // (k * wide)) >= request.sms),
+        (k for k in (32, 16, 8) if size_hint(n, 1) * -(-c // (k * wide)) >= request.sms),
         2 if wide > 1 else 8,
     )
     lanes = _wider(request, lanes, wide, size)
@@ -185,7 +185,7 @@ def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
     memory, of which threads should read whole lines, and where there are few pixels.
     """
     n, c, size = (
-        about(request.ints["N"], 0),
+        size_hint(request.ints["N"], 0),
         static(request.ints["C"], "channel count"),
         request.dtype.size,
     )
@@ -210,7 +210,7 @@ def _clusters(request: Request, pixels: int | None, down: int, across: int) -> i
     """CTAs of a cluster that divide the pixels of a few images, of which each reads `down` at a
     time.
     """
-    n = about(request.ints["N"], 0)
+    n = size_hint(request.ints["N"], 0)
     if pixels is None or n == 0 or request.arch < 90:
         return 1
     rounds = -(-pixels // (_AHEAD * down))
@@ -235,7 +235,7 @@ def resize2d(request: Request) -> list[Kernel]:
     i = parameters(request)
     mode, coord, rounding = (static(i[k], f"resize {k}") for k in ("mode", "coord", "rounding"))
     if mode not in (0, 1):
-        raise Unfit(f"resize mode {mode}")
+        raise NoKernel(f"resize mode {mode}")
     call = f"resize<{'true' if mode else 'false'}, {coord}, {rounding}>(x, y, g,"
     return _resize(request, call, ("scale_h", "scale_w"), 16)
 
@@ -296,7 +296,7 @@ def lrn(request: Request) -> list[Kernel]:
     i = parameters(request)
     size = static(i["size"], "number of channels")
     if size > _MOST_CHANNELS:
-        raise Unfit(f"responses of {size} channels")
+        raise NoKernel(f"responses of {size} channels")
     given = [
         *ints({n: i[n] for n in ("N", "C", "H", "W")}),
         *floats({n: request.floats[n] for n in ("alpha", "beta", "bias")}),

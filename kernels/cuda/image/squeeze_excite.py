@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
@@ -117,7 +117,7 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
         or sums + pixel > request.caps.smem_block
         or not whole
     ):
-        raise Unfit("squeeze-excite that one launch cannot compute")
+        raise NoKernel("squeeze-excite that one launch cannot compute")
     held = max(
         1,
         min(

@@ -13,7 +13,7 @@ from tracea_onnx.plan.kernel_families import COPIES
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import constexprs, instance, ints, invoke, longs, pointer, unsigned
-from ..common.launch import WORDS, about, blocks, known, parameters, reciprocal, static
+from ..common.launch import WORDS, blocks, known, parameters, reciprocal, size_hint, static
 from ..common.prelude import C_TYPES
 from . import transpose
 
@@ -340,7 +340,7 @@ def _concatenation(
     word, wide, width, count = _WORDS[size], 16 // size, ends[-1], range(len(values))
     total = D.mul(rows, width)
     use, most = D.less(total, 1 << 31), _EACH[size]
-    each = max(min(-(-about(total, most * request.sms * 256) // (request.sms * 256)), most), 1)
+    each = max(min(-(-size_hint(total, most * request.sms * 256) // (request.sms * 256)), most), 1)
     pieces = _ahead(total, size)
     if (
         size in _FEW

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import instance, ints, invoke, pointer, unsigned
-from ..common.launch import WORDS, about, blocks, known, parameters, reciprocal, static
+from ..common.launch import WORDS, blocks, known, parameters, reciprocal, size_hint, static
 from ..common.prelude import C_TYPES
 
 #: Up to as many elements 16-byte pieces of rows that lie anywhere are not worth it.
@@ -52,7 +52,7 @@ def _gather(
         pointer(word, "y"),
         *ints({k: i[k] for k in ("outer", "n", "inner", "count")}),
         *sizes,
-        ("u32*", "fault", Fault()),
+        ("u32*", "fault", FaultWord()),
     ]
     return [
         instance(
@@ -74,7 +74,7 @@ def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
     many words.
     """
     lanes = next((n for n in (1, 2, 4, 8, 16) if n >= words), 32)
-    most = max(min(-(-about(total, _WORDS * sms * 8 * 256) // (sms * 8 * 256)), _WORDS), 1)
+    most = max(min(-(-size_hint(total, _WORDS * sms * 8 * 256) // (sms * 8 * 256)), _WORDS), 1)
     parts = -(-words // (lanes * most))
     return -(-words // (lanes * parts)), lanes, parts
 
@@ -180,7 +180,7 @@ def gather(request: Request) -> list[Kernel]:
 
 def _side_by_side(total: DimLike, sms: int) -> tuple[int, int]:
     """How many elements of a thread lie side by side, and how often it has as many."""
-    count = about(total, -1)
+    count = size_hint(total, -1)
     if count < 0:
         return 2, 2
     return (

@@ -4,7 +4,7 @@ and for indices as rows of one and zeros.
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -44,7 +44,7 @@ def _indexed(
         given += (longs if n[0] == "s" else ints)({n: i[n]})
     fields = ", ".join(f"{{{', '.join(f'{letter}{k}' for k in range(5))}}}" for letter in "nsm")
     body = f"{call}(from, idx, to, {''.join(f'{n}, ' for n in sizes)}Dims{{{fields}}}, fault);"
-    return _kernel(request, [*given, ("u32*", "fault", Fault())], body, units)
+    return _kernel(request, [*given, ("u32*", "fault", FaultWord())], body, units)
 
 
 def _along(request: Request, source: str, scatter: str) -> list[Kernel]:

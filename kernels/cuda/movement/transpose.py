@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
-from ..common.launch import WORDS, about, known
+from ..common.launch import WORDS, known, size_hint
 
 #: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where
 #: dims follow each other.
@@ -66,7 +66,7 @@ def transposed_dims(
         return None
     sides = ([last], [inner])
     for side, strides in zip(sides, (ys, xs), strict=True):
-        while (size := about(D.product([n[k] for k in side]), _TILE_FILL)) < _TILE_FILL:
+        while (size := size_hint(D.product([n[k] for k in side]), _TILE_FILL)) < _TILE_FILL:
             after = next(
                 (
                     k
@@ -106,7 +106,7 @@ def whole_tiles(elem: int, n: Sequence[DimLike], sides: Sides, sms: int) -> tupl
 
 def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tuple[int, int]:
     """Rows and columns of a tile (`transpose_block` of transpose.cuh)."""
-    height, width, outer = (about(d, 0) for d in (*sides, count))
+    height, width, outer = (size_hint(d, 0) for d in (*sides, count))
     if not height or not width:
         return 64, 64
 
@@ -133,7 +133,7 @@ def short_lines(
     """`copy_tiles`, where it is better than whole tiles of those sides, or than single elements if
     there are none.
     """
-    sizes = [about(size, 0) for size in n]
+    sizes = [size_hint(size, 0) for size in n]
     total, left, kept = math.prod(sizes), list(range(len(n) - 1, -1, -1)), 1
     if not total or 0 in xs or known(D.less(D.product(n), 1 << 31)) != 1:
         return None
@@ -196,7 +196,7 @@ def _lines(
         side.append(first)
         left.remove(first)
     for side, strides in zip(sides, (ys, xs), strict=True):
-        while about(D.product([n[d] for d in side]), 0) * kept * elem < 128:
+        while size_hint(D.product([n[d] for d in side]), 0) * kept * elem < 128:
             after = next(
                 (d for d in left if strides[d] == D.mul(n[side[-1]], strides[side[-1]])), None
             )

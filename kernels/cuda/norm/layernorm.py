@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
@@ -147,7 +147,7 @@ def _norm(
     operands += [pointer("T", o) for o in outputs]
     for size in sizes:  # elements of a tensor, or rows
         operands += (longs if size.endswith(("_o", "_i", "_ld")) else ints)({size: i[size]})
-    fault: list[Parameter] = [("u32*", "fault", Fault())] if "fault" in place else []
+    fault: list[Parameter] = [("u32*", "fault", FaultWord())] if "fault" in place else []
     # no tests for null
     present = [o for o in ("gamma", "beta", "skip") if o in places]
     assumed = f"__builtin_assume({' && '.join(present)});\n  " if present else ""

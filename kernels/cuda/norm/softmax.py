@@ -8,7 +8,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ..common import axis_layout
 from ..common.instantiate import instance, ints, invoke, pointer
-from ..common.launch import about, known, parameters
+from ..common.launch import known, parameters, size_hint
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest CTA has the
 #: row; half of it in other CTAs.
@@ -230,7 +230,7 @@ def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
         share = min(
             1
             << max(
-                request.sms // max(about(units, request.sms // axis_layout.CLUSTER), 1), 1
+                request.sms // max(size_hint(units, request.sms // axis_layout.CLUSTER), 1), 1
             ).bit_length()
             - 1,
             16,

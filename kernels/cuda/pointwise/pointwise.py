@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.compiler.lower.axes import merge_dims
 from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL
 from tracea_onnx.compiler.lower.value import contiguous
@@ -118,7 +118,7 @@ def _kernel(
 ) -> list[Kernel]:
     program = request.program
     if program is None:
-        raise Unfit("a pointwise kernel without a program")
+        raise NoKernel("a pointwise kernel without a program")
     operands = [*inputs, out]
     rows = merge_dims(shape, [o.strides for o in operands]) or [(1, [1] * len(operands))]
     n = [r[0] for r in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -13,7 +13,7 @@ from tracea_onnx.ir.dims import DimLike
 from ..common import axis_layout
 from ..common.epilogue import Parameter
 from ..common.instantiate import entry, instance, ints, invoke, pointer
-from ..common.launch import about, known, parameters, static
+from ..common.launch import known, parameters, size_hint, static
 from ..common.prelude import C_TYPES
 from . import columns
 
@@ -249,7 +249,7 @@ class _Reduction:
         size = self.element.size
         n, inner = (known(d) or 0 for d in self.sizes[1:])
         outer, sms = self.sizes[0], self.request.sms
-        given = about(outer, -1)
+        given = size_hint(outer, -1)
         count = sms * _UNKNOWN if given < 0 else given
         if (
             not self.aligned
@@ -300,7 +300,8 @@ class _Reduction:
             return 1, 0
         share, length = (
             min(
-                1 << max(sms // max(about(tiles, sms // _CLUSTER), 1), 1).bit_length() - 1, _CLUSTER
+                1 << max(sms // max(size_hint(tiles, sms // _CLUSTER), 1), 1).bit_length() - 1,
+                _CLUSTER,
             ),
             known(n),
         )
@@ -350,7 +351,7 @@ def reduce(request: Request) -> list[Kernel]:
             request, "reduce", f"Fold<{kind}>", dtype, "T", 8 if kind == "kLogSumExp" else 4, 1
         ).kernels()
     if dtype not in (DType.I64, DType.I32) or kind not in ("kSum", "kMax", "kMin", "kProd"):
-        raise Unfit(f"a reduction of kind {kind[1:]} over {dtype.name}")
+        raise NoKernel(f"a reduction of kind {kind[1:]} over {dtype.name}")
     e = C_TYPES[dtype]
     return _Reduction(request, "reduce", f"FoldInt<{kind}, {e}>", dtype, e, dtype.size, 1).kernels()
 
@@ -358,7 +359,7 @@ def reduce(request: Request) -> list[Kernel]:
 def argmax(request: Request) -> list[Kernel]:
     dtype = _element(request)
     if dtype not in (*_FLOATS, DType.I64, DType.I32):
-        raise Unfit(f"an argmax over {dtype.name}")
+        raise NoKernel(f"an argmax over {dtype.name}")
     flags = ", ".join("true" if parameters(request)[k] else "false" for k in ("min", "last"))
     # an empty axis has no extremum
     some = axis_layout.negated(D.equal(parameters(request)["n"], 0))

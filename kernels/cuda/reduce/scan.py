@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -34,7 +34,7 @@ def cumsum(request: Request) -> list[Kernel]:
     i = parameters(request)
     dtype = DType(static(i["dtype"], "element type"))
     if dtype not in (*_FLOATS, DType.I64, DType.I32):
-        raise Unfit(f"running sums over {dtype.name}")
+        raise NoKernel(f"running sums over {dtype.name}")
     outer, n, inner = i["outer"], i["n"], i["inner"]
     small = axis_layout.in_slabs(dtype, n, inner, aligned=False)
     rest = axis_layout.negated(small)

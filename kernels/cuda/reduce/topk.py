@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracea_onnx.codegen.kernel_request import Fault, Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -59,7 +59,7 @@ class _Top:
             pointer(e, "y"),
             pointer("i64", "at", "indices"),
             *longs({"rows": self.rows, "n": self.n, "inner": self.inner}),
-            ("u32*", "fault", Fault()),
+            ("u32*", "fault", FaultWord()),
             *more,
         ]
         return instance(
@@ -92,7 +92,7 @@ class _Top:
             call = invoke("top_warps", by_warps, "x, y, indices, rows, n, inner, fault")
             return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
         if k > _MOST:
-            raise Unfit(f"the {k} first of a row, of which a block sorts {_MOST}")
+            raise NoKernel(f"the {k} first of a row, of which a block sorts {_MOST}")
         size = max(_power(n if n is not None and n <= _SORTED else k), 8)
         looks = 1024 if n is None else 0 if n <= size else _power(n // 4)
         threads = min(max(looks, size // 8, 64), 1024)
@@ -121,9 +121,9 @@ def topk(request: Request) -> list[Kernel]:
     i = parameters(request)
     dtype = DType(static(i["dtype"], "type"))
     if dtype not in (DType.F32, DType.F16, DType.BF16, DType.I32):
-        raise Unfit(f"the first of a row of {dtype.name}")
+        raise NoKernel(f"the first of a row of {dtype.name}")
     if (known(i["n"]) or 0) >> 31:
-        raise Unfit(f"the first of a row of {i['n']} elements")
+        raise NoKernel(f"the first of a row of {i['n']} elements")
     return _Top(
         request, dtype, static(i["k"], "number of results"), i["outer"], i["n"], i["inner"]
     ).kernels()

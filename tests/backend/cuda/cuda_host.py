@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.cpp import library
-from tracea_onnx.codegen.kernel_request import Fault, Float32, Int32, Int64, Kernel, Pointer
+from tracea_onnx.codegen.kernel_request import FaultWord, Float32, Int32, Int64, Kernel, Pointer
 from tracea_onnx.ir.dims import evaluate
 from tracea_onnx.support import discovery
 
@@ -179,7 +179,7 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
             values.append(ctypes.c_int64(evaluate(a.value, {})))
         elif isinstance(a, Float32):
             values.append(ctypes.c_float(a.value))
-        elif isinstance(a, Fault):
+        elif isinstance(a, FaultWord):
             values.append(ctypes.c_uint64(ctypes.addressof(fault)))
         else:
             assert isinstance(a, Pointer)

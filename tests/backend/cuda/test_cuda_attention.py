@@ -15,7 +15,7 @@ import pytest
 
 from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import attention, compile_kernels, copied
-from tracea_onnx.codegen.kernel_request import Kernel, Request, TensorMap, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request, TensorMap
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import evaluate, symbol
 from tracea_onnx.support import discovery
@@ -326,7 +326,7 @@ def test_tiles_fit_short_sequences(
 def test_copies_read_no_more_than_they_bring() -> None:
     """A row of 64 elements of one head lies beside another head's."""
     assert {
-        a.together for a in _kernel(attention(DType.F16, 64)).args if isinstance(a, TensorMap)
+        a.l2_promotion for a in _kernel(attention(DType.F16, 64)).args if isinstance(a, TensorMap)
     } == {128}
 
 
@@ -359,13 +359,13 @@ def test_one_tile_runs_whatever_the_sizes(d: int, causal: int) -> None:
 
 @pytest.mark.parametrize(("d", "dv"), [(0, 64), (64, 257), (300, 64)])
 def test_head_sizes_out_of_range_are_refused(d: int, dv: int) -> None:
-    with pytest.raises(Unfit, match="heads of"):
+    with pytest.raises(NoKernel, match="heads of"):
         cuda.emit(attention(DType.F16, d, dv=dv))
 
 
 def test_symbolic_heads_are_refused() -> None:
     r = attention(DType.F16, 64)
-    with pytest.raises(Unfit, match="fixed head size"):
+    with pytest.raises(NoKernel, match="fixed head size"):
         cuda.emit(
             Request(
                 r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, r.caps

@@ -17,7 +17,7 @@ from tests.backend.cuda.cuda_requests import (
     request,
 )
 from tests.golden import record
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir import dims as D
@@ -87,7 +87,7 @@ def test_kernels_fit_the_device(device: str, requests: list[tuple[str, Request]]
     for name, r in requests:
         try:
             check_kernels(emit(replace(r, caps=found)), found)
-        except Unfit as e:
+        except NoKernel as e:
             refused.append((name, str(e)))
     # What other reasons refuse (squeeze-excite before sm_90) is not of the device's limits.
     assert not [why for why in refused if "bytes of shared memory" in why[1]]
@@ -155,7 +155,7 @@ def test_models_run_whole_on_other_devices(name: str, device: str) -> None:
 def test_what_fits_nothing_is_refused_with_the_sizes() -> None:
     none = replace(usual(90), smem_block=16 * 1024)
     with pytest.raises(
-        Unfit,
+        NoKernel,
         match=r"16384 bytes of shared memory for a block|asks for \d+ bytes of shared memory and "
         r"clusters of \d+: more than .* 16384",
     ) as e:

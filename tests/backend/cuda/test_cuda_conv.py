@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.backend.cuda.cuda_requests import check_kernels, compile_kernels, request
-from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import bundled_groups, packed_elements, widened_elements
@@ -153,7 +153,7 @@ def test_what_cannot_be_pooled() -> None:
         pooled(DType.F16, 4, 3, (3, 3), G=2),
         pooled(DType.F16, 3, 3, (3, 3), DH=2),
     ):
-        with pytest.raises(Unfit, match="pools"):
+        with pytest.raises(NoKernel, match="pools"):
             cuda.emit(r)
     compile_kernels(cuda.emit(replace(gated, ints={**gated.ints, "o0_kind": 1})), 90)
 
@@ -221,7 +221,7 @@ def test_im2col_maps() -> None:
     )
     lower, upper, channels, pixels = maps[0].im2col
     assert (lower, upper, channels) == ((-1, -1), (-2, -2), 64) and pixels % 8 == 0
-    assert maps[0].steps == (1, 2, 2, 1)
+    assert maps[0].element_strides == (1, 2, 2, 1)
 
 
 def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:

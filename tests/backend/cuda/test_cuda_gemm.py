@@ -16,7 +16,7 @@ from tests.backend.cuda.cuda_requests import (
     kernels_of,
     request,
 )
-from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import evaluate, multiple_of
@@ -168,7 +168,9 @@ def test_results_of_many_tiles_leave_by_tma() -> None:
 
 
 def test_only_kernels_that_read_through_tensor_maps_know_of_norms() -> None:
-    with pytest.raises(Unfit, match="norms folded into a product of operands that are not aligned"):
+    with pytest.raises(
+        NoKernel, match="norms folded into a product of operands that are not aligned"
+    ):
         cuda.emit(gemm_norm(DType.F16, 64, "x", unaligned=("x",)))
 
 
@@ -522,13 +524,13 @@ def test_more_matrices_than_a_grid_has_places_for(dtype: DType, m: int, n: int, 
         for o, b in moved.items()
         if b != {"a": m * k, "b": k * n, "y": m * n}[o] * whole * dtype.size
     } == {} and "y" in moved
-    with pytest.raises(Unfit, match="17 x 65536 matrices"):
+    with pytest.raises(NoKernel, match="17 x 65536 matrices"):
         kernels(17, whole)
 
 
 def test_sizes_the_kernels_cannot_take() -> None:
     r = gemm(DType.F16, 8, 8, 8)
-    with pytest.raises(Unfit, match="symbolic K"):
+    with pytest.raises(NoKernel, match="symbolic K"):
         cuda.emit(
             request("gemm", DType.F16, {**r.ints, "K": D.symbol("k")}, operands=("x", "w", "y"))
         )

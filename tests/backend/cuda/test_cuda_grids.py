@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.backend.cuda.cuda_requests import request
 from tracea_onnx.codegen.backend import Launch
-from tracea_onnx.codegen.kernel_request import Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Int64, Kernel, NoKernel, Pointer, Request
 from tracea_onnx.codegen.size_ranges import ranged
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
@@ -342,7 +342,7 @@ def test_too_many_matrices_along_both_axes_are_refused() -> None:
         operands=("a", "b", "y"),
     )
     with pytest.raises(
-        Unfit,
+        NoKernel,
         match="a product of 17 x 70000 matrices, of which a launch takes 65535 along each axis",
     ):
         divided(r)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.backend.cuda.cuda_requests import compile_kernels, request, running
-from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, NoKernel, Pointer, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.plan.kernel_families import weight_pitch
@@ -179,7 +179,7 @@ def test_squeeze_excite_needs_clusters_and_vectors() -> None:
         _excite(DType.F16, 32, 8, 112, x_cs=33),
         _excite(DType.F16, 4096, 1024, 3),
     ):
-        with pytest.raises(Unfit, match="one launch"):
+        with pytest.raises(NoKernel, match="one launch"):
             cuda.emit(r)
 
 
@@ -264,7 +264,7 @@ def test_every_eight_channels_of_a_resized_image_have_threads() -> None:
 
 
 def test_other_modes_of_resizing_have_no_kernel() -> None:
-    with pytest.raises(Unfit, match="mode 2"):
+    with pytest.raises(NoKernel, match="mode 2"):
         cuda.emit(
             request(
                 "resize2d",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.backend.cuda.cuda_requests import compile_kernels, request
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.ir.abi import I64_OPCODES, OPCODES, DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.ir.expr import Expr, Instr
@@ -159,5 +159,5 @@ def test_pad_channels_make_an_image_one_run() -> None:
 
 
 def test_a_program_is_needed() -> None:
-    with pytest.raises(Unfit, match="without a program"):
+    with pytest.raises(NoKernel, match="without a program"):
         cuda.emit(request("pointwise", DType.F32, {"n5": 3, "y_dtype": 1}, operands=("y",)))

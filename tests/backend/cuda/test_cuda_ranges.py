@@ -109,7 +109,7 @@ def test_scratch_memory_is_enough_for_every_size() -> None:
 
 def test_no_size_is_left_out_or_served_twice() -> None:
     def emit(r: Any) -> list[Kernel]:
-        size = size_ranges.about(r.ints["outer"], 0)
+        size = size_ranges.size_hint(r.ints["outer"], 0)
         few = size_ranges.known(D.less(D.mul(r.ints["outer"], 7), 1000))
         return [Kernel(f"{size.bit_length() // 3} {few}", "k", (r.ints["outer"], 1, 1), 32, ())]
 
@@ -141,7 +141,7 @@ def test_no_range_outlives_its_request() -> None:
     kernels = size_ranges.ranged(
         request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit
     )
-    assert size_ranges.known(N) is None and size_ranges.about(N, 77) == 77
+    assert size_ranges.known(N) is None and size_ranges.size_hint(N, 77) == 77
     for n in (1, 7, 8, 99, 100, 127, 4096, 1 << 20):
         (k,) = running(kernels, n=n)
         assert k.source.endswith(str(int(n < 100)))

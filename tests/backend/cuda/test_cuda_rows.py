@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.backend.cuda.cuda_requests import compile_kernels, request, running
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
@@ -629,7 +629,7 @@ def test_launches_overlap_on_hopper_only() -> None:
 
 
 def test_integer_means_have_no_kernel() -> None:
-    with pytest.raises(Unfit, match="Mean"):
+    with pytest.raises(NoKernel, match="Mean"):
         cuda.emit(
             request(
                 "reduce",

@@ -15,7 +15,7 @@ import pytest
 
 from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import compile_kernels, request
-from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
@@ -195,5 +195,5 @@ def test_which_kernels() -> None:
     )
     assert of(672000, 300) == [("top_parts", 1024), ("top_rows", 1024)]
     assert len(cuda.emit(_request(300, 30000, 1, 10))) == 1  # rows enough for all multiprocessors
-    with pytest.raises(Unfit, match="the 9000 first of a row"):
+    with pytest.raises(NoKernel, match="the 9000 first of a row"):
         cuda.emit(_request(3, 10000, 1, 9000))

@@ -18,7 +18,7 @@ from tests.backend.cuda.ptx import every_block_waits
 from tests.backend.cuda.test_cuda_narrow import Shape
 from tests.backend.cuda.test_cuda_narrow import _request as windows
 from tests.golden.record import FAMILIES
-from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support import discovery
 
@@ -92,7 +92,7 @@ def _of_every_kind() -> Iterator[Kernel]:
         for constant in (frozenset[str](), frozenset({"w", "bias"})):
             try:
                 kernels = cuda.emit(replace(r, constant=constant))
-            except Unfit:
+            except NoKernel:
                 continue
             for k in kernels:
                 switches = re.findall(

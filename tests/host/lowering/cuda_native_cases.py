@@ -163,7 +163,7 @@ def tensor_map(im2col: bool = False) -> HandPlan:
             Pointer("x"), F32, (8, 1, 1, rows), (32, 32, 32), (), 128, window, (1, 2, 2, 1)
         )
     else:
-        argument = TensorMap(Pointer("x"), F32, (8, rows), (32,), (8, 4), 32, together=256)
+        argument = TensorMap(Pointer("x"), F32, (8, rows), (32,), (8, 4), 32, l2_promotion=256)
     b.kernel("from_map", [argument, y, Int32(D.mul(rows, 8))], rows)
     b.finish_output("y", F32, [rows, 8])
     return b

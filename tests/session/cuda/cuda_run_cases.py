@@ -37,7 +37,7 @@ from tests.session.cuda.cuda_session import (
 )
 from tests.session.provider.provider_plans import Entries, key, model
 from tracea_onnx import provider
-from tracea_onnx.codegen.kernel_request import Fault, Int32
+from tracea_onnx.codegen.kernel_request import FaultWord, Int32
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.graph import Graph
 
@@ -160,7 +160,7 @@ def checked_plan(graph: Graph) -> Entries:
     b.define_symbol("n", 0, 0)
     n = D.symbol("n")
     u, y = b.add_output("u"), b.add_output("y")
-    b.kernel("check", [x, Int32(n), Fault()])
+    b.kernel("check", [x, Int32(n), FaultWord()])
     b.kernel("mul", [x, x, u, Int32(n)])
     b.kernel("mul", [u, x, y, Int32(n)])
     b.finish_output("u", F32, [n])

@@ -164,12 +164,12 @@ def tensor_map(t: TensorMap, address: int, env: dict[str, int]) -> Any:
         (C.c_uint64 * rank)(*sizes),
         (C.c_uint64 * max(rank - 1, 1))(*[evaluate(s, env) for s in t.strides]),
     )
-    steps = (C.c_uint32 * rank)(*(t.steps or [1] * rank))
+    steps = (C.c_uint32 * rank)(*(t.element_strides or [1] * rank))
     where, kind, swizzle, promotion = (
         C.addressof(out),
         _MAP_TYPES[t.dtype],
         _SWIZZLE[t.swizzle],
-        _PROMOTION[t.together],
+        _PROMOTION[t.l2_promotion],
     )
     if t.im2col is None:
         box = (C.c_uint32 * rank)(*t.box)

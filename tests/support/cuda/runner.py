@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.support.cuda import driver as driver
 from tracea_onnx.codegen.kernel_request import (
-    Fault,
+    FaultWord,
     Float32,
     Int32,
     Int64,
@@ -261,7 +261,7 @@ def call_of(
             values.append(C.c_int64(evaluate(a.value, env)))
         elif isinstance(a, Float32):
             values.append(C.c_float(a.value))
-        elif isinstance(a, Fault):
+        elif isinstance(a, FaultWord):
             address, word = allocate(4, 0)
             launch.keep.append(word)
             values.append(C.c_uint64(address))

@@ -427,7 +427,9 @@ def _map(
     i = parameters(request)
     strides = tuple(D.mul(i[f"{operand}_{a}"], 2) for a in "shb")
     dims = (size, rows, heads, i["B"])
-    tensor = TensorMap(Pointer(place), request.dtype, dims, strides, (64, box, 1, 1), together=l2)
+    tensor = TensorMap(
+        Pointer(place), request.dtype, dims, strides, (64, box, 1, 1), l2_promotion=l2
+    )
     return "const __grid_constant__ TensorMap", f"map_{operand}", tensor
 
 

@@ -16,7 +16,7 @@ from tracea_onnx.ir.dims import DimLike
 
 from ...common.epilogue import Parameter
 from ...common.instantiate import ints, pointer, sizes
-from ...common.launch import about, known, settled
+from ...common.launch import known, resolve, size_hint
 from ...gemm import select
 from .. import problem
 from ..problem import window
@@ -46,18 +46,18 @@ def convolution(r: Request) -> list[Kernel]:
         isinstance(i["OH"], int) and isinstance(i["OW"], int)
     ):
         return _of_any_size(r)
-    batch = about(i["N"], -1)
+    batch = size_hint(i["N"], -1)
     usual = _BATCHES[-1] if batch < 0 else batch
     if next(_divisions(r, usual), None) is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
         many = (
             1
             if kh * kw > _LARGE
-            else settled(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
+            else resolve(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
         )
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
-        many = settled(_many(r))
+        many = resolve(_many(r))
         tile = choose(r, usual) if many != 0 else None
         kernels = (
             [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)]
@@ -84,7 +84,7 @@ def _of_any_size(r: Request) -> list[Kernel]:
 
     def price(m: int) -> dict[Strips | None, float]:
         costs: dict[Strips | None, float] = {}
-        for t, cost in _divisions(r, about(r.ints["N"], 1)):
+        for t, cost in _divisions(r, size_hint(r.ints["N"], 1)):
             some = replace(t, lines=0)
             costs[some] = min(cost, costs.get(some, cost))
         return costs or {None: 0.0}
@@ -186,7 +186,7 @@ def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
 def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     i, (kh, kw, sh, sw, dh, dw) = r.ints, window(r)
     oh, ow, ih, iw = (
-        d if isinstance(d, int) and d else about(d, 56) or 56
+        d if isinstance(d, int) and d else size_hint(d, 56) or 56
         for d in (i["OH"], i["OW"], i["IH"], i["IW"])
     )
     top = i["PT"] if isinstance(i["PT"], int) else 0
