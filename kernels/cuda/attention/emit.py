@@ -1,5 +1,6 @@
 """CUDA kernels for attention: decoding kernels where query rows are few, else FlashAttention-3 on
-Hopper, FlashAttention-2 for 16-bit operands elsewhere, and for f32 3xTF32 or FFMA."""
+Hopper, FlashAttention-2 for 16-bit operands elsewhere, and for f32 3xTF32 or FFMA.
+"""
 
 from __future__ import annotations
 

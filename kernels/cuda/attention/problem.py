@@ -25,7 +25,8 @@ _COMBINING, _AT_ONCE = 128, 8
 class Problem:
     """What of an attention launch is known when its kernel is made. head, head_v: elements of a row
     of q and k, of v and y; rows_masked: whether rows have masks of their own; mask_step: a power of
-    two of elements of which mask rows begin at multiples (0: their elements are not contiguous)."""
+    two of elements of which mask rows begin at multiples (0: their elements are not contiguous).
+    """
 
     head: int
     head_v: int
@@ -103,7 +104,8 @@ def kernel(
 ) -> Kernel:
     """The kernel of <header>.cuh. places: where an operand lies that is not read where it
     came from; maps, last: parameters in front of and behind `OPERANDS` of `problem.cuh`; others: of
-    `instantiate`."""
+    `instantiate`.
+    """
     i = parameters(request)
     types = {"mask": "const void*", "y": "T*"}
     given = [
@@ -130,7 +132,8 @@ def blocks(request: Request, rows: int) -> DimLike:
 
 def cap_occupancy(request: Request, smem: int, blocks: DimLike, cluster: int = 1) -> int:
     """Shared memory with which an SM holds no more than its share of so many CTAs: with room for
-    more, those of the next launch come where the first of this one leave, several on one SM."""
+    more, those of the next launch come where the first of this one leave, several on one SM.
+    """
     if not overlapped(request):
         return smem
     here, most = 1, clustered(request.sms, cluster)
@@ -161,7 +164,8 @@ def divided(
 ) -> list[tuple[int, DimLike]]:
     """Into how many shares, each for a CTA of a cluster, the keys of `count` tiles are divided so
     that the device is filled and a share has `least` keys; with each number whether it is the one
-    for the sizes of a run. most: the numbers to choose from, from one up."""
+    for the sizes of a run. most: the numbers to choose from, from one up.
+    """
     fits: list[DimLike] = [1]
     for n in most[1:]:
         fills = D.less(D.mul(count, n), 2 * clustered(request.sms, n) + 1)
@@ -182,7 +186,8 @@ def combine(
 ) -> Kernel:
     """Combines the partial results at `place` that `blocks` CTAs have of `count` items of `rows`
     rows, at most `most` of each item. Threads beside each other have the pieces of some columns of
-    a row, each group of them at most _AT_ONCE of the parts where a CTA has room for the groups."""
+    a row, each group of them at most _AT_ONCE of the parts where a CTA has room for the groups.
+    """
     piece = 4 if p.head_v % 4 == 0 else 1
     groups = min(16, _power_of_two(-(-most // _AT_ONCE)))
     across = min(_power_of_two(-(-p.head_v // piece)), max(8, _COMBINING // groups))

@@ -71,7 +71,8 @@ class SimtConfig:
 
 def _cycles(request: Request, p: Problem, c: SimtConfig, sizes: dict[str, int]) -> float:
     """About how many a launch takes. Shared memory hands a warp 16 bytes per thread in four, also
-    where threads read the same; an SM multiplies four warps' numbers in one."""
+    where threads read the same; an SM multiplies four warps' numbers in one.
+    """
     rows, keys, groups = c.rows, c.keys, -(-p.head_v // 64)
     scores = -(-p.head // 4) * max(4 * (rows + keys), rows * keys)
     values = 4 * keys * max(4 * (rows + 4 * groups), 4 * rows * groups)
@@ -135,7 +136,8 @@ def _many(request: Request, p: Problem, keys: int) -> Chosen:
 def _by_count(request: Request, large: Tf32Config, small: Tf32Config, count: DimLike) -> Chosen:
     """By how many of the large tiles there are: these, with the keys divided where there are some,
     else small ones whose warps divide them, with these divided again where they are few. Where
-    there is one tile of keys, and few of rows, others do as well."""
+    there is one tile of keys, and few of rows, others do as well.
+    """
     keys, sms = parameters(request)["T"], request.sms
     many, some, few, least = (
         D.less(n, count) for n in (sms * 3 // 2, sms // 2, sms // 4, sms // 8)
@@ -155,7 +157,8 @@ def _by_count(request: Request, large: Tf32Config, small: Tf32Config, count: Dim
 def configs(request: Request, p: Problem) -> Chosen:
     """Those worth having, each with whether it is for the sizes of a run: the most rows of which
     there are tiles for every SM, else few, with the keys divided; where sizes are known, larger
-    ones and those of tensor cores when they take fewer cycles."""
+    ones and those of tensor cores when they take fewer cycles.
+    """
     i = parameters(request)
     exact = {n: v for n in "BHST" if (v := known(i[n])) is not None}
     fixed, most = len(exact) == 4, request.caps.cluster

@@ -32,7 +32,8 @@ def _padded(head: int) -> int:
 @dataclass(frozen=True)
 class Tf32Config:
     """warps: of 16 rows each; keys: of a tile; cluster: CTAs of a cluster that divide the keys;
-    groups: of so many warps, with their shares of a tile's keys and of the values' columns."""
+    groups: of so many warps, with their shares of a tile's keys and of the values' columns.
+    """
 
     warps: int
     keys: int

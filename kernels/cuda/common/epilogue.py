@@ -38,7 +38,8 @@ class Epilogue:
 
 
 _LOAD = r"""
-// Elements p[0..count) of up to WIDTH, zero beyond; one access (two for eight f32) where VECTOR allows it.
+// Elements p[0..count) of up to WIDTH, zero beyond; one access (two for eight f32) where VECTOR
+// allows it.
 template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[WIDTH]) {
   if (VECTOR && count >= WIDTH) {
 #if IS_F32 && WIDTH == 2
@@ -126,7 +127,8 @@ def epilogue(
                 (
                     "bias",
                     (
-                        f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias + n "
+                        f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias "
+                        "+ n "
                         "+ k) : 0.f;"
                     ),
                 )
@@ -215,8 +217,10 @@ def _table(names: list[str]) -> tuple[str, int]:
     )
     text = f"""struct Column {{ float v[{size}]; }};
 struct alignas(16) Neighbours {{ Column a, b; }};
-DEV Column column_at(const Epilogue& e, int n, int end) {{ Column c = {{}}; if (n < end) {{ {reads} }} return c; }}
-DEV Columns columns_of(const Column* from) {{ Columns c; const Neighbours p = *(const Neighbours*)from; {members} return c; }}
+DEV Column column_at(const Epilogue& e, int n, int end) {{ Column c = {{}};
+  if (n < end) {{ {reads} }} return c; }}
+DEV Columns columns_of(const Column* from) {{ Columns c;
+  const Neighbours p = *(const Neighbours*)from; {members} return c; }}
 """
     return text, 4 * size
 

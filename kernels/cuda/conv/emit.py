@@ -1,7 +1,8 @@
 """Convolutions over channels-last images: which kernel computes a request.
 
 Packed weights are [OC, KH, KW, round_up(IC / G, 8)] (also of a transposed convolution); of several
-taps in f32 round_up(IC / G, 4)."""
+taps in f32 round_up(IC / G, 4).
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ see the bundle's input channels through filters with zeros in them. It multiplie
 it must, but on tensor cores, whose tiles are 64 wide, that is less than one product for each group.
 
 The widened filters [OC, KH, KW, round_up(channels of a bundle, 8)] follow the packed ones, unless a
-bundle is one group (then they are these)."""
+bundle is one group (then they are these).
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def widened(r: Request) -> bool:
 
 def pixel(r: Request) -> tuple[float, float]:
     """Clocks that copying 64 channels of one pixel and of one filter takes at least, where narrow
-    tiles let it count. The filters of bundles are whole lines of memory, or nearly."""
+    tiles let it count. The filters of bundles are whole lines of memory, or nearly.
+    """
     pitch = multiple_of(r.ints["x_cs"])
     if r.ints["G"] != 1:
         return _PIXEL if pitch >= 16 and of(r).channels % 16 == 0 else _ODD_PIXEL, 0.0

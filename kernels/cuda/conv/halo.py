@@ -63,7 +63,8 @@ class HaloTile:
     """rows: of the output; width: pixels of a row, padding included; stack: images; blocks: of 64
     pixels; columns: output channels; stages: of weights; slab: bytes; slabs; behind: bytes that a
     tile reads behind the last slab; split: CTAs of a cluster that divide the steps; share: CTAs of
-    one that share weights; resident: whether all weights have a stage."""
+    one that share weights; resident: whether all weights have a stage.
+    """
 
     rows: int
     width: int

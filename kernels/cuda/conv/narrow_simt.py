@@ -57,7 +57,8 @@ _WOVEN = 0.75
 class NarrowTile:
     """Output pixels and channels of a thread, threads that divide the input channels, groups of
     output channels of a CTA, input channels at a time; its threads; ahead: times as many input
-    channels whose loads are under way together."""
+    channels whose loads are under way together.
+    """
 
     pixels: int
     channels: int
@@ -365,7 +366,8 @@ def prices(r: Request, rows: int) -> dict[NarrowTile, float]:
 def beside_products(r: Request, rows: int) -> dict[NarrowTile, float]:
     """Clocks of the tiles for windows of one pixel that compete with products, at most
     `most_beside` channels: of more than a pixel's vector those whose threads store four channels
-    each, and neighbours what follows."""
+    each, and neighbours what follows.
+    """
     costs = prices(r, rows)
     return (
         costs

@@ -36,7 +36,8 @@ _TURN, _WGMMA, _COLUMN, _STREAM = 7000.0, 21.0, 1.05, 17.0
 @dataclass(frozen=True)
 class PatchTile:
     """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a CTA,
-    its output channels, parts of the input channels that follow each other."""
+    its output channels, parts of the input channels that follow each other.
+    """
 
     high: int
     wide: int

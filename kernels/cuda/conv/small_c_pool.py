@@ -97,7 +97,8 @@ def _pieces(r: Request, step: int) -> tuple[int, int]:
     """Bytes of a row that one copy takes, 0 where pixels come one by one; columns that lie before
     the first pixel of a strip, which begin such a piece.
 
-    step: columns from a strip to the next."""
+    step: columns from a strip to the next.
+    """
     i = r.ints
     first = i["PL"] + (D.mul(i["PPL"], i["SW"]) if _pooled(r) else 0)
     if not problem.planar(r) or i["x_cs"] != 1 or not isinstance(first, int) or "x" in r.unaligned:

@@ -19,7 +19,9 @@ def phases(r: Request) -> int:
 
 
 def _axis(r: Request, axis: str, pad: str) -> tuple[int, int]:
-    """The first input that any phase reads for its first output pixel; the fewest taps of a phase."""
+    """The first input that any phase reads for its first output pixel; the fewest taps of a
+    phase.
+    """
     kernel, stride, before = (int(r.ints[n]) for n in (f"K{axis}", f"S{axis}", pad))
     taps = [-(-(kernel - (phase + before) % stride) // stride) for phase in range(stride)]
     return min((phase + before) // stride - n + 1 for phase, n in enumerate(taps)), min(taps)

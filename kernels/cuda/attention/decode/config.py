@@ -30,7 +30,8 @@ class DecodeConfig:
     """compute: simt, mma or stream (decode/work.cuh); rows: of a CTA, which read the same keys;
     cluster: CTAs of a cluster that divide them; split_kv: as many CTAs as fill the device do, and a
     second kernel combines what they have; stream: warps of a CTA, sets of 16 keys that a warp has
-    at once, and CTAs of an SM for which registers leave room."""
+    at once, and CTAs of an SM for which registers leave room.
+    """
 
     compute: str
     rows: int

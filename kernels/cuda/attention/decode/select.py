@@ -41,7 +41,8 @@ _FETCHING, _FETCHING_SPLIT = 9, 10
 class Reading:
     """Nanoseconds of reading the keys and values of one row of each head: to begin and end (begun);
     besides reading (beside); bytes of an SM's share of memory in one (rate), by how much slower
-    that is where rows are no whole lines (uneven), bytes of one CTA (cta)."""
+    that is where rows are no whole lines (uneven), bytes of one CTA (cta).
+    """
 
     begun: float
     beside: float

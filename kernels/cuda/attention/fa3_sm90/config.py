@@ -38,7 +38,8 @@ class Fa3Config:
     what is computed with; ctas: of an SM; schedule: what overlaps (fa3_sm90/pipeline.cuh);
     stages, slots: tiles of keys and values, and of queries, in flight. SINGLE_WG alone:
     cluster: CTAs of a cluster that divide the keys; split_kv: as many CTAs divide them as fill
-    the device, and a second kernel combines what they have."""
+    the device, and a second kernel combines what they have.
+    """
 
     groups: int
     keys: int
@@ -78,7 +79,8 @@ class Fa3Config:
         places: Mapping[str, str] | None = None,
     ) -> list[Kernel]:
         """places: where an operand lies that was copied to where TMA can read it; place: where
-        partial results lie."""
+        partial results lie.
+        """
         if not self.split_kv:
             return [_kernel(request, p, self, use, places or {})]
         blocks, count = ctas(request, self), problem.blocks(request, self.rows)
@@ -132,7 +134,8 @@ def config(
 
 def _mask_bytes(p: Problem, rows: int, keys: int) -> int:
     """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at
-    an odd number of 16 bytes from the next (masks.cuh)."""
+    an odd number of 16 bytes from the next (masks.cuh).
+    """
     if not p.mask or (p.rows_masked and not p.mask_step):
         return 0
     units = keys * (2 if p.mask == 1 else 1) // 16
@@ -165,7 +168,8 @@ class Form:
     most `masked` where rows have masks of their own, which need registers), `usual` where T is
     not known. On a busy SM 64 rows take `work` clocks: for themselves, for each of their tiles
     of keys and for 16 of its keys; `delay`: the same of one warpgroup alone. Without `work`,
-    the form is for SMs that have no more tiles than CTAs."""
+    the form is for SMs that have no more tiles than CTAs.
+    """
 
     groups: int
     ctas: int
@@ -236,7 +240,8 @@ def _delay(form: Form, keys: DimLike, c: Fa3Config) -> DimLike:
 def _slower(p: Problem, form: Form) -> int:
     """Percent of the clocks of whole long heads that shorter ones take, which come as slowly as
     these: small tiles hide less. And of those of other rows that those with masks of their own
-    take: of 256 rows two warps bring too many."""
+    take: of 256 rows two warps bring too many.
+    """
     if not p.rows_masked:
         ragged = p.head % 16 or p.head_v % 16  # rows of no whole sectors of memory
         slow = 64 < p.widest < 128 and form.ctas > 1 and (ragged or not p.causal)
@@ -423,7 +428,8 @@ def _map(
 ) -> Parameter:
     """The map of [batch, head, row, element] of an operand, which lies at `place`, copied by `box`
     rows of 64 elements; l2: bytes of memory that L2 reads for it (beside those 128 lies what is
-    another head's or comes with another copy, and may so come twice)."""
+    another head's or comes with another copy, and may so come twice).
+    """
     i = parameters(request)
     strides = tuple(D.mul(i[f"{operand}_{a}"], 2) for a in "shb")
     dims = (size, rows, heads, i["B"])
@@ -435,7 +441,8 @@ def _map(
 
 def _wgmma(dtype: DType, keys: int, counts: set[int], width: int) -> str:
     """What `fa3.cuh` says of start_scores, add_scores (for tiles of which n in `counts` of `keys`
-    keys are computed with) and add_values (`width`: padded columns of v)."""
+    keys are computed with) and add_values (`width`: padded columns of v).
+    """
     kind = "f16" if dtype == DType.F16 else "bf16"
 
     def function(name: str, head: str, n: int, a: str, before: str, after: str, mode: str) -> str:

@@ -1,6 +1,7 @@
 """Depthwise convolutions: an output or a few a thread where there is little to do (`direct.cuh`;
 transposed ones, too), else strips of the image that threads march down (`strips.cuh`). Packed
-weights are [KH * KW, round_up(C, 8)]."""
+weights are [KH * KW, round_up(C, 8)].
+"""
 
 from __future__ import annotations
 
