@@ -187,7 +187,7 @@ class Resize(OpRun):
             "asymmetric",
             "align_corners",
             "pytorch_half_pixel",
-            *(("half_pixel_symmetric",) if mode != "nearest" else ()),
+            "half_pixel_symmetric",
         )
         if antialias or axes or keep_aspect_ratio_policy != "stretch" or coord not in known:
             raise NotImplementedError(
@@ -235,6 +235,8 @@ def _taps(
     elif coord == "align_corners":
         place = at * f(n - 1) / f(m - 1) if m > 1 else at * f(0)
     elif coord == "half_pixel_symmetric":
+        if mode == "nearest" and f(m) != scale * f(n):  # which pixel is a matter of rounding
+            raise NotImplementedError("the nearest of symmetric coordinates between whole sizes")
         place = f(n) / f(2) * (f(1) - f(m) / (scale * f(n))) + (at + f(0.5)) / scale - f(0.5)
     else:
         place = (at + f(0.5)) / scale - f(0.5) if m > 1 or coord == "half_pixel" else at * f(0)
