@@ -134,23 +134,20 @@ class Tiles:
         ]
         apart = (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ()))
         flat = problem.flat(r) and not transposed
-        return select.product(
-            r,
-            tile,
-            source=1,
-            params=parameters,
-            a=select.access(r, "x", i["x_cs"], 1, apart),
-            b=select.Access(16),
-            pitches=problem.pitches(r, "r"),
-            y_vector=problem.vector(r, "y", columns),
-            rows=rows,
-            columns=oc,
-            grid_y=1,
+        operands = select.Operands(
+            parameters,
+            select.access(r, "x", i["x_cs"], 1, apart),
+            select.Access(16),
+            problem.pitches(r, "r"),
+            problem.vector(r, "y", columns),
+            rows,
+            oc,
+            active,
             grid_z=g * problem.phases(r),
-            macros={"TRANSPOSED": transposed},
-            constants={"Y_FLAT": flat},
-            group=columns,
-            active=active,
+        )
+        macros, constants = {"TRANSPOSED": transposed}, {"Y_FLAT": flat}
+        return select.product(
+            r, tile, operands, source=1, macros=macros, constants=constants, group=columns
         )
 
 

@@ -7,21 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Int32,
-    Int64,
-    Kernel,
-    NoKernel,
-    Pointer,
-    Request,
-)
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
 
 from ..common import epilogue, folded_norm
+from ..common.epilogue import Parameter
+from ..common.instantiate import ints, longs, pointer, sizes
 from ..common.launch import known
 from ..cost.model import prices
 from . import batches, cluster_splitk_sm90, gemv, persistent_sm90, select, simt, sm90
@@ -41,7 +35,6 @@ _MATRICES = ((0, 12, 24), (24, 48, 96), (96, 256, 0))
 _LARGE = 4096  # rows, columns and k of what a tile is chosen for where no other will do
 # clocks of a tile for one more range of rows there, at most so many times the best one's
 _SIMILAR = 1.1
-_POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
 @dataclass(frozen=True)
@@ -121,36 +114,22 @@ def _by_tile(
 ) -> list[Kernel]:
     if (scheduler := _SM90.get(type(tile))) is not None:
         return [scheduler.product(sm90.matrices(r, m, n, k, ldx, ldw, ldy, ldr), tile, active)]
-    params: list[tuple[str, str, Argument]] = [
-        (t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)
-    ]
-    params += [("int", name, Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
-    params += [
-        ("i64", name, Int64(v))
-        for name, v in (
-            ("a_m", ldx),
-            ("a_k", 1),
-            ("b_n", ldw),
-            ("b_k", 1),
-            ("ldy", ldy),
-            ("ldr", ldr),
-        )
-    ]
-    return _by_operands(
-        r,
-        tile,
-        batched=False,
-        params=params,
-        a=select.access(r, "x", ldx, 1),
-        b=select.access(r, "w", ldw, 1),
-        pitches=(ldr,),
-        y_vector=epilogue.vector(r, "y", (ldy,)),
-        rows=m,
-        columns=n,
-        grid_y=1,
-        grid_z=1,
-        active=active,
+    steps = {"a_m": ldx, "a_k": 1, "b_n": ldw, "b_k": 1, "ldy": ldy, "ldr": ldr}
+    operands = select.Operands(
+        [*_pointers("x", "w", "y"), *ints({"M": m, "N": n, "K": k}), *longs(steps)],
+        select.access(r, "x", ldx, 1),
+        select.access(r, "w", ldw, 1),
+        (ldr,),
+        epilogue.vector(r, "y", (ldy,)),
+        m,
+        n,
+        active,
     )
+    return _by_operands(r, tile, operands)
+
+
+def _pointers(a: str, b: str, y: str) -> list[Parameter]:
+    return [pointer("const T", a, "a"), pointer("const T", b, "b"), pointer("T", y, "y")]
 
 
 #: Kernels that read through tensor maps, by their tiles.
@@ -165,11 +144,11 @@ _PRODUCTS: Mapping[type, Callable[..., Kernel]] = {
 }
 
 
-def _by_operands(r: Request, tile: Any, *, batched: bool, **given: Any) -> list[Kernel]:
-    """Kernels that read their operands themselves. given: as `select.product` takes it."""
+def _by_operands(r: Request, tile: Any, operands: select.Operands) -> list[Kernel]:
+    """Kernels that read their operands themselves."""
     if (product := _PRODUCTS.get(type(tile))) is not None:
-        return [product(r, tile, batched=batched, **given)]
-    return select.product(r, tile, source=0, macros={"BATCHED": batched}, **given)
+        return [product(r, tile, operands)]
+    return select.product(r, tile, operands)
 
 
 def gemm(r: Request) -> list[Kernel]:
@@ -323,27 +302,15 @@ def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> li
     if (scheduler := _SM90.get(type(tile))) is not None:
         swapped = tile.swap and scheduler is persistent_sm90
         return [scheduler.product(sm90.batch(r, i, (a.trans, b.trans), swapped), tile, active)]
-    params: list[tuple[str, str, Argument]] = [(t, name, Pointer(name)) for t, name in _POINTERS]
-    params += select.int_params(r, ("M", "N", "K")) + [
-        ("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES
-    ]
+    steps = longs({name: i[name] for name in _MATMUL_STRIDES})
+    params = [*_pointers("a", "b", "y"), *ints(sizes(r, "M", "N", "K")), *steps]
     if not epilogue.residual(r):
-        params.append(("const T*", "res", Pointer("res")))
-    return _by_operands(
-        r,
-        tile,
-        batched=True,
-        params=params,
-        a=a,
-        b=b,
-        pitches=(i["ldr"],),
-        y_vector=epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
-        rows=m,
-        columns=n,
-        grid_y=b1,
-        grid_z=b0,
-        active=active,
+        params.append(pointer("const T", "res"))
+    y_vector = epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
+    operands = select.Operands(
+        params, a, b, (i["ldr"],), y_vector, m, n, active, b1, b0, batched=True
     )
+    return _by_operands(r, tile, operands)
 
 
 _MATMUL_STRIDES = (

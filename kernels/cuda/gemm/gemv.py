@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel, Request
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.ir.dims import multiple_of
 
 from ..common import epilogue
-from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate
 from ..cost import gemm as cost
 from ..cost.gemm import Problem
@@ -201,30 +199,26 @@ def prices(
     return out
 
 
-def product(
-    r: Request, tile: GemvTile, *, params: Sequence[Parameter], a: Any, b: Any,
-    pitches: tuple[DimLike, ...], y_vector: bool, rows: DimLike, columns: DimLike,
-    grid_y: DimLike, grid_z: DimLike, batched: bool, active: DimLike,
-) -> Kernel:  # fmt: skip
-    """The kernel, with parameters as `select.product` takes them."""
-    i = {name: v.value for _, name, v in params if isinstance(v, (Int32, Int64))}
+def product(r: Request, tile: GemvTile, o: select.Operands) -> Kernel:
+    """The kernel."""
+    i = {name: v.value for _, name, v in o.params if isinstance(v, (Int32, Int64))}
     along, across = (i["b_k"], i["b_n"]) if tile.wide_a else (i["a_k"], i["a_m"])
     constants: dict[str, bool | int] = {
         name.upper(): getattr(tile, name)
         for name in ("wide_a", "few", "deep", "lanes", "share", "piece", "reads", "whole", "near")
     }
-    constants["EARLY"] = ("x" if tile.wide_a else "w") in r.constant and not batched
+    constants["EARLY"] = ("x" if tile.wide_a else "w") in r.constant and not o.batched
     constants["ACROSS"] = across == 1 and along != 1
-    blocks = D.ceildiv(rows if tile.wide_a else columns, tile.rows)
+    blocks = D.ceildiv(o.rows if tile.wide_a else o.columns, tile.rows)
     return instantiate(
         r,
         "gemv",
         "gemm/gemv",
-        params,
-        (D.product([blocks, tile.split, active]), grid_y, grid_z),
+        o.params,
+        o.grid(D.mul(blocks, tile.split)),
         256,
-        epilogue=epilogue.epilogue(r, pitches, 1, scaled=r.family == "matmul"),
-        macros={"SPLIT": tile.split, "STAGED": not tile.reads, "BATCHED": batched},
+        epilogue=epilogue.epilogue(r, o.pitches, 1, scaled=r.family == "matmul"),
+        macros={"SPLIT": tile.split, "STAGED": not tile.reads, "BATCHED": o.batched},
         constants=constants,
         cluster=tile.split,
     )

@@ -330,20 +330,50 @@ def each(r: Request) -> int:
     return min(8, *(multiple_of(r.ints.get(s, 0)) for s in ("N", "ldy", "y_0", "y_1")))
 
 
-def product(
-    r: Request, tile: Any, *, source: int, params: Sequence[Parameter], a: Access, b: Access,
-    pitches: tuple[DimLike, ...], y_vector: bool, rows: DimLike, columns: DimLike, grid_y: DimLike,
-    grid_z: DimLike, macros: Mapping[str, bool | int | str],
-    constants: Mapping[str, bool | int] = {}, group: DimLike = 0, active: DimLike = 1,
-) -> list[Kernel]:  # fmt: skip
-    """Kernels of one product. source: 0 matrices, 1 convolution. params: kernel parameters beyond
-    the epilogue's; macros, constants: what the source needs. active: 0 empties the grid.
+@dataclass(frozen=True)
+class Operands:
+    """What kernels need that read their operands themselves. params: kernel parameters beyond the
+    epilogue's; a, b: how operands are read; pitches: of the residual; y_vector: whether rows of y
+    begin at multiples of 16 bytes; grid_y, grid_z: matrices along these axes; batched: whether
+    there may be several; active: 0 empties the grid.
     """
+
+    params: Sequence[Parameter]
+    a: Access
+    b: Access
+    pitches: tuple[DimLike, ...]
+    y_vector: bool
+    rows: DimLike
+    columns: DimLike
+    active: DimLike
+    grid_y: DimLike = 1
+    grid_z: DimLike = 1
+    batched: bool = False
+
+    def grid(self, blocks: DimLike) -> tuple[DimLike, DimLike, DimLike]:
+        """Of `blocks` for a matrix."""
+        return D.mul(blocks, self.active), self.grid_y, self.grid_z
+
+
+def product(
+    r: Request,
+    tile: Any,
+    o: Operands,
+    *,
+    source: int = 0,
+    macros: Mapping[str, bool | int | str] | None = None,
+    constants: Mapping[str, bool | int] | None = None,
+    group: DimLike = 0,
+) -> list[Kernel]:
+    """Kernels of one product. source: 0 matrices, 1 convolution; macros, constants: what it needs;
+    group: columns of a group, 0: there is one.
+    """
+    a, b, rows, columns, params = o.a, o.b, o.rows, o.columns, o.params
     cluster = r.arch >= 90 and tile.split > 1
     n8 = D.round_up(columns, 8)
     scratch: tuple[DimLike, ...] = ()
     if tile.split > 1 and not cluster:
-        scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
+        scratch = (D.product([D.mul(o.grid_y, o.grid_z), tile.split, rows, n8, 4, o.active]),)
         params = [*params, ("float*", "scratch", Pointer("scratch0")), *ints({"N8": n8})]
     f32 = r.dtype == DType.F32
     simt = f32 and not tile.terms
@@ -357,18 +387,18 @@ def product(
     else:
         beside = resident if simt or tile.grouped else 1
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
-    grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
+    grid = o.grid(D.mul(tiles, tile.split))
     smem = tile.smem + (tile.parts if b.trans else 0)
     if f32 and source == 0 and tile.split == 1:
         smem = even(r, smem, D.product(grid), resident)
     names = ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages")
     sizes: dict[str, bool | int] = {name.upper(): getattr(tile, name) for name in names}
-    for o, how, lines in (("A", a, "M"), ("B", b, "N")):
+    for name, how, lines in (("A", a, "M"), ("B", b, "N")):
         sizes |= {
-            f"{o}_BYTES": how.bytes,
-            f"{o}_TRANS": how.trans,
-            f"{o}_GATHER": how.gather,
-            f"{o}_WHOLE": whole(r, how, lines),
+            f"{name}_BYTES": how.bytes,
+            f"{name}_TRANS": how.trans,
+            f"{name}_GATHER": how.gather,
+            f"{name}_WHOLE": whole(r, how, lines),
         }
     # The largest tile is better off without reads ahead where several CTAs share its k, and where
     # pixels take registers.
@@ -380,7 +410,7 @@ def product(
         params,
         grid,
         tile.threads,
-        epilogue=epilogue.epilogue(r, pitches, group, scaled=r.family == "matmul"),
+        epilogue=epilogue.epilogue(r, o.pitches, group, scaled=r.family == "matmul"),
         macros={
             **wgmma(r.dtype, tile.bn),
             "SOURCE": source,
@@ -391,9 +421,15 @@ def product(
             "TERMS": tile.terms,
             "GROUPED": tile.grouped,
             "LATE": tile.late,
-            **macros,
+            **({"BATCHED": o.batched} if macros is None else macros),
         },
-        constants={**sizes, "Y_EACH": each(r), "Y_VECTOR": y_vector, "AHEAD": ahead, **constants},
+        constants={
+            **sizes,
+            "Y_EACH": each(r),
+            "Y_VECTOR": o.y_vector,
+            "AHEAD": ahead,
+            **(constants or {}),
+        },
         smem=smem,
         cluster=tile.split if cluster else 1,
         scratch=scratch,
@@ -401,8 +437,7 @@ def product(
     if not scratch:
         return [main]
     blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
-    grid = (D.mul(blocks, active), grid_y, grid_z)
-    return [main, replace(main, symbol="product_sum", grid=grid, block=128, smem=0)]
+    return [main, replace(main, symbol="product_sum", grid=o.grid(blocks), block=128, smem=0)]
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:

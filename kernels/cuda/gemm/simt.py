@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Argument, Kernel, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.dims import DimLike
 
 from ..common import epilogue
 from ..common.instantiate import instantiate
@@ -16,6 +13,7 @@ from ..common.launch import even
 from ..cost import gemm as cost
 from ..cost.gemm import Problem
 from ..cost.model import Work
+from .select import Operands
 
 _HELD = 2  # stages of copies that go through registers
 
@@ -121,39 +119,37 @@ def works(r: Request, p: Problem) -> dict[LaneTile, Work]:
     return out
 
 
-def product(
-    r: Request, tile: LaneTile, *, params: Sequence[tuple[str, str, Argument]], a: Any, b: Any, pitches: tuple[DimLike, ...], y_vector: bool,
-    rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, batched: bool, active: DimLike,
-) -> Kernel:  # fmt: skip
-    """The kernel, with parameters as `select.product` takes them."""
+def product(r: Request, tile: LaneTile, o: Operands) -> Kernel:
+    """The kernel."""
     single = replace(r, unaligned=frozenset(r.operands))  # a lane finishes one result at a time
-    epi = epilogue.epilogue(single, pitches, 1, scaled=r.family == "matmul", width=1)
+    epi = epilogue.epilogue(single, o.pitches, 1, scaled=r.family == "matmul", width=1)
     constants: dict[str, bool | int] = {
         name.upper(): getattr(tile, name)
         for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages", "tall")
     }
     held = tile.stages == _HELD
     constants |= {"BK": tile.bk, "BESIDE": tile.beside if held else 1}
-    constants |= {"STRAIGHT": y_vector and tile.straight}
-    for o, how in (("A", a), ("B", b)):
+    constants |= {"STRAIGHT": o.y_vector and tile.straight}
+    for name, how in (("A", o.a), ("B", o.b)):
         constants |= {
-            f"{o}_BYTES": how.bytes if how.bytes == 16 and (how.trans or held) else 4,
-            f"{o}_ALONG": not (how.trans or how.gather),
-            f"{o}_GATHER": how.gather,
+            f"{name}_BYTES": how.bytes if how.bytes == 16 and (how.trans or held) else 4,
+            f"{name}_ALONG": not (how.trans or how.gather),
+            f"{name}_GATHER": how.gather,
         }
-    grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
+    tiles = D.mul(D.ceildiv(o.rows, tile.bm), D.ceildiv(o.columns, tile.bn))
+    grid = o.grid(D.mul(tiles, tile.split))
     smem = tile.smem
     if tile.split == 1:
-        smem = even(r, smem, D.product([grid, grid_y, grid_z]), tile.resident)
+        smem = even(r, smem, D.product(grid), tile.resident)
     return instantiate(
         r,
         "product_lanes",
         "gemm/simt",
-        params,
-        (grid, grid_y, grid_z),
+        o.params,
+        grid,
         tile.threads,
         epilogue=epi,
-        macros={"SPLIT": tile.split, "HELD": held, "BATCHED": batched},
+        macros={"SPLIT": tile.split, "HELD": held, "BATCHED": o.batched},
         constants=constants,
         smem=smem,
         cluster=tile.split,
