@@ -115,3 +115,14 @@ def test_types_that_a_model_claims_are_held_against_onnx_runtime(
     """Not those that it says nothing of."""
     m = parse(f"g (float[2, 3] x) => (y) <float[{declared}] t> {{ t = Relu (x) y = Exp (t) }}")
     assert kinds.claims_falsely(m, [{"x": np.zeros((2, 3), np.float32)}]) == false
+
+
+@pytest.mark.parametrize(("factor", "large"), [(1e30, True), (1.0, False)])
+def test_a_large_value_that_is_computed_decides_and_one_that_is_stored_does_not(
+    factor: float, large: bool
+) -> None:
+    text = "g (float[2, 2] x) => (y) { a = Mul (x, f) b = Where (m, a, low) y = Softmax (b) }"
+    mask = np.array([[True, False], [True, True]])
+    stored = {"f": np.float32(factor), "m": mask, "low": np.float32(np.finfo(np.float32).min)}
+    m = parse(text, **{k: np.asarray(v) for k, v in stored.items()})
+    assert kinds._overflows(m, {"x": np.full((2, 2), 3, np.float32)}) == large

@@ -140,7 +140,7 @@ def affine_grid(ctx: Lowering, op: Op) -> None:
     shape = result(ctx, op)
     inner = [d for d in shape[1:-1] if isinstance(d, int)]
     n = len(shape) - 2
-    if len(inner) < n or theta.rank != 3:
+    if len(inner) < n or min(inner, default=0) < 0 or theta.rank != 3:
         raise Unsupported(f"AffineGrid makes grids of {shape[1:-1]} from a tensor of rank 3")
     dims = (shape[0], n, n + 1)
     for have, want in zip(theta.shape, dims, strict=True):
