@@ -123,6 +123,6 @@ def test_a_large_value_that_is_computed_decides_and_one_that_is_stored_does_not(
 ) -> None:
     text = "g (float[2, 2] x) => (y) { a = Mul (x, f) b = Where (m, a, low) y = Softmax (b) }"
     mask = np.array([[True, False], [True, True]])
-    stored = {"f": np.float32(factor), "m": mask, "low": np.float32(np.finfo(np.float32).min)}
-    m = parse(text, **{k: np.asarray(v) for k, v in stored.items()})
+    low = np.asarray(np.finfo(np.float32).min, np.float32)
+    m = parse(text, f=np.asarray(factor, np.float32), m=mask, low=low)
     assert kinds._overflows(m, {"x": np.full((2, 2), 3, np.float32)}) == large
