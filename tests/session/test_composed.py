@@ -57,7 +57,7 @@ def test_lp_normalization(shape: tuple[int, ...], axis: int, p: int) -> None:
     x = _signal(*shape)
     x[:, 0] = 0.0
     norm = np.linalg.norm(x.astype(np.float64), p, axis, keepdims=True)
-    got, peer = _run("LpNormalization", {"x": x}, {}, axis=axis, p=p)
+    got, peer = _run("LpNormalization", {"x": x}, {}, opset=13, axis=axis, p=p)
     want = np.where(norm == 0, 0.0, x / np.where(norm == 0, 1.0, norm))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(got, peer, rtol=1e-5, atol=1e-6)
@@ -162,7 +162,8 @@ def test_affine_grid(size: tuple[int, ...], corners: int) -> None:
 def test_reverse_sequence(shape: tuple[int, ...], time: int, kind: Any) -> None:
     x = (_signal(*shape) * 100).astype(kind)
     lengths = RNG.integers(0, shape[time] + 1, shape[1 - time])
-    got, peer = _run(
+    # ONNX Runtime 1.24 leaves what is behind a sequence of no length as it finds it
+    got, _ = _run(
         "ReverseSequence",
         {"x": x, "lengths": lengths},
         {},
@@ -170,7 +171,10 @@ def test_reverse_sequence(shape: tuple[int, ...], time: int, kind: Any) -> None:
         time_axis=time,
         batch_axis=1 - time,
     )
-    np.testing.assert_array_equal(got, peer)
+    want = np.moveaxis(x, time, 0).copy()
+    for b, n in enumerate(lengths):
+        want[:n, b] = want[:n, b][::-1]
+    np.testing.assert_array_equal(np.moveaxis(got, time, 0), want)
 
 
 @pytest.mark.parametrize("length", [-1, 5])

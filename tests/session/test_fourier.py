@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -68,6 +69,10 @@ SIGNALS: list[tuple[tuple[int, ...], int | None, int | None]] = [
 ]  # fmt: skip
 
 
+#: ONNX Runtime that refuses an inverse transform of one side.
+_OLD_INFERENCE = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31)
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["fixed", "symbolic"])
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize(
@@ -80,6 +85,8 @@ def test_dft(
     for inverse, half in ((0, 0), (1, 0), (0, 1), (1, 1)):
         real = shape[-1] == 1
         if half and (real == bool(inverse) or (opset < 20 and inverse)):
+            continue
+        if half and inverse and _OLD_INFERENCE:
             continue
         if half and inverse and shape[(-2 if axis is None else axis)] == 1 and length is None:
             continue  # a length of 0
