@@ -25,7 +25,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from tracea_onnx.canonicalize.constant_folding import RANDOM
-from tracea_onnx.errors import UsageError, VerificationError
+from tracea_onnx.errors import ModelError, UsageError, VerificationError
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, subgraphs
 from tracea_onnx.ir.narrow_floats import FloatFormat
@@ -234,13 +234,20 @@ def judge(
     """Compare what `candidate` gives with the reference, on plain ONNX Runtime with every rounding
     of a narrower type that was asked for.
 
-    Raises VerificationError when it does not run or has another interface.
+    Raises VerificationError when it does not run or has another interface, ModelError when the
+    original, too, claims what ONNX Runtime does not load.
     """
     if reference.kind is not None and list(providers) == ["CPUExecutionProvider"]:
         candidate = fp16_rounding.insert_fp16_casts(candidate)
     try:
         other = session(candidate, providers=providers)
     except Exception as e:
+        if not loads(reference.source):
+            raise ModelError(
+                "ONNX Runtime does not load the original with its optimizations, nor the result:"
+                f" {first_line(e)}",
+                "correct the types and dims that the model claims",
+            ) from None
         raise VerificationError(
             f"ONNX Runtime cannot load the result: {first_line(e)}", "report this with the model"
         ) from None

@@ -591,3 +591,32 @@ def test_a_request_that_defines_a_value_twice_compiles_nothing() -> None:
     assert read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
     m.graph.node[1].output[0] = "t"
     assert not read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+
+
+def test_dims_that_onnx_runtime_takes_without_optimizations_alone_are_the_models_fault() -> None:
+    """A rotary embedding, one of whose slices is of another axis than its claimed dims say."""
+    stored = {"zero": 0, "four": 4, "three": 3, "end": np.iinfo(np.int64).max, "two": 2, "one": 1}
+    nodes = [
+        helper.make_node("Slice", ["a", "zero", "four", "three", "one"], ["low"]),
+        helper.make_node("Slice", ["a", "four", "end", "one"], ["high"]),
+        helper.make_node("Mul", ["low", "b"], ["plain"]),
+        helper.make_node("Slice", ["low", "two", "end", "three", "one"], ["right"]),
+        helper.make_node("Neg", ["right"], ["minus"]),
+        helper.make_node("Slice", ["low", "zero", "two", "three", "one"], ["left"]),
+        helper.make_node("Concat", ["minus", "left"], ["turned"], axis=-1),
+        helper.make_node("Mul", ["turned", "c"], ["part"]),
+        helper.make_node("Add", ["plain", "part"], ["sum"]),
+        helper.make_node("Concat", ["sum", "high"], ["y"], axis=-1),
+    ]
+    given = [
+        helper.make_tensor_value_info(n, _F, d)
+        for n, d in (("a", [2, 2, 6, 8]), ("b", [2, 1, 6, 4]), ("c", [2, 1, 6, 4]))
+    ]
+    graph = helper.make_graph(
+        nodes, "g", given, [helper.make_tensor_value_info("y", _F, [2, 2, 6, 8])],
+        [numpy_helper.from_array(np.array([v], np.int64), k) for k, v in stored.items()],
+        value_info=[helper.make_tensor_value_info("high", _F, [2, 2, 6, 4])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(ModelError, match="claims"):
+        optimizer.optimize(model)
