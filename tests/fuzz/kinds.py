@@ -389,6 +389,9 @@ def _differ(model: ModelProto, want: Sequence[Any], got: Sequence[Any]) -> float
         return 0.0
     apart = 0.0
     for a, b in zip(want, got, strict=True):
+        if isinstance(a, list):  # a sequence
+            apart = max(apart, _differ(model, a, b) if len(a) == len(b) else np.inf)
+            continue
         x, y = np.asarray(a), np.asarray(b)
         if (
             x.dtype == y.dtype
