@@ -9,7 +9,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
 from ..common.instantiate import ints, longs, sizes
-from ..gemm.sm90 import Problem
+from ..gemm.sm90 import Problem, pixels
 
 _AXES = (("H", "PT"), ("W", "PL"))
 
@@ -74,18 +74,9 @@ def problem(r: Request, rows: DimLike) -> Problem:
     low = box[0]
 
     def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
-        pixels = TensorMap(
-            Pointer("x"),
-            r.dtype,
-            (int(i["IC"]), i["IW"], i["IH"], i["N"]),
-            tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
-            (),
-            128,
-            (*box, 64, a[0] // a[1]),
-            (1, 1, 1, 1),
-        )
+        image = pixels(r, box, a[0] // a[1], (1, 1))
         strides, one = (pitch * 2, taps * pitch * 2), (64, 1, b[0] // b[1])
-        return pixels, TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), strides, one)
+        return image, TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), strides, one)
 
     parameters = ints(
         {

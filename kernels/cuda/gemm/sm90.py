@@ -188,6 +188,25 @@ def _upper(size: DimLike, count: DimLike, stride: DimLike, before: DimLike) -> D
     return D.sub(D.sub(D.mul(last, stride) + 1, size), before)
 
 
+def pixels(
+    r: Request, box: tuple[tuple[int, int], tuple[int, int]], rows: int, stride: tuple[int, int]
+) -> TensorMap:
+    """The image as im2col TMA reads it: `rows` pixels of 64 channels a copy, between the corners in
+    `box`, `stride` (w, h) apart.
+    """
+    i = r.ints
+    return TensorMap(
+        Pointer("x"),
+        r.dtype,
+        (int(i["IC"]), i["IW"], i["IH"], i["N"]),
+        tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
+        (),
+        128,
+        (*box, 64, rows),
+        (1, *stride, 1),
+    )
+
+
 def windows(r: Request, rows: DimLike) -> Problem:
     """A convolution of `rows` output pixels, which follow each other; `corners` must not be None."""
     i, box, bundle = r.ints, corners(r), _grouped.of(r)
@@ -196,19 +215,10 @@ def windows(r: Request, rows: DimLike) -> Problem:
     pitch = 2 * bundle.pitch
 
     def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
-        pixels = TensorMap(
-            Pointer("x"),
-            r.dtype,
-            (int(i["IC"]), i["IW"], i["IH"], i["N"]),
-            tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")),
-            (),
-            128,
-            (*box, 64, a[0] // a[1]),
-            (1, int(i["SW"]), int(i["SH"]), 1),
-        )
+        image = pixels(r, box, a[0] // a[1], (int(i["SW"]), int(i["SH"])))
         filters = Pointer("w", _grouped.filters(r))
         strides, one = (pitch, taps * pitch), (64, 1, b[0] // b[1])
-        return pixels, TensorMap(filters, r.dtype, (bundle.pitch, taps, oc), strides, one)
+        return image, TensorMap(filters, r.dtype, (bundle.pitch, taps, oc), strides, one)
 
     names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
     parameters = ints({"chunks": bundle.chunks, **{n: i[n] for n in names}})

@@ -29,22 +29,6 @@ int64_t integer(const Node& node, const char* name) {
   return value;
 }
 
-std::vector<std::string> names_of(const OrtNode* node, bool outputs) {
-  size_t n = 0;
-  check(outputs ? ort.Node_GetNumOutputs(node, &n) : ort.Node_GetNumInputs(node, &n));
-  std::vector<const OrtValueInfo*> infos(n);
-  if (n)
-    check(outputs ? ort.Node_GetOutputs(node, infos.data(), n)
-                  : ort.Node_GetInputs(node, infos.data(), n));
-  std::vector<std::string> names;
-  for (const OrtValueInfo* info : infos) {
-    const char* name = "";
-    if (info) check(ort.GetValueInfoName(info, &name));
-    names.emplace_back(name);
-  }
-  return names;
-}
-
 std::vector<const char*> pointers(const std::vector<std::string>& names) {
   std::vector<const char*> out;
   for (const std::string& name : names) out.push_back(name.c_str());

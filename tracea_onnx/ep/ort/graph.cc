@@ -78,6 +78,22 @@ struct TensorAttribute {
 
 }  // namespace
 
+std::vector<std::string> names_of(const OrtNode* node, bool outputs) {
+  size_t n = 0;
+  check(outputs ? ort.Node_GetNumOutputs(node, &n) : ort.Node_GetNumInputs(node, &n));
+  std::vector<const OrtValueInfo*> infos(n);
+  if (n)
+    check(outputs ? ort.Node_GetOutputs(node, infos.data(), n)
+                  : ort.Node_GetInputs(node, infos.data(), n));
+  std::vector<std::string> names;
+  for (const OrtValueInfo* info : infos) {
+    const char* name = "";
+    if (info) check(ort.GetValueInfoName(info, &name));
+    names.emplace_back(name);
+  }
+  return names;
+}
+
 std::string attribute_bytes(const Attribute& a) {
   std::string out;
   const auto put = [&out](const void* p, size_t n) { out.append(static_cast<const char*>(p), n); };

@@ -12,6 +12,9 @@ namespace tracea {
 // Turns a failed ORT call into a Failure with ORT's message.
 void check(OrtStatus* status);
 
+// Names of a node's inputs or outputs; "" where there is none.
+std::vector<std::string> names_of(const OrtNode* node, bool outputs);
+
 constexpr size_t kKeyedConstantBytes = 4096;  // constants up to this size are part of a node's key
 
 struct Dim {

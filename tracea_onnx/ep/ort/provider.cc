@@ -423,18 +423,9 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
         Code::kInvalidArgument);
   };
   const auto positions = [&](bool outputs, const std::vector<TensorSpec>& wanted) {
-    size_t n = 0;
-    check(outputs ? ort.Node_GetNumOutputs(fused, &n) : ort.Node_GetNumInputs(fused, &n));
-    std::vector<const OrtValueInfo*> infos(n);
-    if (n)
-      check(outputs ? ort.Node_GetOutputs(fused, infos.data(), n)
-                    : ort.Node_GetInputs(fused, infos.data(), n));
+    const std::vector<std::string> names = names_of(fused, outputs);
     std::unordered_map<std::string, size_t> place;
-    for (size_t k = 0; k < n; k++) {
-      const char* name = nullptr;
-      if (infos[k]) check(ort.GetValueInfoName(infos[k], &name));
-      if (name) place.emplace(name, k);
-    }
+    for (size_t k = 0; k < names.size(); k++) place.emplace(names[k], k);
     std::vector<size_t> at;
     for (const TensorSpec& t : wanted) {
       const auto p = place.find(t.name);
