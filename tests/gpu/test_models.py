@@ -14,13 +14,28 @@ import pytest
 
 import tracea_onnx
 from tests.gpu.gpu import Gpu
-from tests.support.cuda.models import NVIDIA, Bound, feeds
+from tests.support.cuda.models import NVIDIA, Bound, feeds, typed
+from tests.support.cuda.models import half as converted
 from tracea_onnx import provider
+from tracea_onnx.pipeline.compiled_model import compile_model
 from tracea_onnx.support import discovery
 
 pytestmark = pytest.mark.cuda
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Runs a compiled model three times (the third replays a graph); no request is compiled.
+_RUN = """
+import sys
+import numpy as np
+from tracea_onnx import provider
+model, inputs, outputs, context = sys.argv[1:]
+session = provider.create_session(model, {"backend": "cuda", "ep_context": context})
+for _ in range(3):
+    results = session.run(None, dict(np.load(inputs)))
+found = provider.stats()
+assert not found["compile_requests"] and found["runs"] >= 3, found
+np.savez(outputs, *results)
+"""
 SEQUENCE, BATCH = 128, 4
 #: The largest drift that is no defect: what rounding every activation of a deep network to this
 #: type does.
@@ -94,3 +109,34 @@ def test_stacks_of_layers(gpu: Gpu, half: bool) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("name", ["mobilenet_v2", "minilm"])
+def test_compiled_models_run_without_a_compiler(
+    gpu: Gpu, name: str, half: bool, tmp_path: Path
+) -> None:
+    """A process without Python's compiler and NVRTC loads one, and its results are bit-equal."""
+    if gpu.only_compile:
+        pytest.skip("runs sessions")
+    source, target, got = (tmp_path / n for n in ("model.onnx", "model_ctx.onnx", "got.npz"))
+    model = discovery.module("models", name).build()
+    onnx.save(converted(model) if half else model, source)
+    compile_model(source, target, options={"backend": "cuda"})
+    direct = provider.create_session(source, {"backend": "cuda"})
+    x = typed(direct, feeds(direct, BATCH, SEQUENCE, np.random.default_rng(0)))
+    np.savez(tmp_path / "x.npz", **x)
+    untrusted = subprocess.run(
+        [sys.executable, "-c", _RUN, target, tmp_path / "x.npz", got, "check"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert untrusted.returncode and "ep_context" in untrusted.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, target, tmp_path / "x.npz", got, "trust"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    want = direct.run(None, x)
+    with np.load(got) as found:
+        for i, value in enumerate(want):
+            np.testing.assert_array_equal(found[f"arr_{i}"], value)
