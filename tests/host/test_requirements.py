@@ -39,3 +39,11 @@ def test_onnx_is_new_enough_for_its_fixes() -> None:
     assert not any(
         onnx.specifier.contains(v) for v in ("1.17.0", "1.20.1")
     ) and onnx.specifier.contains("1.21.0")
+
+
+@pytest.mark.parametrize("extra", ["gpu", "gpu13"])
+def test_a_gpu_takes_onnx_runtime_and_a_compiler_alone(extra: str) -> None:
+    """12.8 is the first NVRTC that compiles for Blackwell."""
+    runtime, nvrtc = map(Requirement, PROJECT["project"]["optional-dependencies"][extra])
+    assert runtime.name == "onnxruntime" and nvrtc.name.startswith("nvidia-cuda-nvrtc")
+    assert not nvrtc.specifier.contains("12.6.85") and nvrtc.specifier.contains("13.0.88")
