@@ -111,3 +111,21 @@ def small_cnn() -> ModelProto:
         w3=normal(5, 7, seed=4),
         b3=normal(5, seed=5),
     )
+
+
+def leaving() -> ModelProto:
+    """A fused convolution, and two nodes that no kernel computes."""
+    return parse(
+        """
+        g (float[1, 3, 8, 8] x, int64[4, 5] i) => (float[1, 4, 8, 8] y, float[4, 5] h, float[1, 4,
+            8, 8] d)
+        {
+          a = Conv <pads = [1, 1, 1, 1]> (x, w)
+          y = Relu (a)
+          h = EyeLike <dtype = 1> (i)
+          d = Det2 (y)
+        }
+        """.replace("Det2", "com.microsoft.Unheard"),
+        extra=', "com.microsoft" : 1',
+        w=normal(4, 3, 3, 3),
+    )

@@ -95,7 +95,7 @@ def test_explain(model: Path, tmp_path: Path, capsys: Captured) -> None:
     assert (
         "on the provider (cuda)" in err
         and json.loads(out)["provider"]["backend"] == "cuda"
-        and "<svg" in (tmp_path / "p.html").read_text()
+        and "<canvas" in (tmp_path / "p.html").read_text()
     )
     assert main(["explain", str(model), "--node", "nobody"]) == 2
     assert main(["explain", str(model), "--html", str(tmp_path / "no" / "p.html")]) == 2

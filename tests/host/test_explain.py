@@ -1,12 +1,8 @@
 """Every anchor that stayed unfused has a reason, many a remedy; what would leave the provider is
-named; the page shows it all.
+named.
 """
 
 from __future__ import annotations
-
-import re
-import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import onnx
@@ -14,10 +10,9 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.decoders import greedy_search
-from tests.host.pipeline_models import RULES, Array, normal, parse, small_cnn
+from tests.host.pipeline_models import Array, leaving, normal, parse
 from tracea_onnx.compiler import partition_compiler, plan_writer
-from tracea_onnx.errors import UsageError
-from tracea_onnx.explain import explanation, html_page
+from tracea_onnx.explain import explanation
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match import rule_set
@@ -255,23 +250,6 @@ def test_quantised_operators_need_no_remedy() -> None:
 
 
 # --- the provider ---------------------------------------------------------------------------------
-def leaving() -> ModelProto:
-    return parse(
-        """
-        g (float[1, 3, 8, 8] x, int64[4, 5] i) => (float[1, 4, 8, 8] y, float[4, 5] h, float[1, 4,
-            8, 8] d)
-        {
-          a = Conv <pads = [1, 1, 1, 1]> (x, w)
-          y = Relu (a)
-          h = EyeLike <dtype = 1> (i)
-          d = Det2 (y)
-        }
-        """.replace("Det2", "com.microsoft.Unheard"),
-        extra=', "com.microsoft" : 1',
-        w=normal(4, 3, 3, 3),
-    )
-
-
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None:
     found = explanation.explain(leaving(), backend=backend, provider=True).coverage
@@ -337,98 +315,6 @@ def test_light_nodes_alone_stay_with_the_runtime() -> None:
     m = parse("g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu (x) }")
     (n,) = explanation.explain(m, backend="cpu", provider=True).coverage.leaving  # type: ignore[union-attr]
     assert "light" in n.reason
-
-
-# --- the page -------------------------------------------------------------------------------------
-class Page(HTMLParser):
-    """Tags with their attributes, and a check that they nest."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert [t for t in self.open if t not in ("html", "p", "td", "tr")] == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "rect", "path", "br", "input"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "path"):
-            assert self.open.pop() == tag
-
-    handle_startendtag = handle_starttag
-
-
-def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
-    text = html_page.page(account(leaving(), provider=True))
-    found = Page(text)
-    boxes = [{"class": "", **a} for t, a in found.tags if t == "g" and "data-tip" in a]
-    assert [b["class"] for b in boxes].count("fused") == 1
-    fused = next(b["data-tip"] or "" for b in boxes if b["class"] == "fused")
-    assert (
-        "fused by conv" in fused
-        and "Conv_a" in fused
-        and "Relu_y" in fused
-        and "saves about" in fused
-    )
-    gone = [b for b in boxes if "leaving" in (b["class"] or "")]
-    assert (
-        any(
-            "leaves the provider: no kernel computes EyeLike" in (b["data-tip"] or "") for b in gone
-        )
-        and len(gone) == 2
-    )
-    listed = {a["data-go"] for t, a in found.tags if t == "li" and "data-go" in a}
-    assert listed and listed <= {b["data-name"] for b in boxes}
-    assert not re.search(r"https?:|<link|src=|@import|url\(", text) and "{{" not in text
-
-
-def test_boxes_do_not_overlap_and_values_run_downwards() -> None:
-    text = html_page.page(account(random_model(7)))
-    at = [
-        (float(a["x"] or 0), float(a["y"] or 0))
-        for t, a in Page(text).tags
-        if t == "rect" and "x" in a
-    ]
-    assert len(at) == len(set(at)) > 10
-    rows: dict[float, list[float]] = {}
-    for x, y in at:
-        rows.setdefault(y, []).append(x)
-    assert all(
-        b - a >= 150
-        for row in rows.values()
-        for a, b in zip(sorted(row), sorted(row)[1:], strict=False)
-    )
-    path = next(a["d"] or "" for t, a in Page(text).tags if t == "path")
-    for step in path.split("M")[1:]:
-        ends = [float(v) for v in re.findall(r"-?\d+", step)]
-        assert ends[1] < ends[-1]
-
-
-def test_names_are_escaped() -> None:
-    m = small_cnn()
-    m.graph.node[0].name, m.graph.name = "<script>&\"'", "<b>"
-    text = html_page.page(account(m, rules=RULES))
-    assert "<script>&" not in text and "<b></title>" not in text and Page(text).tags
-
-
-def test_bodies_are_drawn_too() -> None:
-    m = parse(
-        "g (float[3] x, bool c) => (float[3] y) { y = If (c) <then_branch = t () => (float[3] u) "
-        "{ s = Add (x, x) u = Relu (s) },"
-        " else_branch = e () => (float[3] v) { v = Neg (x) }> }"
-    )
-    text = html_page.page(account(m, rules=RULES))
-    assert text.count('class="drawing"') == 3 and text.count("<option") == 3
-
-
-def test_without_networkx_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(UsageError, match=r"pip install \"tracea-onnx\[html\]\""):
-        html_page.page(account(small_cnn(), rules=RULES))
 
 
 def test_the_checker_accepts_the_generated_models() -> None:
