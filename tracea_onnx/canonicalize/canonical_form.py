@@ -160,7 +160,7 @@ def _constants(graph: GraphProto, protected: set[str]) -> int:
     """Constant nodes become initializers."""
     gone: set[int] = set()
     for k, n in enumerate(graph.node):
-        if written(n) != "Constant" or n.output[0] in protected:
+        if written(n) != "Constant" or not any(n.output[:1]) or n.output[0] in protected:
             continue
         tensor = constant_tensor(n)
         if tensor is not None:

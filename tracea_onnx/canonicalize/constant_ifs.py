@@ -21,7 +21,11 @@ def fold_constant_ifs(graph: Graph, names: edit.Names) -> int:
         if condition is not None and condition.size == 1:
             taken_branch = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
             # ONNX Runtime says what is wrong with others
-            if taken_branch is not None and len(taken_branch.output) == len(n.outputs):
+            if (
+                taken_branch is not None
+                and len(taken_branch.output) == len(n.outputs)
+                and not taken_branch.sparse_initializer
+            ):
                 replaced[n.index] = taken_branch
     if not replaced:
         return 0

@@ -93,10 +93,9 @@ def _slice(g: Graph, n: Node) -> bool:
             return False
     if starts is None or ends is None or any(starts) or any(s != 1 for s in steps or []):
         return False
-    shape = g.shape(n.input(0))
-    return all(
-        end >= _FAR - 1 or _covers(shape, (axes or range(len(ends)))[k], end)
-        for k, end in enumerate(ends)
+    shape, along = g.shape(n.input(0)), axes or range(len(ends))
+    return len(along) == len(ends) and all(
+        end >= _FAR - 1 or _covers(shape, axis, end) for axis, end in zip(along, ends, strict=True)
     )
 
 

@@ -51,8 +51,9 @@ def sink(graph: Graph, protected: Collection[str], names: edit.Names) -> int:
 
 
 def _perm(n: Node | None) -> Perm | None:
+    """How a Transpose permutes; None for other nodes, and for what permutes no axes."""
     perm = n.attr("perm") if n is not None and n.op == "Transpose" else None
-    return tuple(perm) if perm else None
+    return tuple(perm) if perm and sorted(perm) == list(range(len(perm))) else None
 
 
 def _inverse(perm: Perm) -> Perm:
@@ -123,7 +124,9 @@ def _moved_inputs(graph: Graph, n: Node, rank: int) -> list[str]:
         return []
     if n.op.startswith("com.") and len(n.inputs) > 1:  # a bias along the last axis
         return []
-    if n.op == "Pad" and (n.input(3) or (n.input(1) and graph.ints(n.input(1)) is None)):
+    if n.op == "Pad" and (n.input(3) or len(_amounts(graph, n)) != 2 * rank):
+        return []
+    if n.op == "Concat" and not -rank <= n.attr("axis", rank) < rank:
         return []
     first = [n.input(0)] if n.op == "Pad" else [i for i in n.inputs if i]
     read = [i for i in first if not graph.is_const(i)]
@@ -131,6 +134,11 @@ def _moved_inputs(graph: Graph, n: Node, rank: int) -> list[str]:
     if any((graph.rank(i) or 0) > rank or graph.dtype(i) == TensorProto.STRING for i in fixed):
         return []
     return [] if n.op == "Concat" and any(graph.rank(i) != rank for i in fixed) else read
+
+
+def _amounts(graph: Graph, n: Node) -> list[int]:
+    """What a Pad adds; empty where that is not constant."""
+    return (graph.ints(n.input(1)) if n.input(1) else n.attr("pads")) or []
 
 
 def _undone(
@@ -264,7 +272,7 @@ def _move(graph: Graph, n: Node, now: Mapping[str, str], perm: Perm, names: edit
             a.ints[:] = _pads(list(a.ints), perm)
     if n.op == "Pad" and n.input(1):
         n.proto.input[1] = _stored(
-            graph, np.array(_pads(graph.ints(n.input(1)) or [], perm), np.int64), n.input(1), names
+            graph, np.array(_pads(_amounts(graph, n), perm), np.int64), n.input(1), names
         )
 
 

@@ -111,7 +111,7 @@ def _complete_types(graph: Graph) -> None:
         if (
             found is not None
             and kind is not None
-            and all(not isinstance(d, int) or d < 2**63 for d in found)
+            and all(not isinstance(d, int) or 0 <= d < 2**63 for d in found)
         ):
             named = [d if isinstance(d, int) else d.name or None for d in found]
             (known.get(name) or proto.value_info.add()).CopyFrom(

@@ -198,7 +198,11 @@ def _boxes(
         box |= {"values": _values(graph, n.outputs), "leaves": leaving.get(n.name, "")}
         boxes[f"# {n.index}"] = {k: v for k, v in box.items() if v not in ("", [])}
         edges += [
-            (f"# {n.index}", f"# {c.index}") for o in n.outputs if o for c in graph.consumers(o)
+            (f"# {n.index}", f"# {c.index}")
+            for o in n.outputs
+            if o
+            for c in graph.consumers(o)
+            if c.index > n.index
         ]
     for name in graph.outputs:
         made = graph.producer(name)

@@ -269,9 +269,9 @@ def sort_nodes(graph: GraphProto, where: str) -> bool:
                 heapq.heappush(ready, r)
     if len(order) < len(graph.node):
         stuck = next(n for k, n in enumerate(graph.node) if waits[k])
+        label = stuck.name or "".join(stuck.output[:1])
         raise ModelError(
-            f"{where} has a cycle through node '{stuck.name or stuck.output[0]}' ({stuck.op_type})",
-            "export it again",
+            f"{where} has a cycle through node '{label}' ({stuck.op_type})", "export it again"
         )
     if order == sorted(order):
         return False

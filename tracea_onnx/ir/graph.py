@@ -29,7 +29,7 @@ from onnx import (
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir.op_traits import Trait, operators
-from tracea_onnx.ir.operator_versions import unread
+from tracea_onnx.ir.operator_versions import kind_of, unread
 from tracea_onnx.support.data_files import open_data
 
 Array = npt.NDArray[Any]
@@ -103,23 +103,11 @@ class Node:
         return f"{self.op}({self.name})"
 
 
-#: Where the value of an attribute without a type lies (IR versions before 2 did not write the
-#: type).
-_UNTYPED = {
-    "f": AttributeProto.FLOAT, "i": AttributeProto.INT, "s": AttributeProto.STRING,
-    "t": AttributeProto.TENSOR, "g": AttributeProto.GRAPH,
-    "floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS,
-    "tensors": AttributeProto.TENSORS,
-}  # fmt: skip
-
-
 def _attribute(a: AttributeProto) -> Any:
     if a.type == AttributeProto.UNDEFINED:
         typed = AttributeProto()
         typed.CopyFrom(a)
-        typed.type = next(
-            (_UNTYPED[f.name] for f, _ in a.ListFields() if f.name in _UNTYPED), AttributeProto.INTS
-        )
+        typed.type = kind_of(a)
         a = typed
     value = helper.get_attribute_value(a)
     if a.type == AttributeProto.STRING:

@@ -2,14 +2,17 @@
 
 An operator newer than what was read, or with an attribute that `op_traits.py` does not list, may
 mean what nothing here knows of: rules, canonicalization and lowering pass over such a node, and
-ONNX Runtime runs it. An attribute at its default says nothing new.
+ONNX Runtime runs it. An attribute at its default says nothing new. The same goes for a node that
+makes no sense: with attributes missing, given twice, or of other kinds than the operator has, whose
+readers would stumble over them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
-from onnx import AttributeProto, NodeProto, defs, helper
+from onnx import AttributeProto, NodeProto, TensorProto, defs, helper
 
 from tracea_onnx.ir.op_traits import READ
 
@@ -28,8 +31,39 @@ _TRUTHS = frozenset(
         "unidirectional", "upper",
     )
 )  # fmt: skip
+_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 #: ONNX Runtime narrows the other integers, each in places of its own.
 _INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
+#: What an attribute of ONNX Runtime's own operators holds.
+_CONTRIB_KINDS = {
+    name: kind
+    for kind, names in {
+        AttributeProto.INT: "axis do_rotary group interleaved is_packed_batching num_heads "
+        "rotary_embedding_dim stash_type transA transB transBatchA transBatchB unidirectional",
+        AttributeProto.FLOAT: "activation_alpha activation_beta activation_gamma alpha beta "
+        "epsilon mask_filter_value scale",
+        AttributeProto.STRING: "activation auto_pad",
+        AttributeProto.INTS: "dilations kernel_shape pads qkv_hidden_sizes strides",
+        AttributeProto.FLOATS: "activation_params",
+    }.items()
+    for name in names.split()
+}
+#: Where the value of an attribute without a type lies (IR versions before 2 did not write the
+#: type).
+_UNTYPED = {
+    "f": AttributeProto.FLOAT, "i": AttributeProto.INT, "s": AttributeProto.STRING,
+    "t": AttributeProto.TENSOR, "g": AttributeProto.GRAPH,
+    "floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS,
+    "tensors": AttributeProto.TENSORS,
+}  # fmt: skip
+
+
+def kind_of(a: AttributeProto) -> AttributeProto.AttributeType:
+    """What kind of value an attribute holds; of an empty list without a type, one of integers."""
+    if a.type != AttributeProto.UNDEFINED:
+        return a.type
+    held = (_UNTYPED[f.name] for f, _ in a.ListFields() if f.name in _UNTYPED)
+    return next(held, AttributeProto.INTS)
 
 
 @cache
@@ -41,7 +75,7 @@ def _version(op: str, opset: int) -> int | None:
         return None
     try:
         return int(defs.get_schema(op, opset, "").since_version)
-    except defs.SchemaError:
+    except (defs.SchemaError, TypeError):
         return 0  # not an operator of ONNX at this opset
 
 
@@ -50,6 +84,16 @@ def _most(op: str, opset: int) -> tuple[int, int, int]:
     """The fewest and the most inputs of a default-domain operator, and the most outputs."""
     schema = defs.get_schema(op, opset, "")
     return schema.min_input, schema.max_input, schema.max_output
+
+
+@cache
+def _required(op: str, opset: int) -> int:
+    """How many inputs, counted from the first, a default-domain operator cannot do without where
+    they are among those given.
+    """
+    schema = defs.get_schema(op, opset, "")
+    optional = defs.OpSchema.FormalParameterOption.Optional
+    return next((k for k, i in enumerate(schema.inputs) if i.option == optional), schema.max_input)
 
 
 @cache
@@ -65,6 +109,37 @@ def _default(op: str, attribute: str) -> object:
     return value
 
 
+@cache
+def _kinds(
+    op: str, opset: int
+) -> tuple[Mapping[str, AttributeProto.AttributeType], frozenset[str]]:
+    """The kinds of an operator's attributes, and which it must have."""
+    try:
+        known = defs.get_schema(op, opset, "").attributes
+    except (defs.SchemaError, TypeError):  # TypeError: no 32 bits hold the opset
+        return (_CONTRIB_KINDS if op in READ else {}), frozenset()
+    # onnx's stubs lack the names of its enumerations
+    kinds = {k: AttributeProto.AttributeType.Value(a.type.name) for k, a in known.items()}  # type: ignore[attr-defined]
+    return kinds, frozenset(name for name, a in known.items() if a.required)
+
+
+def _senseless(op: str, node: NodeProto, opset: int) -> str:
+    """Why no reader of the node's attributes and results could make sense of them, or ""."""
+    kinds, missing = _kinds(op, opset)
+    given = [a.name for a in node.attribute]
+    for a in node.attribute:
+        wanted, kind = kinds.get(a.name), kind_of(a)
+        if wanted is not None and kind != wanted:
+            names = AttributeProto.AttributeType.Name
+            return f"{op} has {a.name} as {names(kind)}, which must be {names(wanted)}"
+    if len(set(given)) < len(given):
+        twice = next(name for name in given if given.count(name) > 1)
+        return f"{op} has the attribute '{twice}' twice"
+    if not missing.issubset(given):
+        return f"{op} lacks the attribute '{min(missing.difference(given))}'"
+    return "" if any(node.output[:1]) else f"the first result of {op} has no name"
+
+
 def _value(a: AttributeProto) -> object:
     """What an attribute holds; itself where it has no type (IR versions before 2)."""
     value: object = a if a.type == AttributeProto.UNDEFINED else helper.get_attribute_value(a)
@@ -74,11 +149,12 @@ def _value(a: AttributeProto) -> object:
 def unread(op: str, node: NodeProto, opset: int) -> str:
     """Why this node may mean what nobody here has read, in a sentence; "" when all of it was.
 
-    Operators that are in no table are not judged.
+    Of operators that are in no table, only attributes and results are judged.
     """
+    senseless = _senseless(op, node, opset)
     names = READ.get(op)
-    if names is None:
-        return ""
+    if senseless or names is None:
+        return senseless
     contrib = "." in op
     if not contrib and opset > NEWEST:
         version = _version(op, opset)
@@ -94,6 +170,8 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
                 f"{op} has {len(node.input)} inputs and {len(node.output)} outputs, of which "
                 f"ONNX knows {least} to {most} and {results}"
             )
+        if not all(node.input[: _required(op, opset)]):
+            return f"{op} lacks an input that it must have"
     for a in node.attribute:
         if a.name not in names and (contrib or _value(a) != _default(op, a.name)):
             return (
@@ -102,6 +180,8 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
             )
         if a.name in _TRUTHS and a.i not in (0, 1):
             return f"{op} has {a.name} {a.i}, which is neither 0 nor 1"
+        if (op, a.name) == ("Cast", "to") and a.i not in _TYPES:
+            return f"{op} has {a.name} {a.i}, which is no element type"
         if a.type == AttributeProto.INT and not -_INT32 <= a.i < _INT32 and a.name not in _WIDE:
             return f"{op} has {a.name} {a.i}, of which ONNX Runtime takes 32 bits"
     return ""

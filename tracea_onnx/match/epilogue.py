@@ -269,7 +269,7 @@ _BITS = {1: 24, 10: 11, 16: 8, 11: 53}  # significand bits by element type
 
 def narrower(a: int, b: int | None) -> bool:
     """Whether rounding a value of element type `b` (None: unknown) to `a` may lose something."""
-    return b is None or _BITS[a] < _BITS[b] or {a, b} == {10, 16}
+    return b is None or _BITS.get(a, 0) < _BITS[b] or {a, b} == {10, 16}
 
 
 def show(shape: Dims | None) -> str:

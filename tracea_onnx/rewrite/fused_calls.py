@@ -57,12 +57,17 @@ def read_nodes(text: str) -> list[str]:
         names = json.loads(text or "[]")
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+    if not isinstance(names, list) or not all(isinstance(n, str) and _storable(n) for n in names):
         raise ModelError(
             "the metadata of a fused op is damaged: it lists no nodes",
             "run optimize on the original model again",
         )
     return names
+
+
+def _storable(name: str) -> bool:
+    """Whether a model may hold the name: JSON can spell half of a character, and NUL."""
+    return "\0" not in name and not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def writable(spec: Spec) -> bool:
@@ -85,7 +90,7 @@ def read_spec(node: NodeProto) -> Spec | None:
         if a.name == SPEC_ATTRIBUTE:
             try:
                 d = json.loads(a.s.decode())
-                return Spec(str(d["op"]), tuple(d["roles"]), dict(d["attrs"]))
+                return Spec(str(d["op"]), tuple(map(str, d["roles"])), dict(d["attrs"]))
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise ModelError(
                     f"the description of fused op '{node.name or node.op_type}' is damaged",

@@ -19,6 +19,7 @@ that, and of plain operators only movement is bf16.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,13 +27,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
-from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.ir.narrow_floats import BF16, FloatFormat, Weights
+from tracea_onnx.ir.graph import Graph, Node, constant_node_value
+from tracea_onnx.ir.narrow_floats import BF16, FP16, FloatFormat, Weights
 from tracea_onnx.ir.op_traits import Trait, kinds, operators
 from tracea_onnx.rewrite import fused_calls, single_nodes
 from tracea_onnx.shapes.onnx_inference import Types
@@ -41,6 +42,8 @@ _ALLOW, _INFER, _DENY = kinds(Trait.SEED), kinds(Trait.NARROW), kinds(Trait.STEE
 _NARROW_BODIES, _BF16_PLAIN = kinds(Trait.NARROW_BODY), kinds(Trait.ORT_BF16)
 _CLEAR = operators(Trait.SHAPE_ONLY)
 _MASKS = frozenset({"mask", "mask1"})
+#: The first operator set whose Cast and Max are as they are written here, and which has the type.
+_OLDEST = {FP16: 8, BF16: 13}
 #: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has
 #: more digits than what it is added to.
 _STATISTICS = frozenset({"bn_scale", "bn_bias", "bn_mean", "bn_var"})
@@ -164,8 +167,11 @@ def _unfit(g: Graph, n: Node, op: str, kind: FloatFormat, seed: bool) -> str:
         if o
     ):
         return "the type of its result is not known"
-    if kind is BF16 and g.opset() < 13:
-        return f"operator set {g.opset()} has no {kind.name}: re-export with opset 13 or later"
+    if g.opset() < _OLDEST[kind]:
+        return (
+            f"operator set {g.opset()} is too old for {kind.name}: re-export with opset "
+            f"{_OLDEST[kind]} or later"
+        )
     if kind is BF16 and not op.startswith(":") and op not in _BF16_PLAIN:
         return f"ONNX Runtime's CPU provider has no {n.op} for {kind.name}"
     if op == "BatchNormalization" and (g.opset() < 15 or n.attr("training_mode", 0)):
@@ -259,20 +265,10 @@ def _literals_beyond(g: Graph, n: Node, kind: FloatFormat) -> bool:
     body = next(
         (f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None
     )
-    tensors = (
-        [
-            a.t
-            for m in body.node
-            if m.op_type == "Constant"
-            for a in m.attribute
-            if a.name == "value"
-        ]
-        if body is not None
-        else []
-    )
+    constants = (m for m in body.node if m.op_type == "Constant") if body is not None else ()
     return any(
-        t.data_type == TensorProto.FLOAT and kind.beyond(onnx.numpy_helper.to_array(t))
-        for t in tensors
+        v is not None and v.dtype == np.float32 and kind.beyond(v)
+        for v in map(constant_node_value, constants)
     )
 
 
@@ -504,7 +500,9 @@ class _Bodies:
         ]
         graph = helper.make_graph(list(f.node), "body", inputs, outputs)
         model = helper.make_model(graph, opset_imports=[*f.opset_import], ir_version=10)
-        return Graph(onnx.shape_inference.infer_shapes(model))
+        with contextlib.suppress(Exception):  # what is not known stays fp32
+            model = onnx.shape_inference.infer_shapes(model)
+        return Graph(model)
 
 
 def _square(f: FunctionProto) -> None:
@@ -513,13 +511,12 @@ def _square(f: FunctionProto) -> None:
     weights.
     """
     literals = {
-        n.output[0]: helper.get_attribute_value(n.attribute[0])
-        for n in f.node
-        if n.op_type == "Constant"
+        n.output[0]: constant_node_value(n) for n in f.node if n.op_type == "Constant" and n.output
     }
     for n in f.node:
-        exponent = literals.get(n.input[1]) if n.op_type == "Pow" and not n.domain else None
-        if isinstance(exponent, TensorProto) and np.all(numpy_helper.to_array(exponent) == 2):
+        square = n.op_type == "Pow" and not n.domain and len(n.input) == 2
+        exponent = literals.get(n.input[1]) if square else None
+        if exponent is not None and np.all(exponent == 2):
             n.op_type = "Mul"
             n.input[1] = n.input[0]
 

@@ -24,11 +24,12 @@ Read = Callable[[Graph, Node], Match]
 
 def outline(model: ModelProto, folder: Path | None) -> None:
     """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in
-    place.
+    place, if its spec can be written.
     """
     for graph in canonical_form.views(model, folder):
+        found = [(m, _KINDS[n.op][0]) for n in graph.nodes for m in _match(graph, n)]
         fused_calls.apply(
-            model, graph, [(m, _KINDS[n.op][0]) for n in graph.nodes for m in _match(graph, n)]
+            model, graph, [(m, op) for m, op in found if fused_calls.writable(m.spec)]
         )
 
 

@@ -72,6 +72,8 @@ def objects(values: Sequence[Any]) -> Array:
 def _pointwise(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Array]], Array]:
     def apply(_: ShapeEnv, __: Operator, args: list[Array]) -> Array:
         grid = np.broadcast_arrays(*args)
+        if grid[0].size > LONGEST:
+            raise ValueError("no list of sizes")
         out = np.empty(grid[0].shape, dtype=object)
         for index in np.ndindex(out.shape):
             values = [g[index] for g in grid]
@@ -116,7 +118,10 @@ def _modulus(a: Any, b: Any) -> Any:
 def _power(a: Any, b: Any) -> Any:
     if isinstance(b, int) and b > 64 and a not in (-1, 0, 1):
         raise OverflowError
-    return a**b
+    found = a**b
+    if isinstance(found, complex):
+        raise ValueError("not a number")
+    return found
 
 
 def _equal(a: Any, b: Any) -> Any:

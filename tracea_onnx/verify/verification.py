@@ -490,7 +490,7 @@ def _chunks(a: Any, b: Any, wide: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _compare(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
-    if isinstance(a, list) or a is None:
+    if isinstance(a, list) or isinstance(b, list) or a is None or b is None:
         return _compare_list(name, a, b, bounds)
     x, y = np.asarray(a), np.asarray(b)
     unset = bounds.loops and not x.size and not y.size
@@ -527,12 +527,15 @@ def _compare(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
 def _compare_list(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
     if a is None and b is None:
         return OutputError(name, 0.0, 0.0, 0.0)
-    if a is None or b is None or len(a) != len(b):
+    if not isinstance(a, list) or not isinstance(b, list):
+        return OutputError(name, math.inf, math.inf, math.inf, False, "its type changed")
+    if len(a) != len(b):
         return OutputError(
             name, math.inf, math.inf, math.inf, False, "a sequence changed its length"
         )
-    if a and isinstance(a[0], dict):
-        return OutputError(name, 0.0, 0.0, 0.0, a == b, "" if a == b else "a map differs")
+    if any(isinstance(x, dict) for x in (*a, *b)):
+        same = all(isinstance(x, dict) for x in (*a, *b)) and a == b
+        return OutputError(name, 0.0, 0.0, 0.0, same, "" if same else "a map differs")
     parts = [_compare(name, x, y, bounds) for x, y in zip(a, b, strict=True)] or [
         OutputError(name, 0.0, 0.0, 0.0)
     ]

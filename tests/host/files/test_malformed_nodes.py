@@ -21,18 +21,20 @@ from onnx import (
 )
 
 from tests.host.pipeline_models import parse
-from tracea_onnx.canonicalize import constant_ifs
+from tracea_onnx.canonicalize import canonical_form, constant_ifs, identities, sink_transposes
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import ModelError, TraceaError
-from tracea_onnx.explain import contents, explanation
-from tracea_onnx.ir import edit
+from tracea_onnx.explain import contents, explanation, html_page
+from tracea_onnx.ir import edit, op_traits, operator_versions
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.match import strided_view
+from tracea_onnx.match import find, strided_view
 from tracea_onnx.model_io import function_calls, model_file
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.plan.builder import read_pack
+from tracea_onnx.rewrite import fused_calls, single_nodes
+from tracea_onnx.shapes import onnx_inference
 from tracea_onnx.shapes.symbolic import shapes
 from tracea_onnx.verify import input_values, verification
 
@@ -48,6 +50,12 @@ def model_of(
         [node], "g", inputs, [helper.make_empty_tensor_value_info("y")], stored
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+
+
+def _twice(name: str, value: Any) -> NodeProto:
+    node = helper.make_node("Transpose", ["x"], ["y"], **{name: value})
+    node.attribute.append(node.attribute[0])
+    return node
 
 
 def reason(model: ModelProto) -> str:
@@ -233,9 +241,33 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("Cast", ["x"], ["y"], to=1 << 62),
             {"x": (2, 3)},
             {},
-            "of which ONNX Runtime takes 32 bits",
+            "which is no element type",
         ),
-        (helper.make_node("Cast", ["x"], ["y"], to=99), {"x": (2, 3)}, {}, "element type 99"),
+        (helper.make_node("Cast", ["x"], ["y"], to=99), {"x": (2, 3)}, {}, "no element type"),
+        (helper.make_node("Cast", ["x"], ["y"], to=0), {"x": (2, 3)}, {}, "no element type"),
+        (
+            helper.make_node("Transpose", ["x"], ["y"], perm=1),
+            {"x": (2, 3)},
+            {},
+            "Transpose has perm as INT, which must be INTS",
+        ),
+        (
+            helper.make_node("Gelu", ["x"], ["y"], approximate=[0.5]),
+            {"x": (2, 3)},
+            {},
+            "Gelu has approximate as FLOATS, which must be STRING",
+        ),
+        (
+            helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft", alpha=1),
+            {"x": (2, 3)},
+            {},
+            "QuickGelu has alpha as INT, which must be FLOAT",
+        ),
+        (_twice("perm", [1, 0]), {"x": (2, 3)}, {}, "has the attribute 'perm' twice"),
+        (helper.make_node("Concat", ["x"], ["y"]), {"x": (2, 3)}, {}, "lacks the attribute 'axis'"),
+        (helper.make_node("Add", ["x", ""], ["y"]), {"x": (2, 3)}, {}, "lacks an input"),
+        (helper.make_node("Max", ["x", ""], ["y"]), {"x": (2, 3)}, {}, "lacks an input"),
+        (helper.make_node("Relu", ["x"], [""]), {"x": (2, 3)}, {}, "has no name"),
         (
             helper.make_node("Concat", ["x", "x"], ["y"], axis=1 << 40),
             {"x": (2, 3)},
@@ -620,3 +652,132 @@ def test_dims_that_onnx_runtime_takes_without_optimizations_alone_are_the_models
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     with pytest.raises(ModelError, match="claims"):
         optimizer.optimize(model)
+
+
+@pytest.mark.parametrize("kind", [0, 7])
+def test_a_cast_to_what_is_no_float_belongs_to_no_norm(kind: int) -> None:
+    """Its result claims to be one."""
+    m = parse(
+        "g (float16[2, 8] x) => (float16[2, 8] y) { a = Cast <to = 1> (x) b = Mul (a, a) "
+        "v = ReduceMean <axes = [-1]> (b) w = Add (v, e) r = Sqrt (w) i = Reciprocal (r) "
+        "c = Mul (a, i) d = Cast <to = 10> (c) y = Mul (g, d) }",
+        e=np.float32(1e-5), g=np.ones(8, np.float16),
+    )  # fmt: skip
+    onnx_inference.infer(m, {})
+    assert [f.rule for f in find.find(Graph(m), ["rmsnorm"])[0]] == ["rmsnorm"]
+    m.graph.node[0].attribute[0].i = kind
+    found, _ = find.find(Graph(m), ["rmsnorm"])
+    assert all(n.op != "Cast" for match in found for n in match.nodes)
+
+
+def test_the_attributes_of_runtime_operators_have_kinds() -> None:
+    own = (n for op, names in op_traits.READ.items() if "." in op for n in names)
+    assert set(own) <= operator_versions._CONTRIB_KINDS.keys()
+
+
+def test_an_operator_set_with_another_cast_stays_fp32() -> None:
+    m = parse("g (float[2, 3] x) => (float[2, 4] y) { y = MatMul (x, w) }", opset=5,
+              w=np.ones((3, 4), np.float32))  # fmt: skip
+    narrow = optimizer.optimize(m, precision="fp16", verify=False).report.precision
+    assert narrow is not None and not narrow.nodes
+    assert "too old for fp16" in next(iter(narrow.kept.values()))
+
+
+def test_a_transpose_that_permutes_no_axes_sinks_nowhere() -> None:
+    m = parse(
+        "g (float[2, 3, 4] x) => (float[2, 3, 4] y) { a = Transpose <perm = [0, 2, 2]> (x) "
+        "b = Concat <axis = 5> (a, a) y = Transpose <perm = [0, 2, 2]> (b) }"
+    )
+    before = m.graph.node[:]
+    assert sink_transposes.sink(Graph(m), {"y"}, edit.Names(m)) == 0 and m.graph.node[:] == before
+    m = parse(
+        "g (float[2, 3, 4] x) => (float[2, 3, 4] y) { a = Transpose <perm = [0, 2, 1]> (x) "
+        "b = Concat <axis = 5> (a, a) c = Pad (b, p) y = Transpose <perm = [0, 2, 1]> (c) }",
+        p=np.array([0, 1], np.int64),
+    )
+    assert sink_transposes.sink(Graph(m), {"y"}, edit.Names(m)) == 0
+
+
+def test_a_slice_of_fewer_axes_than_ends_stays() -> None:
+    m = parse(
+        "g (float[2, 3] x) => (float[2, 3] y) { a = Slice (x, s, e, b) y = Relu (a) }",
+        s=np.zeros(2, np.int64), e=np.full(2, 1 << 40), b=np.zeros(1, np.int64),
+    )  # fmt: skip
+    assert identities.remove_no_ops(Graph(m), {"y"}) == 0
+
+
+def test_an_identity_without_a_name_replaces_no_absent_operand() -> None:
+    m = parse("g (float[2] x, float[2] z) => (float[2] y) { a = Identity (z) y = Clip (x, , h) }",
+              h=np.float32(1.0))  # fmt: skip
+    m.graph.node[0].output[0] = ""
+    assert identities.remove_no_ops(Graph(m), {"y"}) == 0
+    assert [*m.graph.node[1].input] == ["x", "", "h"]
+
+
+def test_a_node_without_results_in_a_circle_is_one_line() -> None:
+    m = parse("g (float[2] x) => (float[2] y) { a = Add (x, b) b = Relu (a) y = Sin (b) }")
+    m.graph.node.insert(0, helper.make_node("Relu", ["b"], []))
+    with pytest.raises(ModelError, match="cycle through node '' "):
+        edit.sort_nodes(m.graph, "the graph")
+
+
+def test_a_constant_that_makes_nothing_stays() -> None:
+    m = parse("g (float[2] x) => (float[2] y) { y = Relu (x) }")
+    m.graph.node.insert(0, helper.make_node("Constant", [], [], value_int=1))
+    assert len(canonical_form.canonicalise(m).graph.node) >= 1
+
+
+def test_a_branch_with_a_sparse_constant_is_not_spliced() -> None:
+    branch = "() => (float[2] a) { a = Relu (x) }"
+    m = parse(
+        f"g (float[2] x) => (float[2] y) {{ y = If (c) <then_branch = t {branch}, else_branch "
+        f"= e {branch}> }}",
+        c=np.array(True),
+    )
+    m.graph.node[0].attribute[0].g.sparse_initializer.add().values.name = "s"
+    assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m)) == 0
+
+
+def test_a_spec_without_a_number_is_not_written() -> None:
+    m = parse("g (float[2, 3] x, float[3, 4] w) => (float[2, 4] y) { y = Gemm (x, w) }", opset=13)
+    m.graph.node[0].attribute.append(helper.make_attribute("alpha", float("inf")))
+    onnx_inference.infer(m, {})
+    single_nodes.outline(m, None)
+    assert [n.op_type for n in m.graph.node] == ["Gemm"]
+
+
+@pytest.mark.parametrize("text", [r'["\ud800"]', r'["a\u0000"]'])
+def test_names_that_no_model_can_hold_are_damage(text: str) -> None:
+    with pytest.raises(ModelError, match="lists no nodes"):
+        fused_calls.read_nodes(text)
+
+
+def test_a_power_that_is_no_number_is_not_known() -> None:
+    m = parse(
+        "g (float x) => (float y) { a = Pow (b, h) y = Mul (x, a) }",
+        b=np.float32(-8.0), h=np.float32(0.5),
+    )  # fmt: skip
+    assert shapes(Graph(m)).content("a") is None
+
+
+_RESULTS = (np.zeros((2, 3)), [np.zeros(2), np.zeros(3)], None, [{"a": 1}])
+
+
+@pytest.mark.parametrize("given", _RESULTS)
+@pytest.mark.parametrize("wanted", _RESULTS)
+def test_results_of_any_kinds_are_compared(wanted: Any, given: Any) -> None:
+    found = verification._compare("y", wanted, given, verification.Bounds(None, 0.0, 1, 0.0))
+    assert found.ok == (wanted is given)
+
+
+def test_a_value_that_its_own_maker_reads_is_drawn_once() -> None:
+    branch = "() => (float[2] a) { y = Relu (x) a = Relu (y) }"
+    m = parse(
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = If (c) <then_branch = t {branch}, "
+        f"else_branch = e {branch}> }}"
+    )
+    for a in m.graph.node[0].attribute:
+        a.g.node[0].output[0] = "z"  # so that the body reads what the If makes
+    account = explanation.explain(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }"))
+    _, edges = html_page._boxes(Graph(m), account)
+    assert ("# 0", "# 0") not in edges
