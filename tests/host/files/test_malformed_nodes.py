@@ -779,5 +779,5 @@ def test_a_value_that_its_own_maker_reads_is_drawn_once() -> None:
     for a in m.graph.node[0].attribute:
         a.g.node[0].output[0] = "z"  # so that the body reads what the If makes
     account = explanation.explain(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }"))
-    _, edges = html_page._boxes(Graph(m), account)
+    _, edges = html_page._boxes(Graph(m), account, {})
     assert ("# 0", "# 0") not in edges
