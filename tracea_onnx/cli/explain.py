@@ -5,6 +5,7 @@ provider.
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tracea_onnx.cli import options
 from tracea_onnx.cli.progress import Bar
 from tracea_onnx.codegen import backend
 from tracea_onnx.errors import UsageError
-from tracea_onnx.explain import explanation
+from tracea_onnx.explain import explanation, html_page, node_data
 from tracea_onnx.model_io import model_file
 
 
@@ -44,14 +45,27 @@ def add(subparsers: options.Subparsers) -> None:
         metavar="FILE",
         help="also write a page that shows the graph with its fused groups",
     )
+    p.add_argument(
+        "--model-explorer",
+        type=Path,
+        metavar="FILE",
+        help="also write node data for Model Explorer: FILE with .fused.json, .reason.json and "
+        ".time.json for its ending",
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    if args.html is not None:
-        model_file.check_output(args.html)
+    overlays = {
+        kind: base.with_suffix(f".{kind}.json")
+        for kind in node_data.KINDS
+        if (base := args.model_explorer) is not None
+    }
+    written = [*([args.html] if args.html is not None else []), *overlays.values()]
+    for file in written:
+        model_file.check_output(file)
     bar = Bar()
     try:
         found = explanation.explain(
@@ -62,14 +76,15 @@ def run(args: argparse.Namespace) -> int:
             keep_initializer_inputs=args.keep_initializer_inputs,
             provider=args.backend is not None,
             progress=bar,
-            beside=[args.html] if args.html is not None else [],
+            beside=written,
         )
     finally:
         bar.done()
     if args.html is not None:
-        from tracea_onnx.explain import html_page
-
         model_file.write_bytes(args.html, html_page.page(found).encode())
+    if overlays:
+        for kind, data in node_data.node_data(found, args.model).items():
+            model_file.write_bytes(overlays[kind], json.dumps(data, indent=1).encode())
     if args.node:
         unknown = sorted(set(args.node) - {e.anchor for e in found.anchors})
         if unknown:

@@ -57,7 +57,7 @@ def page(account: ExplainReport) -> str:
         "legend": "".join(
             [
                 *(
-                    _key("rule", str(number[r]), f"--hue:{_hue(number[r], len(rules))}", r, n)
+                    _key("rule", str(number[r]), f"--hue:{hue(number[r], len(rules))}", r, n)
                     for r, n in sorted(rules.items())
                 ),
                 *(
@@ -80,7 +80,7 @@ def page(account: ExplainReport) -> str:
         "data": _json(
             {
                 "box": [WIDTH, HEIGHT],
-                "hues": [_hue(k, len(rules)) for k in range(len(rules))],
+                "hues": [hue(k, len(rules)) for k in range(len(rules))],
                 "rules": sorted(rules),
                 "graphs": graphs,
             }
@@ -150,7 +150,8 @@ def _row(node: str, op: str, said: str, fix: str) -> str:
     )
 
 
-def _hue(k: int, n: int) -> int:
+def hue(k: int, n: int) -> int:
+    """Of the k-th of n rules, in degrees."""
     return round(210 + 360 * k / max(n, 1)) % 360
 
 

@@ -250,6 +250,8 @@ def _function(
         attributes=[SPEC_ATTRIBUTE],
     )
     function.name = fused_op_names.name(op, function, spec_json(match.spec))
+    chain = ", ".join(n.op_type for n in body if n.op_type != "Constant")
+    function.doc_string = f"Fused by tracea-onnx from {chain}; the attribute spec says what it is."
     return function
 
 

@@ -55,7 +55,10 @@ def test_provenance_survives() -> None:
     m.graph.node[0].name, m.graph.node[1].name = "stem/conv", "stem/relu"
     m.graph.node[0].doc_string = "the stem"
     m.graph.node[0].metadata_props.add(key="namespace", value="stem")
-    call = optimized(m).model.graph.node[0]
+    result = optimized(m).model
+    call = result.graph.node[0]
+    function = next(f for f in result.functions if f.name == call.op_type)
+    assert function.doc_string.startswith("Fused by tracea-onnx from Conv, Relu;")
     known = {e.key: e.value for e in call.metadata_props}
     assert call.name == "stem/conv/Conv" and call.doc_string == "the stem"
     assert (
