@@ -1,0 +1,3 @@
+module tracea-onnx-example
+
+go 1.19
