@@ -48,6 +48,8 @@ def test_the_way_round_optimize_inspect_inline_verify(
 ) -> None:
     fused, plain = tmp_path / "f.onnx", tmp_path / "p.onnx"
     assert main(["optimize", str(model), "-o", str(fused)]) == 0
+    assert main(["inspect", str(fused), "--all"]) == 0
+    assert "\n    from Conv_a, Relu_r" in capsys.readouterr().err
     assert main(["inspect", str(fused), "--json"]) == 0
     assert main(["inline", str(fused), "-o", str(plain)]) == 0
     capsys.readouterr()

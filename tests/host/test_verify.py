@@ -16,7 +16,6 @@ from tests.host.pipeline_models import Array, normal, parse, small_cnn
 from tracea_onnx.cli import main
 from tracea_onnx.errors import ModelError, UsageError, VerificationError
 from tracea_onnx.model_io import model_file
-from tracea_onnx.pipeline import report
 from tracea_onnx.verify import input_values, verification
 
 
@@ -147,7 +146,7 @@ def test_an_ill_conditioned_model_is_measured_rather_than_failed() -> None:
     )
     v = compare(a, b)
     assert v.ok and "ill-conditioned" in v.outputs[0].note
-    line, why = report.verification_text(v)
+    line, why = v.text()
     # not a word too few about a difference that large
     assert "passed" in line and "the original itself moves by" in why
     wrong = parse(text.format(), w=w * np.float32(1.01), v=near)

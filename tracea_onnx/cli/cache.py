@@ -12,8 +12,8 @@ from pathlib import Path
 from tracea_onnx.cli import options
 from tracea_onnx.codegen import tuning_records
 from tracea_onnx.errors import UsageError
-from tracea_onnx.pipeline.report import table
 from tracea_onnx.support.artifact_cache import Cache
+from tracea_onnx.support.tables import table
 
 
 def add(subparsers: options.Subparsers) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tracea_onnx.cli import options
 from tracea_onnx.errors import UsageError
 from tracea_onnx.model_io import model_file
-from tracea_onnx.pipeline.report import table
+from tracea_onnx.support.tables import table
 from tracea_onnx.tuning import measure
 
 #: The exit status of a program that Ctrl-C ended.

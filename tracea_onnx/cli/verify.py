@@ -12,7 +12,6 @@ from tracea_onnx.cli import options
 from tracea_onnx.errors import UsageError, VerificationError
 from tracea_onnx.ir import edit
 from tracea_onnx.model_io import model_file
-from tracea_onnx.pipeline import report
 from tracea_onnx.rewrite import fused_calls
 from tracea_onnx.verify import delta_debugging
 from tracea_onnx.verify import verification as verification
@@ -72,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         found, wrong = delta_debugging.judge(reference, candidate, providers)
         faults = _bisect(args, reference, candidate, wrong, providers) if wrong else None
-    options.say(
-        report.verification_text(found) if found is not None else [f"verification FAILED: {wrong}"]
-    )
+    options.say(found.text() if found is not None else [f"verification FAILED: {wrong}"])
     if wrong and args.bisect:
         options.say(
             [f"{f['name']} ({f['rule']}) from {', '.join(f['nodes'])}" for f in faults]

@@ -11,8 +11,8 @@ from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import type_name, written
 from tracea_onnx.model_io import model_file
-from tracea_onnx.pipeline.report import table
 from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.support.tables import Table, lines
 
 
 def inspect(source: model_file.Source) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _call(n: NodeProto) -> dict[str, Any]:
 
 def text(found: dict[str, Any], *, everything: bool = False) -> list[str]:
     """Lines for people; `everything` lists each fused op with the nodes it replaced."""
-    out = [
+    out: list[str | Table] = [
         f"{found['model']}  IR {found['ir_version']}  "
         + ", ".join(f"{d} {v}" for d, v in found["opsets"].items())
     ]
@@ -101,34 +101,20 @@ def text(found: dict[str, Any], *, everything: bool = False) -> list[str]:
         f"weights {w['tensors']} tensors, {w['bytes'] / 2**20:.1f} MiB"
         + (f" in {', '.join(w['external'])}" if w["external"] else "")
     )
-    out += [
-        "",
-        *table([("operator", "nodes"), *((k, str(v)) for k, v in found["operators"].items())]),
-    ]
+    out.append([("operator", "nodes"), *((k, str(v)) for k, v in found["operators"].items())])
     if found["fused"]:
         count = Counter(f["rule"] for f in found["fused"])
         replaced = {
             rule: sum(len(f["nodes"]) for f in found["fused"] if f["rule"] == rule)
             for rule in count
         }
-        out += [
-            "",
-            *table(
-                [
-                    ("rule", "fused ops", "from nodes"),
-                    *((r, str(count[r]), str(replaced[r])) for r in sorted(count)),
-                ]
-            ),
-        ]
+        rows = [(r, str(count[r]), str(replaced[r])) for r in sorted(count)]
+        out.append([("rule", "fused ops", "from nodes"), *rows])
         if everything:
-            out += [
-                "",
-                *(
-                    f"{f['name']}  {f['function']}\n    from {', '.join(f['nodes'])}"
-                    for f in found["fused"]
-                ),
-            ]
-    return out
+            out.append("")
+            for f in found["fused"]:
+                out += [f"{f['name']}  {f['function']}", f"    from {', '.join(f['nodes'])}"]
+    return lines(out)
 
 
 def _shape(shape: list[int | str | None] | None) -> str:

@@ -14,6 +14,7 @@ from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.support import tables
 
 _CONTROL = operators(Trait.CONTROL)
 
@@ -47,6 +48,14 @@ class Coverage:
             "partitions": self.partitions,
             "leaving": [asdict(n) for n in self.leaving],
         }
+
+    def _repr_html_(self) -> str:
+        return tables.html(self.parts())
+
+    def parts(self) -> list[str | tables.Table]:
+        """One line, and a table of the nodes that would leave."""
+        rows = [(n.node, n.op, n.reason) for n in self.leaving]
+        return [_head(self), *([[("node", "operator", "why"), *rows]] if rows else [])]
 
 
 def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Coverage:
@@ -121,9 +130,11 @@ def _complete_types(graph: Graph) -> None:
 
 def text(found: Coverage) -> list[str]:
     """One line for people, and one for every node that would leave."""
+    return [_head(found), *(f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving)]
+
+
+def _head(found: Coverage) -> str:
     stay = found.total - len(found.leaving)
     head = f"on the provider ({found.backend}): {stay} of {found.total} nodes"
     head += f" in {found.partitions} partitions"
-    return [head + ("; these leave it:" if found.leaving else "")] + [
-        f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving
-    ]
+    return head + ("; these leave it:" if found.leaving else "")

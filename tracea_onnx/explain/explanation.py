@@ -25,6 +25,7 @@ from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.pipeline.fusion_loop import FusionOptions, Progress, silent, transform
 from tracea_onnx.pipeline.report import Report
+from tracea_onnx.support import tables
 
 #: Operators that compute enough to be asked about, whether a rule starts at them or not.
 _HEAVY = operators(Trait.HEAVY, Trait.ASKED)
@@ -92,6 +93,22 @@ class ExplainReport:
             "provider": provider,
             "notes": self.report.notes,
         }
+
+    def _repr_html_(self) -> str:
+        fused = [e for e in self.anchors if e.fused_by]
+        left = [e for e in self.anchors if not e.fused_by and not e.light]
+        chains = [(e.anchor, e.op, e.fused_by, str(len(e.nodes))) for e in fused]
+        reasons = [(e.anchor, e.op, e.refusals[0].said, e.fix) for e in left]
+        return tables.html(
+            [
+                f"{self.report.model}: {len(fused)} chains were fused",
+                *([[("anchor", "operator", "rule", "nodes"), *chains]] if chains else []),
+                f"{len(left)} anchors were not",
+                *([[("anchor", "operator", "why", "fix"), *reasons]] if reasons else []),
+                *(f"note: {n}" for n in self.report.notes),
+                *(self.coverage.parts() if self.coverage is not None else []),
+            ]
+        )
 
 
 def explain(
@@ -189,7 +206,7 @@ def text(account: ExplainReport, *, everything: bool = False) -> list[str]:
     for e in shown:
         out.append(f"  {e.anchor} ({e.op})")
         said = e.refusals if everything else [r for r in e.refusals if r.near] or e.refusals[:1]
-        out += [f"    {r.rule + ': ' if r.rule else ''}{r.reason}" for r in said]
+        out += [f"    {r.said}" for r in said]
         out += [f"    fix: {e.fix}"] if e.fix else []
     if len(shown) < len(left):
         out.append(f"  and {len(left) - len(shown)} light nodes (--all shows them)")

@@ -133,13 +133,7 @@ def _key(what: str, value: str, style: str, label: str, count: int) -> str:
 
 
 def _unfused(e: Explanation) -> str:
-    nearest = e.refusals[0]
-    return _row(
-        e.anchor,
-        e.op,
-        f"{nearest.rule}: {nearest.reason}" if nearest.rule else nearest.reason,
-        e.fix,
-    )
+    return _row(e.anchor, e.op, e.refusals[0].said, e.fix)
 
 
 def _row(node: str, op: str, said: str, fix: str) -> str:
@@ -247,7 +241,7 @@ def _left(n: Node, left: Mapping[str, Explanation]) -> Box:
         "kind": "unfused" if nearest.near else "plain" if e.light else "alone",
         "title": n.op,
         "name": n.name,
-        "says": [f"{r.rule}: {r.reason}" if r.rule else r.reason for r in said],
+        "says": [r.said for r in said],
         "fix": e.fix,
     }
 

@@ -91,8 +91,8 @@ def _reasons(account: ExplainReport) -> Mapping[str, Result]:
         nearest = e.refusals[0] if e.refusals else None
         if nearest is None or (e.light and not nearest.near):
             continue
-        said = f"{nearest.rule}: {nearest.reason}" if nearest.rule else nearest.reason
-        out[e.anchor] = {"value": f"{said}; fix: {e.fix}" if e.fix else said, **_LEFT}
+        said = f"{nearest.said}; fix: {e.fix}" if e.fix else nearest.said
+        out[e.anchor] = {"value": said, **_LEFT}
     for n in account.coverage.leaving if account.coverage is not None else ():
         out[n.node] = {"value": f"leaves the provider: {n.reason}", **_LEFT}
     return out

@@ -344,3 +344,8 @@ class Refusal:
     def reason(self) -> str:
         """The sentence."""
         return str(self.because)
+
+    @property
+    def said(self) -> str:
+        """The sentence behind the rule's name."""
+        return f"{self.rule}: {self.reason}" if self.rule else self.reason

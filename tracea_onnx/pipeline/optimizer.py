@@ -60,6 +60,9 @@ class OptimizeResult:
     report: Report
     folder: Path | None = None
 
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
 
 def optimize(
     model: ModelProto | str | os.PathLike[str],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracea_onnx.ir.refusals import Refusal
 from tracea_onnx.rewrite.mixed_precision import Narrowed
+from tracea_onnx.support import tables
 from tracea_onnx.verify.verification import Verification
 
 
@@ -84,20 +84,8 @@ class Report:
             "files": self.files,
         }
 
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as aligned columns; numbers to the right."""
-    widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
-    return [
-        "  ".join(
-            c.rjust(w) if _is_number(c) else c.ljust(w) for c, w in zip(r, widths, strict=True)
-        ).rstrip()
-        for r in rows
-    ]
-
-
-def _is_number(text: str) -> bool:
-    return text[:1].isdigit() or (text[:1] == "-" and text[1:2].isdigit())
+    def _repr_html_(self) -> str:
+        return tables.html(_parts(self))
 
 
 _SHOWN = 8
@@ -105,7 +93,13 @@ _SHOWN = 8
 
 def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list[str]:
     """The report as lines. `prices` lists each fusion with its saving; `verbose` every refusal."""
-    out = [
+    return tables.lines(_parts(report, prices=prices, verbose=verbose))
+
+
+def _parts(
+    report: Report, *, prices: bool = False, verbose: bool = False
+) -> list[str | tables.Table]:
+    out: list[str | tables.Table] = [
         f"{report.model}  opset {report.opset}  backend {report.backend}",
         f"nodes  {report.nodes_before} -> {report.nodes_after}",
     ]
@@ -120,18 +114,11 @@ def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list
             (r, str(count[r]), str(replaced[r]), f"{saved[r]:.1f} us")
             for r in sorted(count, key=lambda r: -saved[r])
         ]
-        out += ["", *table(rows)]
+        out.append(rows)
         if prices:
             dearest = sorted(report.fused, key=lambda f: -f.saved_us)
-            out += [
-                "",
-                *table(
-                    [
-                        ("saves", "rule", "chain"),
-                        *((f"{f.saved_us:.1f} us", f.rule, _chain(f)) for f in dearest),
-                    ]
-                ),
-            ]
+            chains = [(f"{f.saved_us:.1f} us", f.rule, _chain(f)) for f in dearest]
+            out.append([("saves", "rule", "chain"), *chains])
     else:
         out.append("nothing was fused")
     near = [r for r in report.refused if r.near]
@@ -147,9 +134,8 @@ def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list
     if report.precision is not None:
         out += ["", *_precision_text(report.precision, verbose)]
     if report.verify is not None:
-        out += ["", *verification_text(report.verify)]
-    out += [f"note: {n}" for n in report.notes]
-    return out
+        out += ["", *report.verify.text()]
+    return [*out, *(f"note: {n}" for n in report.notes)]
 
 
 def _precision_text(p: Narrowed, verbose: bool) -> list[str]:
@@ -179,24 +165,3 @@ def _chain(f: Fused) -> str:
         else [*f.nodes[:2], f"... {len(f.nodes) - 3} ...", f.nodes[-1]]
     )
     return " + ".join(names)
-
-
-def verification_text(v: Verification) -> list[str]:
-    """One line, and one for each output that is out of bounds, or within them only as the original
-    is sensitive.
-    """
-    worst = max((o.max_abs for o in v.outputs), default=0.0)
-    relative = max((o.max_rel for o in v.outputs), default=0.0)
-    out = [
-        (
-            f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g}"
-            f" ({relative:.2g} relative) over {len(v.outputs)} outputs"
-        )
-    ]
-    out += [
-        f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g},"
-        f" rmse {o.rmse:.3g} {o.note}".rstrip()
-        for o in v.outputs
-        if not o.ok or o.note
-    ]
-    return [*out, *([f"  {v.note}"] if v.note else [])]

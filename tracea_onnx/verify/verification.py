@@ -33,7 +33,7 @@ from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
 from tracea_onnx.provider import PROVIDER_NAME, create_session
 from tracea_onnx.shapes.onnx_inference import first_line
-from tracea_onnx.support import deadline
+from tracea_onnx.support import deadline, tables
 from tracea_onnx.verify import fp16_rounding
 from tracea_onnx.verify import input_values as feeds
 
@@ -69,6 +69,29 @@ class Verification:
             "outputs": [asdict(o) for o in self.outputs],
             "note": self.note,
         }
+
+    def text(self) -> list[str]:
+        """One line, and one for each output that is out of bounds, or within them only as the
+        original is sensitive.
+        """
+        worst = max((o.max_abs for o in self.outputs), default=0.0)
+        relative = max((o.max_rel for o in self.outputs), default=0.0)
+        out = [
+            (
+                f"verification {'passed' if self.ok else 'FAILED'}: largest difference {worst:.3g}"
+                f" ({relative:.2g} relative) over {len(self.outputs)} outputs"
+            )
+        ]
+        out += [
+            f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g},"
+            f" rmse {o.rmse:.3g} {o.note}".rstrip()
+            for o in self.outputs
+            if not o.ok or o.note
+        ]
+        return [*out, *([f"  {self.note}"] if self.note else [])]
+
+    def _repr_html_(self) -> str:
+        return tables.html(self.text())
 
 
 @dataclass(frozen=True)
