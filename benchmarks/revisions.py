@@ -34,8 +34,12 @@ _ROOT = Path(__file__).resolve().parents[1]
 _PACK = """
 import sys
 from tracea_onnx import provider
-from tracea_onnx.compiler.partition_compiler import PRODUCER, recording
+from tracea_onnx.compiler.partition_compiler import PRODUCER
 from tracea_onnx.plan.builder import merge_packs
+try:
+    from tracea_onnx.compiler.compile_requests import recording
+except ImportError:  # of an earlier revision
+    from tracea_onnx.compiler.partition_compiler import recording
 with recording() as packs:
     provider.create_session(sys.argv[1], {"backend": "cuda"})
 open(sys.argv[2], "wb").write(merge_packs(packs, PRODUCER))

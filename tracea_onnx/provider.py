@@ -11,7 +11,6 @@ really uses it:
 from __future__ import annotations
 
 import ctypes
-import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from tracea_onnx._version import __version__
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import TraceaError, UsageError
-from tracea_onnx.runtime import native_library
+from tracea_onnx.support import library
 
 PROVIDER_NAME = "TraceaExecutionProvider"
 MINIMUM_ORT = (1, 24)
@@ -139,7 +138,7 @@ def library_path() -> str:
     """Path of the provider's shared library, as ONNX Runtime's
     `register_execution_provider_library` wants it.
     """
-    return str(native_library.library_path())
+    return str(library.library_path())
 
 
 def _ort() -> Any:
@@ -166,7 +165,7 @@ def _compile(request: Any, n: int, reply: Any, context: int) -> int:
     wrong.
     """
     try:
-        from tracea_onnx.compiler.partition_compiler import compile_request
+        from tracea_onnx.compiler.compile_requests import compile_request
 
         data, failed = compile_request(ctypes.string_at(request, n)), 0
     except TraceaError as e:
@@ -361,6 +360,8 @@ def stats() -> dict[str, int]:
     compile_requests, threads; and `live_...`, what the library holds now (`ep/plan/stats.h`), which
     goes back when sessions go and does not grow with runs.
     """
+    import json
+
     lib = ctypes.CDLL(library_path())
     text = ctypes.create_string_buffer(2048)
     lib.tracea_stats(text, ctypes.c_size_t(len(text)))

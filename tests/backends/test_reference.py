@@ -19,7 +19,7 @@ from tests.session.test_models import SMALL, feeds, small
 from tracea_onnx import provider
 from tracea_onnx.cli import main
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import compile_requests
 from tracea_onnx.doctor import diagnosis
 from tracea_onnx.errors import UsageError
 from tracea_onnx.model_io import model_file
@@ -48,7 +48,7 @@ def test_the_zoo(name: str, tmp_path: Path) -> None:
     plain = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
     Interpreter.launches.clear()
     options = {"backend": "reference", "claim": "all", "cache_dir": str(tmp_path)}
-    with partition_compiler.recording() as packs:
+    with compile_requests.recording() as packs:
         session = provider.create_session(data, options)
     plans = [entry["plan"] for entry in read_pack(packs[-1])[0]["entries"]]
     assert {plan["backend"] for plan in plans} == {"reference"}

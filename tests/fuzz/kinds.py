@@ -9,6 +9,7 @@ process down, which only the parent sees (`workers`).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -38,7 +39,7 @@ from tools.fuzz import operator_fuzz
 from tracea_onnx.cli import main
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
-from tracea_onnx.compiler import partition_compiler, plan_cache, plan_writer
+from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.edit import graphs
 from tracea_onnx.ir.graph import Graph
@@ -46,6 +47,7 @@ from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import compiled_model, optimizer
 from tracea_onnx.plan import builder
 from tracea_onnx.runtime import device_caps
+from tracea_onnx.support import artifact_cache
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.verify import verification as verification
 
@@ -725,8 +727,8 @@ def _packed(number: int) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...
             continue
         with (
             contextlib.suppress(Exception),
-            partition_compiler.recording() as packs,
-            partition_compiler.listening() as requests,
+            compile_requests.recording() as packs,
+            compile_requests.listening() as requests,
         ):
             sessions.session(data, provider=True, everything=True)
             pack = builder.merge_packs(packs, "fuzz")
@@ -861,22 +863,16 @@ def _cache(c: Case) -> Verdict:
         want = _with_options(data, fed, options)
     except Exception as e:
         return Verdict(REFUSED, str(e)[:200])
-    files = sorted(folder.glob("*.entry"))
     right = c.random.random() < 0.5
-    for f in files:
+    for f in sorted(folder.glob("*.entry")):
         raw = f.read_bytes()
-        if not right:
+        if right:
+            payload = mutations.damage(raw[artifact_cache.HEAD :], c.random)
+            f.write_bytes(
+                raw[: artifact_cache.HEAD - 32] + hashlib.sha256(payload).digest() + payload
+            )
+        else:
             f.write_bytes(mutations.damage(raw, c.random))
-    if right:
-        _, _, _, requests = _some(c)
-        for one in requests:
-            model = ModelProto.FromString(one)
-            model.metadata_props.extend([])
-            props = partition_compiler.properties(model) | {"cache_dir": str(folder)}
-            key = plan_cache._key(model, props)
-            old = store.get(key)
-            if old is not None:
-                store.put(key, mutations.damage(old, c.random))
     try:
         got = _with_options(data, fed, options)
     except Exception as e:
@@ -969,7 +965,7 @@ def _request(c: Case) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", partition_compiler.Fault)
-            pack = partition_compiler.compile_request(data)
+            pack = compile_requests.compile_request(data)
         header, _ = builder.read_pack(pack)
         for entry in header["entries"]:
             json.dumps(entry)

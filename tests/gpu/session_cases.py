@@ -35,7 +35,7 @@ Entries = list[tuple[list[str], dict[str, Any], list[bytes]]]
 
 def answer(make: Callable[[Graph], Entries]) -> None:
     """Lets `make` answer the provider's compile requests."""
-    compiler = importlib.import_module("tracea_onnx.compiler.partition_compiler")
+    compiler = importlib.import_module("tracea_onnx.compiler.compile_requests")
     vars(compiler)["compile_request"] = lambda request: write_pack(
         make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "smoke"
     )
@@ -314,7 +314,7 @@ def session_whole_path() -> None:
     """A model through the partition compiler, its emitters and NVRTC, against ONNX Runtime's CPU
     provider.
     """
-    importlib.reload(importlib.import_module("tracea_onnx.compiler.partition_compiler"))
+    importlib.reload(importlib.import_module("tracea_onnx.compiler.compile_requests"))
     rng = np.random.default_rng(0)
     w1, w2 = (rng.standard_normal(s).astype(np.float32) / 8 for s in ((64, 96), (96, 40)))
     b1, b2 = rng.standard_normal(96).astype(np.float32), rng.standard_normal(40).astype(np.float32)

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-import tracea_onnx.compiler.partition_compiler
+import tracea_onnx.compiler.compile_requests
 from tests.session.provider.provider_plans import Entries, Install
 from tracea_onnx import provider
 from tracea_onnx.ir.graph import Graph
@@ -35,7 +35,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
             return packs[-1]
 
         monkeypatch.setattr(
-            tracea_onnx.compiler.partition_compiler, "compile_request", compile_request
+            tracea_onnx.compiler.compile_requests, "compile_request", compile_request
         )
 
     install.packs = packs  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import compile_requests
 from tracea_onnx.plan.builder import read_pack
 
 CASES: dict[str, tuple[int, dict[str, Any], str]] = {
@@ -121,7 +121,7 @@ def test_a_single_query_with_heads_in_the_batch() -> None:
         for n, t in (("q", 1), ("k", 7), ("v", 7))
     }
     want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
-    with partition_compiler.recording() as packs:
+    with compile_requests.recording() as packs:
         session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
     assert [
         launch["k"] for e in read_pack(packs[-1])[0]["entries"] for launch in e["plan"]["run"]

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.model_io.builder import Net
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.plan.builder import PlanBuilder, read_pack
@@ -35,7 +35,7 @@ def run(
 ) -> tuple[list[Any], list[str]]:
     """Outputs on the provider with this backend, and the families its partitions launch."""
     monkeypatch.setattr(partition_compiler, "writer_of", lambda props: backend)
-    with partition_compiler.recording() as packs:
+    with compile_requests.recording() as packs:
         session = provider.create_session(
             model.SerializeToString(),
             {"claim": "all", "cache_dir": str(cache / str(backend.target.launch_bound))},

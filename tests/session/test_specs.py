@@ -17,7 +17,7 @@ import pytest
 import tracea_onnx
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler import compile_requests
 from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE
 from tracea_onnx.plan.builder import read_pack
 
@@ -104,7 +104,7 @@ def test_bodies_fuse_again(optimized: onnx.ModelProto, tmp_path: Path) -> None:
     """No fused op is lost by not believing it: Plans launch the same kernels."""
 
     def launched(options: dict[str, str]) -> list[str]:
-        with partition_compiler.recording() as packs:
+        with compile_requests.recording() as packs:
             provider.create_session(
                 optimized.SerializeToString(),
                 {"backend": "cpu", "cache_dir": str(tmp_path / "cache"), **options},

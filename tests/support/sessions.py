@@ -72,12 +72,12 @@ def _watch_compiler() -> None:
     """Notes exceptions of the partition compiler: the provider logs them and leaves the nodes to
     ORT, which would hide a defect here.
     """
-    from tracea_onnx.compiler import partition_compiler
+    from tracea_onnx.compiler import compile_requests, partition_compiler
     from tracea_onnx.errors import TraceaError
 
-    if getattr(partition_compiler.compile_request, "watched", False):
+    if getattr(compile_requests.compile_request, "watched", False):
         return
-    original = partition_compiler.compile_request
+    original = compile_requests.compile_request
 
     def watched(request: bytes) -> bytes:
         if not getattr(_watching, "on", False):  # another session of this process
@@ -96,7 +96,7 @@ def _watch_compiler() -> None:
             raise
 
     watched.watched = True  # type: ignore[attr-defined]
-    partition_compiler.compile_request = watched
+    compile_requests.compile_request = watched
 
 
 def assigned(s: ort.InferenceSession) -> tuple[int, int]:

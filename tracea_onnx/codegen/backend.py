@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracea_onnx.codegen.kernel_request import NoKernel, Request
-from tracea_onnx.codegen.target import Target
 from tracea_onnx.errors import UsageError
-from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support import discovery
-from tracea_onnx.support.check import Check
 
-if TYPE_CHECKING:  # it needs numpy, which is not there while the wheel is built
+if TYPE_CHECKING:  # a session whose Plans are cached needs none of it
+    from tracea_onnx.codegen.kernel_request import Request
+    from tracea_onnx.codegen.target import Target
+    from tracea_onnx.ir.dims import DimLike
     from tracea_onnx.plan.builder import Ref
+    from tracea_onnx.runtime.device_caps import DeviceCaps
+    from tracea_onnx.support.check import Check
 
 #: What a compile request says of itself (docs/plan-format.md, "Compiler callback").
 Properties = Mapping[str, str]
@@ -92,6 +92,8 @@ class Backend(ABC):
         """The launches that compute one launch of another family. Raises NoKernel with a sentence
         where there is none.
         """
+        from tracea_onnx.codegen.kernel_request import NoKernel
+
         raise NoKernel(f"the backend '{self.name}' has no kernel for {request.family}")
 
     def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:

@@ -7,18 +7,16 @@ The same rules that rewrite a file run here, so a model that was never optimised
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx
 from onnx import numpy_helper
 
 from tracea_onnx._version import __version__
 from tracea_onnx.codegen.backend import Properties
-from tracea_onnx.compiler import partitioning, plan_cache, profitability
+from tracea_onnx.compiler import partitioning, profitability
 from tracea_onnx.compiler.lower import COMPUTE, lower
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node, of_plain
@@ -46,10 +44,8 @@ from tracea_onnx.plan.builder import MOST_RANK, PlanBuilder, write_pack
 from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.support import discovery
-from tracea_onnx.support.scoped_value import override
 
 PRODUCER = f"tracea-onnx {__version__}"
-T = TypeVar("T")
 
 
 @dataclass
@@ -63,75 +59,35 @@ class Compiled:
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
 
-#: Who collects what the sessions compile that this context creates: the provider asks on the thread
-#: that creates a session.
-_recordings: ContextVar[tuple[list[bytes], ...]] = ContextVar("recordings", default=())
-_listeners: ContextVar[tuple[list[onnx.ModelProto], ...]] = ContextVar("listeners", default=())
-
-
-@contextmanager
-def _collected(places: ContextVar[tuple[list[T], ...]]) -> Iterator[list[T]]:
-    """A list that is among these while the context is open."""
-    found: list[T] = []
-    with override(places, (*places.get(), found)):
-        yield found
-
-
-def recording() -> AbstractContextManager[list[bytes]]:
-    """Collects every reply made in this thread while the context is open (how `optimize --pack`
-    captures Plans).
-    """
-    return _collected(_recordings)
-
-
-def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
-    """Collects every request made in this thread while the context is open, with the constants that
-    it only points to: these are ONNX Runtime's, and soon gone.
-    """
-    return _collected(_listeners)
-
-
-def compile_request(request: bytes) -> bytes:
-    """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
+def compile_model(request: bytes) -> tuple[bytes, list[str]]:
+    """The pack for a request, and the constants whose values it follows from."""
     model = onnx.ModelProto.FromString(request)
-    reply = (
-        write_pack([], PRODUCER)
-        if edit.unreadable(model) or not edit.in_order(model.graph)
-        else _compiled(model)
-    )
-    for packs in _recordings.get():
-        packs.append(reply)
-    for requests in _listeners.get():
-        requests.append(_whole(model))
-    return reply
-
-
-def _compiled(model: onnx.ModelProto) -> bytes:
-    """The pack for a request, from the cache where it is there."""
+    if edit.unreadable(model) or not edit.in_order(model.graph):
+        return write_pack([], PRODUCER), []
     props = properties(model)
-    slot = plan_cache.Slot(model, props)
-    reply = slot.get()
-    if reply is None:
-        graph = Graph(model, in_process=True)
-        result = compile_for(graph, props, writer_of(props))
-        reply = write_pack(
-            [
-                ([n.proto.doc_string for n in nodes], plan, blobs)
-                for nodes, plan, blobs in result.entries
-            ],
-            PRODUCER,
-        )
-        slot.put(graph, reply)
-    return reply
+    graph = Graph(model, in_process=True)
+    result = compile_for(graph, props, writer_of(props))
+    pack = write_pack(
+        [
+            ([n.proto.doc_string for n in nodes], plan, blobs)
+            for nodes, plan, blobs in result.entries
+        ],
+        PRODUCER,
+    )
+    return pack, [t.name for t in model.graph.initializer if graph.was_read(t.name)]
 
 
-def _whole(request: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with the constants in it."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(request)
-    for tensor in copy.graph.initializer:
+def whole(request: bytes) -> onnx.ModelProto:
+    """The request with the constants in it, which has no digest: it is no longer what ONNX Runtime
+    holds.
+    """
+    model: onnx.ModelProto = onnx.ModelProto.FromString(request)
+    for tensor in model.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(request_array(tensor), tensor.name))
-    return copy
+    for k in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[k].key == "digest":
+            del model.metadata_props[k]
+    return model
 
 
 def properties(request: onnx.ModelProto) -> dict[str, str]:

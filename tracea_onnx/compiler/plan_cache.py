@@ -1,125 +1,113 @@
 """Compiled packs on disk, by everything they were compiled from, so that a model loads without
 compiling the second time.
 
-An entry's key covers the request (nodes, types, small constants, the target) and the code that
-answers it. Of large constants the compiler reads few (a causal mask, a table of positions), and
-which ones it only knows when it is done: an entry names them with their hashes, and counts only
-while they are the same.
+An entry's key covers the request (its `digest`: nodes, types, small constants; its properties: the
+target) and the code that answers it (`code_identity`). Of large constants the compiler reads few (a
+causal mask, a table of positions), and which ones it only knows when it is done: an entry names
+them with their hashes, and counts only while they are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto
-
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.errors import TraceaError
-from tracea_onnx.ir.graph import Graph, request_array
-from tracea_onnx.runtime import native_library
+from tracea_onnx.compiler.code_identity import Code, code
+from tracea_onnx.support import process_memory
 from tracea_onnx.support.artifact_cache import Cache
-from tracea_onnx.support.discovery import folder
+from tracea_onnx.support.wire_format import fields
 
+#: Where a constant lies whose offset is an address (`ir.graph`).
+_MEMORY = "tracea:memory"
 #: Constants of at most this many bytes are part of a node's key already (docs/plan-format.md, "Plan
 #: and pack").
 _KEYED = 4096
+_EMPTY = memoryview(b"")
+#: Numbers of fields in onnx.proto.
+_GRAPH, _METADATA, _INITIALIZER, _NAME, _EXTERNAL = 7, 14, 5, 8, 13
 
 
 class Slot:
-    """Where the pack of one request is kept."""
+    """Where the pack of one request is kept. One without a digest is not kept."""
 
-    def __init__(self, request: ModelProto, props: Mapping[str, str]) -> None:
-        self._request, self._cache, self._key = (
-            request,
-            Cache(Path(props["cache_dir"])) if props.get("cache_dir") else Cache(),
-            _key(request, props),
+    def __init__(self, request: bytes) -> None:
+        self._request = memoryview(request)
+        props = dict(_properties(self._request))
+        self._cache = Cache(Path(props["cache_dir"])) if props.get("cache_dir") else Cache()
+        self._key = (
+            _key(props, code(props.get("backend", ""), self._cache)) if "digest" in props else None
         )
 
     def get(self) -> bytes | None:
         """The pack compiled earlier for the same request, or None."""
-        entry = self._cache.get(self._key)
+        entry = self._cache.get(self._key) if self._key else None
         if entry is None:
             return None
         head, _, pack = entry.partition(b"\n")
-        tensors = {t.name: t for t in self._request.graph.initializer}
-        return (
-            pack
-            if all(_hash(tensors[name]) == known for name, known in json.loads(head).items())
-            else None
-        )
+        if head == b"{}":
+            return pack
+        import json
 
-    def put(self, graph: Graph, pack: bytes) -> None:
-        """Keep `pack`, compiled from the request by looking at the constants that `graph` was asked
-        for.
-        """
-        read = {
-            t.name: _hash(t)
-            for t in self._request.graph.initializer
-            if graph.was_read(t.name) and _size(t) > _KEYED
+        read: dict[str, str] = json.loads(head)
+        return pack if self._hashes(read) == read else None
+
+    def put(self, read: Collection[str], pack: bytes) -> None:
+        """Keep `pack`, compiled from the request by looking at the constants `read`."""
+        if self._key:
+            import json
+
+            head = json.dumps(self._hashes(read)).encode()
+            self._cache.put(self._key, head + b"\n" + pack)
+
+    def _hashes(self, names: Collection[str]) -> dict[str, str]:
+        """Of the contents of large constants, by name."""
+        return {
+            name: hashlib.sha256(process_memory.read(address, size)).hexdigest()
+            for name, address, size in _constants(self._request)
+            if name in names and size > _KEYED
         }
-        self._cache.put(self._key, json.dumps(read).encode() + b"\n" + pack)
 
 
-def _key(request: ModelProto, props: Mapping[str, str]) -> str:
-    h = hashlib.sha256(_code().encode())
-    name = props.get("backend", "")
-    if name in backends.names():
-        h.update(backends.get(name).fingerprint(props).encode())
-    for part in (
-        sorted((k, v) for k, v in props.items() if k != "cache_dir"),
-        sorted((o.domain, o.version) for o in request.opset_import),
-    ):
-        h.update(repr(part).encode())
-    g = request.graph
-    for messages in (g.node, g.input, g.output, g.value_info):
-        for m in messages:
-            h.update(m.SerializeToString(deterministic=True))
-        h.update(b"|")
-    for t in g.initializer:
-        h.update(
-            repr(
-                (t.name, t.data_type, tuple(t.dims), _hash(t) if _size(t) <= _KEYED else "")
-            ).encode()
-        )
+def _properties(request: memoryview) -> Iterator[tuple[str, str]]:
+    """What a request says of itself; nothing where it is damaged, which its reader will say."""
+    with contextlib.suppress(ValueError):
+        yield from (_entry(v) for k, v in list(fields(request)) if k == _METADATA)
+
+
+def _constants(request: memoryview) -> Iterator[tuple[str, int, int]]:
+    """Name, address and bytes of the constants that the request points to."""
+    with contextlib.suppress(ValueError):
+        for graph in (v for k, v in fields(request) if k == _GRAPH):
+            for tensor in (v for k, v in fields(_message(graph)) if k == _INITIALIZER):
+                parts = list(fields(_message(tensor)))
+                where = dict(_entry(v) for k, v in parts if k == _EXTERNAL)
+                if where.get("location") == _MEMORY:
+                    name = next((_text(v) for k, v in parts if k == _NAME), "")
+                    yield name, int(where.get("offset", "")), int(where.get("length", ""))
+
+
+def _entry(value: int | memoryview) -> tuple[str, str]:
+    """A StringStringEntryProto."""
+    pair = dict(fields(_message(value)))
+    return _text(pair.get(1, _EMPTY)), _text(pair.get(2, _EMPTY))
+
+
+def _message(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("a number in place of a message")
+    return value
+
+
+def _text(value: int | memoryview) -> str:
+    return str(_message(value), "utf-8")
+
+
+def _key(props: Mapping[str, str], code: Code) -> str:
+    h = hashlib.sha256(code.contents.encode())
+    if code.fingerprint:
+        h.update(backends.get(props["backend"]).fingerprint(props).encode())
+    h.update(repr(sorted((k, v) for k, v in props.items() if k != "cache_dir")).encode())
     return "plan " + h.hexdigest()
-
-
-def _size(t: TensorProto) -> int:
-    return request_array(t).nbytes
-
-
-def _hash(t: TensorProto) -> str:
-    values = request_array(t)
-    in_place = values.dtype != object and values.flags.c_contiguous
-    return hashlib.sha256(
-        values.reshape(-1).view(np.uint8).data if in_place else values.tobytes()
-    ).hexdigest()
-
-
-@cache
-def _code() -> str:
-    """What answers requests, by its contents: the package's modules, the native library, and the
-    packages they call.
-    """
-    places = [
-        Path(__file__).parents[1],
-        *(folder(kind) for kind in ("fusion_rules", "scheduler", "kernels")),
-    ]
-    files = {
-        p for place in places for p in place.rglob("*") if p.suffix in (".py", ".cuh", ".json")
-    }
-    with contextlib.suppress(TraceaError):
-        files.add(native_library.library_path())
-    h = hashlib.sha256(repr((onnx.__version__, np.__version__, sys.version_info)).encode())
-    for p in sorted(files):
-        data = p.read_bytes()
-        h.update(repr((p.name, len(data))).encode() + data)
-    return h.hexdigest()

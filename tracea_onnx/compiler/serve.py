@@ -10,9 +10,9 @@ import socket
 import struct
 import sys
 
-from tracea_onnx.compiler.partition_compiler import compile_request
+from tracea_onnx.compiler.compile_requests import compile_request
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.ir import graph
+from tracea_onnx.support import process_memory
 
 #: Seconds without a request after which the program ends.
 _IDLE = 30.0
@@ -35,7 +35,7 @@ def serve(channel: socket.socket, idle: float = _IDLE) -> None:
         channel.sendall(struct.pack("=cQQ", b"c", address, size))
         return read(size)
 
-    graph.read_memory = constant
+    process_memory.read = constant
     try:
         while select.select([channel], [], [], idle)[0]:
             request = read(*struct.unpack("=Q", read(8)))

@@ -8,7 +8,6 @@ still be searched.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from onnx import (
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.operator_versions import kind_of, unread
+from tracea_onnx.support import process_memory
 from tracea_onnx.support.data_files import open_data
 
 Array = npt.NDArray[Any]
@@ -183,14 +183,6 @@ def truncated(t: TensorProto) -> ModelError:
     )
 
 
-def _of_this_process(address: int, size: int) -> bytes | memoryview:
-    return memoryview((ctypes.c_ubyte * size).from_address(address))
-
-
-#: Reads the memory of the process that asks for Plans; `compiler/serve.py` is a process for others.
-read_memory: Callable[[int, int], bytes | memoryview] = _of_this_process
-
-
 def request_array(t: TensorProto) -> Array:
     """The values of a constant of a compile request, in place: where the request says so, at an
     address.
@@ -211,7 +203,7 @@ def request_array(t: TensorProto) -> Array:
             what,
             "the provider and the Python package are of different versions: install them again",
         )
-    stored = read_memory(int(info["offset"]), size) if size else b""
+    stored = process_memory.read(int(info["offset"]), size) if size else b""
     return _typed(t, np.frombuffer(stored, np.uint8))
 
 

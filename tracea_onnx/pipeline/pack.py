@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tracea_onnx import provider
-from tracea_onnx.compiler.partition_compiler import PRODUCER, recording
+from tracea_onnx.compiler.compile_requests import recording
+from tracea_onnx.compiler.partition_compiler import PRODUCER
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.plan.builder import merge_packs, read_pack
 

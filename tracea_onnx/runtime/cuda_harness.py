@@ -18,7 +18,8 @@ import numpy.typing as npt
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.builder import write_pack
-from tracea_onnx.runtime import device_caps, native_library
+from tracea_onnx.runtime import device_caps
+from tracea_onnx.support.library import library_path
 
 Array = npt.NDArray[Any]
 
@@ -59,7 +60,7 @@ class Times:
 
 
 def _library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(native_library.library_path()))
+    lib = ctypes.CDLL(str(library_path()))
     lib.tracea_cuda_open.restype = ctypes.c_void_p
     lib.tracea_cuda_time.restype = ctypes.c_int64
     return lib

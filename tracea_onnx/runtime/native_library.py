@@ -8,7 +8,6 @@ seconds = run_kernel("gemm", {"x": x, "w": packed, "y": y}, {"M": 3, "N": 5, "K"
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,14 +19,12 @@ import numpy.typing as npt
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import OPCODES
 from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.support.library import PACKAGE, SUFFIX, library_path
 
 Array = npt.NDArray[Any]
 #: An array, or (array, offset in elements of its first element), or None for an absent optional
 #: operand.
 Operand = Array | tuple[Array, int] | None
-
-_PACKAGE = Path(__file__).resolve().parents[1]
-_SUFFIX = {"Darwin": ".dylib", "Windows": ".dll"}.get(platform.system(), ".so")
 
 
 class _Instr(ctypes.Structure):
@@ -41,32 +38,6 @@ class _Program(ctypes.Structure):
         ("code", ctypes.POINTER(_Instr)),
         *((n, ctypes.c_int32) for n in ("n_code", "n_in", "n_regs", "out", "type")),
     ]
-
-
-def library_path() -> Path:
-    """Path of the native library of this installation."""
-    path = _PACKAGE / f"libtracea_onnx{_SUFFIX}"
-    if path.is_file():
-        return path
-    installed = _installed_library()
-    if installed is None:
-        raise TraceaError(
-            "the native library is missing",
-            "reinstall tracea-onnx, or in a checkout run: python -m tracea_onnx.ep.build",
-        )
-    return installed
-
-
-def _installed_library() -> Path | None:
-    """Where an editable installation put the library: listed in the distribution's metadata."""
-    from importlib.metadata import PackageNotFoundError, files
-
-    try:
-        listed = files("tracea-onnx") or []
-    except PackageNotFoundError:
-        return None
-    found = [Path(str(f.locate())) for f in listed if f.name == f"libtracea_onnx{_SUFFIX}"]
-    return found[0] if found and found[0].is_file() else None
 
 
 @cache
@@ -96,10 +67,8 @@ def _library_for(family: str, isa: str | None) -> tuple[ctypes.CDLL, str]:
     """The full library, or a newer one-template library of a kernel's author (see
     `ep/build.py`).
     """
-    full = _PACKAGE / f"libtracea_onnx{_SUFFIX}"
-    partial = sorted(
-        _PACKAGE.glob(f"libtracea_onnx.*{_SUFFIX}"), key=lambda p: -p.stat().st_mtime_ns
-    )
+    full = PACKAGE / f"libtracea_onnx{SUFFIX}"
+    partial = sorted(PACKAGE.glob(f"libtracea_onnx.*{SUFFIX}"), key=lambda p: -p.stat().st_mtime_ns)
     newest = full.stat().st_mtime_ns if full.is_file() else 0
     for path in [
         *(p for p in partial if p.stat().st_mtime_ns > newest),

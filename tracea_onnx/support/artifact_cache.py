@@ -23,7 +23,8 @@ from tracea_onnx.support import files
 from tracea_onnx.support.files import Folder
 
 _MAGIC = b"TRACEACE"
-_HEAD = len(_MAGIC) + 32 + 32
+#: Bytes before an entry's payload; the last 32 are its SHA-256.
+HEAD = len(_MAGIC) + 32 + 32
 _SUFFIX = ".entry"
 #: Entries beyond this many bytes in all are dropped, least recently used first. Each process counts
 #: them at its first write, and again whenever it wrote a sixteenth more.
@@ -70,8 +71,8 @@ class Cache:
             data = folder.read(name)
             if data is None:
                 return None
-            payload = data[_HEAD:]
-            if data[:_HEAD] != _head(key, payload):
+            payload = data[HEAD:]
+            if data[:HEAD] != _head(key, payload):
                 folder.remove(name)  # a damaged entry would be read, and refused, for ever
                 return None
             with contextlib.suppress(OSError):
@@ -81,7 +82,7 @@ class Cache:
 
     def put(self, key: str, data: bytes) -> bool:
         """Store `data`; False when the cache is unusable or the entry alone passes the limit."""
-        size = len(data) + _HEAD
+        size = len(data) + HEAD
         if size > self.limit:
             return False
         try:

@@ -14,13 +14,12 @@ import errno
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Literal
-
-from platformdirs import user_cache_path, user_data_path
 
 _DESCRIPTORS = "/proc/self/fd"
 _CHUNK = 64 << 20
@@ -319,11 +318,21 @@ def _own_group(gid: int) -> bool:
     )
 
 
+_XDG = {"cache": ("XDG_CACHE_HOME", ".cache"), "data": ("XDG_DATA_HOME", ".local/share")}
+
+
 def user_folder(kind: Literal["cache", "data"]) -> Path | None:
     """Where the operating system keeps such files of this user; None for a user without a home."""
-    find = user_cache_path if kind == "cache" else user_data_path
     try:
-        found = find("tracea-onnx", appauthor=False)
+        if sys.platform == "linux":  # as platformdirs has it, which takes longer to import
+            variable, usual = _XDG[kind]
+            given = os.environ.get(variable, "").strip()
+            found = (Path(given) if given else Path.home() / usual) / "tracea-onnx"
+        else:
+            import platformdirs
+
+            find = getattr(platformdirs, f"user_{kind}_path")
+            found = find("tracea-onnx", appauthor=False)
     except RuntimeError:  # HOME is not set, and the user is in no list of users
         return None
     return found if found.is_absolute() else None

@@ -29,7 +29,7 @@ from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.backend import Backend
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.codegen.tuning_records import Measured
-from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir import dims as D
@@ -156,7 +156,7 @@ def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[M
 
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as fresh, partition_compiler.listening() as requests:
+    with tempfile.TemporaryDirectory() as fresh, compile_requests.listening() as requests:
         provider.create_session(model, {**options, "cache_dir": fresh}, quiet)
     whole = (
         request for request in requests if partition_compiler.properties(request).get("body") != "1"

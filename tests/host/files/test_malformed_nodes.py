@@ -22,7 +22,7 @@ from onnx import (
 
 from tests.host.pipeline_models import parse
 from tracea_onnx.canonicalize import canonical_form, constant_ifs, identities, sink_transposes
-from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.explain import contents, explanation, html_page
 from tracea_onnx.ir import edit, op_traits, operator_versions
@@ -311,7 +311,7 @@ def test_a_request_for_a_backend_that_there_is_not_compiles_nothing() -> None:
     m = model_of(helper.make_node("Relu", ["x"], ["y"]), {"x": (2, 3)})
     m.metadata_props.add(key="backend", value="cp")
     with pytest.raises(TraceaError, match="the backend 'cp'"):
-        partition_compiler.compile_request(m.SerializeToString())
+        compile_requests.compile_request(m.SerializeToString())
 
 
 def test_an_operand_too_many_is_not_written_to() -> None:
@@ -378,7 +378,7 @@ def test_a_name_that_is_no_text_is_refused_and_not_compiled(name: bytes) -> None
     with pytest.raises(ModelError, match="not valid text"):
         model_file.load(_renamed(name))
     assert (
-        read_pack(partition_compiler.compile_request(_renamed(name).SerializeToString()))[0][
+        read_pack(compile_requests.compile_request(_renamed(name).SerializeToString()))[0][
             "entries"
         ]
         == []
@@ -611,18 +611,18 @@ def test_a_request_whose_nodes_are_out_of_order_compiles_nothing() -> None:
     for n in m.graph.node:
         n.doc_string = n.op_type
     m.metadata_props.add(key="claim", value="all")
-    assert read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+    assert read_pack(compile_requests.compile_request(m.SerializeToString()))[0]["entries"]
     m.graph.node.reverse()
-    assert not read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+    assert not read_pack(compile_requests.compile_request(m.SerializeToString()))[0]["entries"]
 
 
 def test_a_request_that_defines_a_value_twice_compiles_nothing() -> None:
     """A reader of its own result would be followed in a circle."""
     m = parse("g (float[2, 16] x) => (float[2, 16] y) { t = Relu (x) y = Relu (t) }")
     m.metadata_props.add(key="claim", value="all")
-    assert read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+    assert read_pack(compile_requests.compile_request(m.SerializeToString()))[0]["entries"]
     m.graph.node[1].output[0] = "t"
-    assert not read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+    assert not read_pack(compile_requests.compile_request(m.SerializeToString()))[0]["entries"]
 
 
 def test_dims_that_onnx_runtime_takes_without_optimizations_alone_are_the_models_fault() -> None:

@@ -22,6 +22,7 @@ from tracea_onnx.ir.expr_program import MAX_REGISTERS
 from tracea_onnx.plan.builder import PACK_VERSION, PlanBuilder, read_pack, write_pack
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime import native_library
+from tracea_onnx.support.library import library_path
 
 HEADER = Path(__file__).resolve().parents[3] / "tracea_onnx" / "ep" / "ort" / "ort_abi.h"
 ALIGN, SLACK = 64, 256
@@ -29,7 +30,7 @@ ALIGN, SLACK = 64, 256
 
 @cache
 def library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(native_library.library_path()))
+    lib = ctypes.CDLL(str(library_path()))
     lib.tracea_evaluate.restype = lib.tracea_lay_out.restype = ctypes.c_int64
     return lib
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper as h
 
-import tracea_onnx.compiler.partition_compiler
+import tracea_onnx.compiler.compile_requests
 from tests.fake.driver import Log
 from tests.fake.plans import HandPlan
 from tests.session.provider.provider_plans import Entries, key, model
@@ -40,7 +40,7 @@ def answer(make: Callable[[Graph], Entries]) -> None:
         packs.append(write_pack(make(Graph(requests[-1], in_process=True)), "test"))
         return packs[-1]
 
-    tracea_onnx.compiler.partition_compiler.compile_request = compile_request
+    tracea_onnx.compiler.compile_requests.compile_request = compile_request
     provider.register()
 
 

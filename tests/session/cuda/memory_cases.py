@@ -20,7 +20,7 @@ import onnxruntime as ort
 
 from tests.host.pipeline_models import normal, parse
 from tracea_onnx import provider
-from tracea_onnx.runtime import native_library
+from tracea_onnx.support.library import library_path
 
 _TEXT = (
     "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid "
@@ -79,7 +79,7 @@ def cuda(_: str) -> Callable[[], None]:
 
 def sweep(use: Callable[[], None], step: int) -> dict[str, Any]:
     use()  # what is made once in a process is made
-    shim, name = ctypes.CDLL(None), Path(native_library.library_path()).name.encode()
+    shim, name = ctypes.CDLL(None), Path(library_path()).name.encode()
     for lasting in (1, 30):
         shim.fake_memory_fail(name, ctypes.c_long(1 << 40), ctypes.c_long(0))
         use()

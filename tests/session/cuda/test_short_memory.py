@@ -17,7 +17,7 @@ from tests.fake import driver
 from tests.host.pipeline_models import normal
 from tests.session.provider.test_faults import fails, small
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler as model_compiler
+from tracea_onnx.compiler import compile_requests
 
 SOURCE = Path(driver.__file__).with_name("memory.cc")
 
@@ -57,7 +57,7 @@ def test_allocations_that_fail_are_one_line(
 def test_faults_of_the_compiler_callback_cost_the_graph(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(model_compiler, "compile_request", fails(error))
+    monkeypatch.setattr(compile_requests, "compile_request", fails(error))
     session = provider.create_session(small(), {"claim": "all", "cache_dir": str(tmp_path)})
     assert not provider.assigned_nodes(session)
     assert session.run(None, {"x": normal(5, 64)})[0].shape == (5, 32)

@@ -20,10 +20,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import tracea_onnx.compiler.partition_compiler
+import tracea_onnx.compiler.compile_requests
 from tests.host.pipeline_models import normal, parse, run
 from tracea_onnx import provider
-from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.explain import explanation
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match import rule_set
@@ -107,7 +107,7 @@ def test_packs_of_threads_do_not_mix(tmp_path: Path) -> None:
 
     def other() -> None:
         start.wait(60)
-        with partition_compiler.recording() as packs:
+        with compile_requests.recording() as packs:
             provider.create_session(
                 small("theirs"), {"claim": "all", "cache_dir": str(tmp_path / "t")}
             )
@@ -117,7 +117,7 @@ def test_packs_of_threads_do_not_mix(tmp_path: Path) -> None:
 
     t = threading.Thread(target=other)
     t.start()
-    with partition_compiler.recording() as packs, partition_compiler.listening() as requests:
+    with compile_requests.recording() as packs, compile_requests.listening() as requests:
         start.set()
         assert asked.wait(60)
         provider.create_session(small("mine"), {"claim": "all", "cache_dir": str(tmp_path / "m")})
@@ -142,7 +142,7 @@ def test_ctrl_c_while_a_model_compiles_ends_the_load(
     if plain and tuple(map(int, ort.__version__.split(".")[:3])) < provider.PROVIDERS_LIST_ORT:
         pytest.skip("this ONNX Runtime takes plugin providers only through session options")
     monkeypatch.setattr(
-        tracea_onnx.compiler.partition_compiler, "compile_request", fails(KeyboardInterrupt())
+        tracea_onnx.compiler.compile_requests, "compile_request", fails(KeyboardInterrupt())
     )
     provider.register()
     with pytest.raises(KeyboardInterrupt):
@@ -163,7 +163,7 @@ def test_what_asks_a_thread_to_end_is_raised_behind_the_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        tracea_onnx.compiler.partition_compiler, "compile_request", fails(SystemExit(7))
+        tracea_onnx.compiler.compile_requests, "compile_request", fails(SystemExit(7))
     )
     with pytest.raises(SystemExit, match="7"):
         provider.create_session(small())

@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.compiler import partition_compiler, plan_cache
+from tracea_onnx.compiler import code_identity, partition_compiler, plan_cache
 from tracea_onnx.provider import assigned_nodes, create_session
 from tracea_onnx.runtime import nvrtc
 from tracea_onnx.support import discovery
+from tracea_onnx.support.artifact_cache import Cache
 
 S, D = 40, 48  # the mask and each weight are larger than what a node's key covers
 
@@ -156,21 +159,96 @@ def test_the_key_covers_what_the_code_says_not_when_it_was_written(
     file = rules / name
     file.parent.mkdir(parents=True)
     monkeypatch.setattr(
-        plan_cache, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind)
+        code_identity, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind)
     )
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "__init__.py").touch()
+    (library / "version.py").write_text("version = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(code_identity, "_LIBRARIES", ("library",))
 
     def key(text: str, time: int) -> str:
         file.write_text(text)
         os.utime(file, (time, time))
-        plan_cache._code.cache_clear()
-        return plan_cache._code()
+        return code(tmp_path)
 
     assert key("a = 1", 1) != key("a = 2", 1)
     assert key("a = 1", 1) == key("a = 1", 2)
     before = key("a = 1", 1)
-    monkeypatch.setattr(onnx, "__version__", "0.0")
+    (library / "version.py").write_text("version = 2")
     assert key("a = 1", 1) != before
-    plan_cache._code.cache_clear()
+    # what changed just now may change again without another stamp
+    assert not list((tmp_path / "cache").glob("*.entry"))
+
+
+def code(folder: Path) -> str:
+    """The hash of the code as another process would find it."""
+    code_identity.code.cache_clear()
+    try:
+        return code_identity.code("cpu", Cache(folder / "cache")).contents
+    finally:
+        code_identity.code.cache_clear()
+
+
+def test_files_with_known_stamps_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, rules = discovery.folder, tmp_path / "fusion_rules"
+    file = rules / "rule.py"
+    rules.mkdir()
+    file.write_text("a = 1")
+    monkeypatch.setattr(
+        code_identity, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind)
+    )
+    monkeypatch.setattr(code_identity, "_SETTLED", 0)
+    reads = []
+    contents = code_identity._contents
+
+    def counted(paths: Iterable[str]) -> str:
+        reads.append(1)
+        return contents(paths)
+
+    monkeypatch.setattr(code_identity, "_contents", counted)
+    time.sleep(0.02)
+    first = code(tmp_path)
+    assert code(tmp_path) == first and len(reads) == 1
+    # another version of the same size, made to look as old as the first one
+    before = file.stat()
+    file.write_text("a = 2")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    time.sleep(0.02)
+    assert code(tmp_path) != first and len(reads) == 2
+    file.write_text("a = 1")
+    time.sleep(0.02)
+    assert code(tmp_path) == first and len(reads) == 3
+    (rules / "another.py").touch()
+    time.sleep(0.02)
+    assert code(tmp_path) != first
+
+
+_LIGHT = """
+import sys
+from tracea_onnx.provider import assigned_nodes, create_session
+session = create_session(sys.argv[1], {"claim": "all", "cache_dir": sys.argv[2]})
+heavy = {"onnx", "google.protobuf", "tracea_onnx.compiler.partition_compiler"} & set(sys.modules)
+print(len(assigned_nodes(session)), *heavy)
+"""
+
+
+def test_a_session_whose_plans_are_cached_imports_no_compiler(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(attention(CAUSAL, 0.1))
+
+    def found() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", _LIGHT, str(tmp_path / "m.onnx"), str(tmp_path / "cache")],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    nodes, *heavy = found()
+    assert len(heavy) == 3
+    assert found() == [nodes]
 
 
 def test_another_cuda_compiler_is_another_key(
@@ -189,14 +267,20 @@ def test_another_cuda_compiler_is_another_key(
 
 
 def test_a_plan_is_kept_under_all_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = onnx.load_from_string(attention(np.zeros((S, S)), 1.0))
-    cpu, cuda = {"backend": "cpu"}, {"backend": "cuda", "arch": "90", "sms": "132"}
-    before = [plan_cache._key(request, p) for p in (cpu, cuda)]
+    cpu = {"backend": "cpu", "digest": "a"}
+    cuda = {"backend": "cuda", "arch": "90", "sms": "132", "digest": "a"}
+    made = code_identity.Code("contents", fingerprint=False), code_identity.Code("contents", True)
+    before = [plan_cache._key(*both) for both in zip((cpu, cuda), made, strict=True)]
     monkeypatch.setattr(nvrtc, "chosen", lambda: nvrtc.Compiler(__file__, 13))
-    after = [plan_cache._key(request, p) for p in (cpu, cuda)]
+    after = [plan_cache._key(*both) for both in zip((cpu, cuda), made, strict=True)]
     assert after[0] == before[0] and after[1] != before[1]
-    monkeypatch.setattr(plan_cache, "_code", lambda: "another version")
-    assert not {plan_cache._key(request, p) for p in (cpu, cuda)} & {*before, *after}
+    assert [code_identity.code(name, Cache(None)).fingerprint for name in ("cpu", "cuda")] == [
+        False,
+        True,
+    ]
+    assert plan_cache._key(cpu, code_identity.Code("another version", False)) != before[0]
+    assert plan_cache._key({**cpu, "digest": "b"}, made[0]) != before[0]
+    assert plan_cache._key({**cpu, "cache_dir": "b"}, made[0]) == before[0]
 
 
 _HOMELESS = """

@@ -1,7 +1,6 @@
 #include "ort/graph.h"
 
 #include "plan/failure.h"
-#include "plan/sha256.h"
 
 namespace tracea {
 
@@ -254,6 +253,19 @@ void Graph::read_node(const OrtNode* handle) {
   nodes.push_back(std::move(n));
 }
 
+// What the compiler is told of a value: all but the contents of a large constant.
+void Graph::add_value(Sha256& h, int k) const {
+  if (k < 0) {
+    h.add_text("");
+    return;
+  }
+  const Value& v = values[size_t(k)];
+  h.add_text(v.name).add_u64(uint64_t(v.type)).add_u64(v.has_shape ? v.dims.size() : ~uint64_t(0));
+  for (const Dim& d : v.dims) h.add_u64(uint64_t(d.value)).add_text(d.symbol);
+  h.add_u64(v.constant);
+  if (v.constant && v.bytes <= kKeyedConstantBytes) h.add_u64(v.bytes).add(v.data, v.bytes);
+}
+
 std::string Graph::key(const Node& n) const {
   Sha256 h;
   h.add_text(n.domain).add_text(n.op).add_u64(n.attributes.size());
@@ -261,31 +273,23 @@ std::string Graph::key(const Node& n) const {
     h.add_text(a.name).add_u64(uint64_t(a.type)).add_text(attribute_bytes(a));
   for (const auto* side : {&n.inputs, &n.outputs}) {
     h.add_u64(side->size());
-    for (int k : *side) {
-      if (k < 0) {
-        h.add_text("");
-        continue;
-      }
-      const Value& v = values[size_t(k)];
-      h.add_text(v.name)
-          .add_u64(uint64_t(v.type))
-          .add_u64(v.has_shape ? v.dims.size() : ~uint64_t(0));
-      for (const Dim& d : v.dims) h.add_u64(uint64_t(d.value)).add_text(d.symbol);
-      h.add_u64(v.constant);
-      if (v.constant && v.bytes <= kKeyedConstantBytes) h.add_u64(v.bytes).add(v.data, v.bytes);
-    }
+    for (int k : *side) add_value(h, k);
   }
   return h.hex();
 }
 
 std::string Graph::digest() const {
   Sha256 h;
+  h.add_u64(nodes.size());
   for (const Node& n : nodes) {
-    h.add_text(n.available ? n.key : key(n)).add_u64(n.available).add_u64(n.captured.size());
-    for (int k : n.captured) h.add_text(k < 0 ? "" : values[size_t(k)].name);
+    h.add_text(n.available ? n.key : key(n)).add_text(n.name);
+    h.add_u64(n.available).add_u64(n.has_body).add_u64(n.captured.size());
+    for (int k : n.captured) add_value(h, k);
   }
-  for (const auto* side : {&inputs, &outputs})
-    for (int k : *side) h.add_text(k < 0 ? "" : values[size_t(k)].name);
+  for (const auto* side : {&inputs, &outputs}) {
+    h.add_u64(side->size());
+    for (int k : *side) add_value(h, k);
+  }
   for (const auto& [domain, version] : opsets) h.add_text(domain).add_u64(uint64_t(version));
   return h.hex();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ort/ort_abi.h"
+#include "plan/sha256.h"
 
 namespace tracea {
 
@@ -65,8 +66,8 @@ struct Graph {
 
   // The ModelProto of a compile request (docs/plan-format.md, "Compiler callback").
   std::string serialize(const std::vector<std::pair<std::string, std::string>>& metadata) const;
-  // Identity of the graph for the compiler's answer: equal for equal graphs, wherever their
-  // constants lie in memory.
+  // Of all that a request says but the contents of large constants: equal for equal graphs,
+  // wherever their constants lie in memory.
   std::string digest() const;
 
  private:
@@ -74,6 +75,7 @@ struct Graph {
   int value(const OrtValueInfo* info);
   void read_node(const OrtNode* handle);
   std::string key(const Node& node) const;
+  void add_value(Sha256& h, int value) const;
 };
 
 // The attribute's value in a canonical byte form (numbers little endian, strings length-prefixed,

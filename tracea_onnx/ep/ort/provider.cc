@@ -188,13 +188,16 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, co
 }
 
 std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body) {
-  const std::string digest = graph.digest() + (body ? "body" : "");
-  const auto known = replies_.find(digest);
+  const std::string digest = graph.digest(), asked = digest + (body ? "body" : "");
+  const auto known = replies_.find(asked);
   if (known != replies_.end()) return known->second;
-  std::vector<std::pair<std::string, std::string>> metadata = {
-      {"backend", options_.backend},     {"claim", options_.claim},
-      {"specs", options_.specs},         {"tf32", options_.tf32 ? "1" : "0"},
-      {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
+  std::vector<std::pair<std::string, std::string>> metadata = {{"backend", options_.backend},
+                                                               {"claim", options_.claim},
+                                                               {"specs", options_.specs},
+                                                               {"tf32", options_.tf32 ? "1" : "0"},
+                                                               {"cache_dir", options_.cache_dir},
+                                                               {"body", body ? "1" : "0"},
+                                                               {"digest", digest}};
   const auto device = device_->metadata();
   metadata.insert(metadata.end(), device.begin(), device.end());
   std::shared_ptr<const Pack> pack;
@@ -206,7 +209,7 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   } catch (const Failure& e) {
     log_(LogLevel::kError, "nothing of graph '" + graph.name + "' was compiled: " + e.what());
   }
-  replies_.emplace(digest, pack);
+  replies_.emplace(asked, pack);
   return pack;
 }
 
@@ -411,6 +414,7 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;
   compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) {
+    return_free_memory();  // ORT has dropped the constants that were packed
     *state = self;
   };
   compiled->ReleaseState = [](OrtNodeComputeInfo*, void*) {};

@@ -1,6 +1,9 @@
 #include "plan/memory.h"
 
 #include <sys/mman.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +46,12 @@ Memory::~Memory() {
     munmap(mapped_, length_);
   else
     free(data_);
+}
+
+void return_free_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace tracea

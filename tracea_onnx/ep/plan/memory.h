@@ -12,6 +12,9 @@ constexpr size_t kSlack =
 
 constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+// Gives what the process has freed back to the system, where its allocator keeps it.
+void return_free_memory();
+
 class Memory {
  public:
   Memory() = default;

@@ -1,0 +1,96 @@
+"""What answers compile requests, by its contents: Plans that other code made are not used.
+
+Reading all of the code takes longer than loading a small model does. So the cache also remembers
+which hash files with these stamps had. A file that changes gets another stamp, whatever its size
+and modification time: the time of its last change is set by the system alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.support.artifact_cache import Cache
+from tracea_onnx.support.discovery import folder
+from tracea_onnx.support.library import library_path
+
+#: Nanoseconds after which a file that changes again has another stamp, whatever the file system.
+_SETTLED = 2_000_000_000
+_SUFFIXES = (".py", ".cuh", ".json")
+#: What else Plans follow from.
+_LIBRARIES = ("onnx", "numpy")
+
+
+class Code(NamedTuple):
+    """The code for one backend. contents: its hash. fingerprint: whether Plans depend on more than
+    code and request (`Backend.fingerprint`).
+    """
+
+    contents: str
+    fingerprint: bool
+
+
+@cache
+def code(backend: str, known: Cache) -> Code:
+    """The package's modules, the backend, the native library, and the packages they call."""
+    files = _files(backend)
+    stamps = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in files]
+    latest = max(max(s.st_mtime_ns, s.st_ctime_ns) for _, s in files)
+    key = "code " + hashlib.sha256(repr((backend, sys.version_info, stamps)).encode()).hexdigest()
+    found = known.get(key)
+    if found is not None:
+        contents, _, more = found.decode(errors="replace").partition(" ")
+        return Code(contents, more == "more")
+    fingerprint = (
+        backend in backends.names()
+        and type(backends.get(backend)).fingerprint is not backends.Backend.fingerprint
+    )
+    contents = _contents(path for path, _ in files)
+    if latest < time.time_ns() - _SETTLED:
+        known.put(key, f"{contents} {'more' if fingerprint else ''}".encode())
+    return Code(contents, fingerprint)
+
+
+def _contents(paths: Iterable[str]) -> str:
+    h = hashlib.sha256(repr(sys.version_info).encode())
+    for path in paths:
+        data = Path(path).read_bytes()
+        h.update(repr((Path(path).name, len(data))).encode() + data)
+    return h.hexdigest()
+
+
+def _files(backend: str) -> list[tuple[str, os.stat_result]]:
+    """The files of the code, sorted, and their stamps."""
+    kernels = str(folder("kernels"))
+    # other backends have no part in the answer
+    own = [f"{kernels}/{backend}"] if backend in backends.names() else [kernels]
+    single = [f"{path}.py" for path in own]
+    with contextlib.suppress(TraceaError):
+        single.append(str(library_path()))
+    for spec in map(find_spec, _LIBRARIES):
+        if spec is not None and spec.origin:
+            single += [spec.origin, str(Path(spec.origin).with_name("version.py"))]
+    found: dict[str, os.stat_result] = {}
+    for path in single:
+        with contextlib.suppress(OSError):
+            found[path] = Path(path).stat()
+    places = [str(Path(__file__).parents[1]), str(folder("fusion_rules")), str(folder("scheduler"))]
+    places += [path for path in own if Path(path).is_dir()]
+    while places:
+        with os.scandir(places.pop()) as entries:
+            for e in entries:
+                if e.name.endswith(_SUFFIXES):
+                    found[e.path] = e.stat()
+                elif e.name != "__pycache__" and e.is_dir(follow_symlinks=False):
+                    places.append(e.path)
+    return sorted(found.items())
