@@ -23,6 +23,7 @@ from tracea_onnx.shapes.operators import result
 __all__ = ["Dims", "Shapes", "same", "shapes"]
 
 _BROADCAST = operators(Trait.BROADCAST)
+_LONGEST = shape_values.LONGEST
 #: Operators that keep every element of their first input.
 _KEEPS_COUNT = operators(Trait.SAME_SHAPE, Trait.RESHAPE, Trait.PERMUTE)
 
@@ -54,11 +55,14 @@ class Shapes:
         when not known.
         """
         if name not in self._contents:
-            value = self.graph.const(name) if name else None
+            shape = self.graph.shape(name) or () if name else ()
+            # a table is not read only to see that it is one
+            table = len(shape) > 1 or any(isinstance(d, int) and d > _LONGEST for d in shape)
+            value = self.graph.const(name) if name and not table else None
             ok = (
                 value is not None
                 and value.ndim <= 1
-                and value.size <= shape_values.LONGEST
+                and value.size <= _LONGEST
                 and value.dtype.kind in "iufb"
             )
             self._contents[name] = (

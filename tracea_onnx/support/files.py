@@ -326,8 +326,8 @@ def user_folder(kind: Literal["cache", "data"]) -> Path | None:
     try:
         if sys.platform == "linux":  # as platformdirs has it, which takes longer to import
             variable, usual = _XDG[kind]
-            given = os.environ.get(variable, "").strip()
-            found = (Path(given) if given else Path.home() / usual) / "tracea-onnx"
+            given = Path(os.environ.get(variable, "").strip())
+            found = (given if given.is_absolute() else Path.home() / usual) / "tracea-onnx"
         else:
             import platformdirs
 

@@ -272,6 +272,7 @@ def test_request_holds_what_ort_shows(answer: Install) -> None:
     data = model(nodes, {"x": ["n", 3, 8, "wide"]}, {"y": ["n", 4, 4, None]}, {"w": w})
     session = provider.create_session(data, {"num_threads": "1", "isa": "base"})
     metadata = {p.key: p.value for p in seen[0].metadata_props}
+    assert len(metadata.pop("digest")) == 64
     assert metadata == {
         "backend": "cpu",
         "cache_dir": "",
