@@ -214,7 +214,7 @@ def test_bodies_of_if(answer: Install) -> None:
     seen: list[str] = []
 
     def entries(g: Graph) -> Entries:
-        if g.nodes[0].op == "If":
+        if g.nodes[0].written == "If":
             seen.extend(g.nodes[0].inputs)
             assert not g.nodes[0].attrs
             return []
