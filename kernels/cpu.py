@@ -28,7 +28,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import extents, limits
-from tracea_onnx.plan.kernel_families import FAMILIES, Family
+from tracea_onnx.plan.kernel_families import FAMILIES, MEETING, Family
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check, attempt
@@ -191,6 +191,7 @@ def families_header() -> str:
             f"enum Act : int64_t {{ {', '.join('k' + _camel(a) for a in ACTIVATIONS)} }};",
             "namespace fam {",
             *(_family(n, f) for n, f in FAMILIES.items()),
+            f"constexpr int kMeetingPoint = {MEETING};",
             "}  // namespace fam",
             "// `optional` has bit k set when operand k may be absent.",
             (

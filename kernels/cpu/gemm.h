@@ -1,15 +1,14 @@
 // y = epilogue(x W + bias) with weights packed once into panels of 32 columns, [N/32][K][32] and
 // zeros past N. The rows of x of a block stay in L2 while the panels stream by: blocks of up to
 // kStreamFloats elements of x through all of K where that leaves enough rows, else blocks of
-// kRowBlock rows, kColumnBlock columns and kDepth terms. Sums are kept per kDepth terms: that
-// bounds their rounding error.
+// kRowBlock rows, kColumnBlock columns and kDepth terms.
 #pragma once
 #include "common/tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {
 
-constexpr int64_t kDepth = 768, kRowBlock = 18 * kTileRows, kColumnBlock = 24 * kPanel;
+constexpr int64_t kRowBlock = 18 * kTileRows, kColumnBlock = 24 * kPanel;
 
 constexpr int64_t kStreamFloats = 160 << 10, kFewestStreamRows = 7 * kTileRows;
 

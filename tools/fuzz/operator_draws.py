@@ -469,8 +469,44 @@ def fourier(d: Draw) -> None:
     d.add("DFT", d.feed(shape), given, at, onesided=half, inverse=inverse)
 
 
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "HardSigmoid", "Elu", "LeakyRelu", "Softsign")
+
+
+def recurrent(d: Draw) -> None:
+    r = d.random
+    kind, direction = r.choice(tuple(_GATES)), r.choice(("forward", "reverse", "bidirectional"))
+    steps, batch, width = r.choice((1, 2, 3, 7)), r.choice((1, 1, 2, 3, 17)), d.size(40)
+    sides, units = 2 if direction == "bidirectional" else 1, d.size(129)
+    rows, named = _GATES[kind] * units, r.random() < 0.3
+    scale = units**-0.5 * (0.3 if named else 1.0)  # else what grows without bound grows from h to h
+    weight = d.weight if r.random() < 0.9 else d.feed
+    inputs = [d.feed((steps, batch, width)), weight((sides, rows, width), width**-0.5)]
+    inputs.append(weight((sides, rows, units), scale))
+    inputs.append(weight((sides, 2 * rows), 0.3) if r.random() < 0.7 else "")
+    lens = np.array([r.randrange(0, steps + 1) for _ in range(batch)], np.int32)
+    lens[0] = max(lens[0], 1)  # where all are 0, ONNX Runtime leaves results as they are in memory
+    inputs.append(d.given(lens) if r.random() < 0.4 else "")
+    inputs.append(d.feed((sides, batch, units)) if r.random() < 0.5 else "")
+    attrs: dict[str, Any] = {"direction": direction, "hidden_size": units}
+    if kind == "LSTM":
+        inputs.append(d.feed((sides, batch, units)) if r.random() < 0.5 else "")
+        inputs.append(d.weight((sides, 3 * units), 0.3) if r.random() < 0.3 else "")
+        attrs["input_forget"] = int(r.random() < 0.2)
+    if kind == "GRU":
+        attrs["linear_before_reset"] = int(r.random() < 0.5)
+    if r.random() < 0.2:
+        attrs["clip"] = 0.7
+    if named:
+        count = {"LSTM": 3, "GRU": 2, "RNN": 1}[kind]
+        gates = "Sigmoid" if r.random() < 0.5 else "HardSigmoid"
+        names = [r.choice(_ACTIVATIONS) for _ in range(count)]
+        attrs["activations"] = (names if kind == "RNN" else [gates, *names[1:]]) * sides
+    d.add(kind, *inputs, outputs=3 if kind == "LSTM" else 2, **attrs)
+
+
 KINDS: Mapping[str, Callable[[Draw], None]] = {
     "conv": conv, "conv_transpose": conv_transpose, "pool": pool, "reduce": reduce,
     "along_axis": along_axis, "norm": norm, "matmul": matmul, "attention": attention,
-    "fourier": fourier,
+    "fourier": fourier, "recurrent": recurrent,
 }  # fmt: skip

@@ -96,14 +96,14 @@ def _sizes(model: onnx.ModelProto, fed: Mapping[str, Any]) -> tuple[int | None, 
     """Sizes of the first axis to run with, too (None: its own). Nothing is left to reduce, and no
     rows where ONNX Runtime differs from ONNX: it gives other shapes along axes counted from the
     end, 0 as the mean of nothing, and C without beta from a Gemm of no terms; TopK of 1.30 divides
-    by the number of rows.
+    by the number of rows, GRU of no steps ends the process, LSTM's leaves results as they are.
     """
     if not any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim):
         return (None,)
     least = 0
     if any(n.op_type.startswith(("Reduce", "Arg")) for n in model.graph.node):
         least = max((len(v) for v in fed.values() if v.ndim), default=0)
-    elif any(n.op_type in ("Gemm", "TopK") for n in model.graph.node):
+    elif any(n.op_type in ("GRU", "Gemm", "LSTM", "RNN", "TopK") for n in model.graph.node):
         least = 1
     return (None, *(n for n in (0, 1, 2, 5, 17, 64) if n >= least))
 

@@ -27,6 +27,7 @@ _ORT = "com.microsoft."
 _WINDOW = "auto_pad dilations kernel_shape pads strides"
 _REDUCTION = "axes keepdims noop_with_empty_axes"
 _RESIZE = "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
+_RECURRENT = "activation_alpha activation_beta activations"
 _TRANSPOSED = "transA transB"
 
 
@@ -155,7 +156,11 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ),
     (":rope", T.HEAVY | T.NARROW | T.SLICE, None),
     (":squeeze_excite", T.HEAVY | T.NARROW | T.NARROW_BODY | T.KEEPS_IMAGE, None),
-    ("GRU LSTM RNN", T.ASKED | T.SUM, None),
+    (
+        "GRU LSTM RNN",
+        _HEAVY,
+        f"{_RECURRENT} clip direction hidden_size input_forget layout linear_before_reset",
+    ),
     ("ConvInteger DeformConv MatMulInteger QLinearConv QLinearMatMul", T.ASKED, None),
     (f"{_ORT}EmbedLayerNormalization", T.ASKED, "epsilon"),
     (f"{_ORT}GroupQueryAttention {_ORT}MatMulNBits {_ORT}QAttention", T.ASKED, None),

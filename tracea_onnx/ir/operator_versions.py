@@ -110,6 +110,16 @@ def _default(op: str, attribute: str) -> object:
 
 
 @cache
+def _may_lack_result(op: str, opset: int) -> bool:
+    """Whether the first result of a default-domain operator is optional."""
+    try:
+        results = defs.get_schema(op, opset, "").outputs
+    except (defs.SchemaError, TypeError):
+        return False
+    return bool(results) and results[0].option == defs.OpSchema.FormalParameterOption.Optional
+
+
+@cache
 def _kinds(
     op: str, opset: int
 ) -> tuple[Mapping[str, AttributeProto.AttributeType], frozenset[str]]:
@@ -137,7 +147,9 @@ def _senseless(op: str, node: NodeProto, opset: int) -> str:
         return f"{op} has the attribute '{twice}' twice"
     if not missing.issubset(given):
         return f"{op} lacks the attribute '{min(missing.difference(given))}'"
-    return "" if any(node.output[:1]) else f"the first result of {op} has no name"
+    if any(node.output[:1]) or (any(node.output) and _may_lack_result(op, opset)):
+        return ""
+    return f"the first result of {op} has no name"
 
 
 def _value(a: AttributeProto) -> object:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, PADDED
+from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, MEETING, PADDED
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.
 Extent = tuple[DimLike, DimLike]
@@ -216,6 +216,23 @@ def _attention(p: Launch) -> dict[str, Extent]:
         "v": heads("v", "T", "KVH", "DV"),
         "mask": mask,
         "y": heads("y", "S", "H", "DV"),
+    }
+
+
+def _recurrent(p: Launch) -> dict[str, Extent]:
+    d, b, units = p["D"], p["B"], _up(p["H"], 32)
+    h = p.span((b, p["h_b"]), (d, p["h_d"]), (p["H"], 1))
+    gates = D.mul(p["G"], p["H"])
+    kept = D.mul(d, D.product([4, b, units]) + MEETING)
+    return {
+        "x": p.span((p["T"], p["x_t"]), (b, p["x_b"]), (D.mul(d, gates), 1)),
+        "r": p.line(d, p["G"], units, p["H"]),
+        "bias": p.span((d, p["bias_d"]), (gates, 1)),
+        "peephole": p.line(d, 3, p["H"]),
+        "lens": p.line(b, size=4),
+        **dict.fromkeys(("h", "c", "y_h", "y_c"), h),
+        "y": p.span((p["T"], p["y_t"]), (b, p["y_b"]), (d, p["y_d"]), (p["H"], 1)),
+        "state": p.line(kept, size=_F32),
     }
 
 
@@ -430,7 +447,11 @@ _TABLE: dict[str, Table] = {
         "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
         "bias": p.line(p["N"], size=_F32),
     },
-    "matmul": _matmul, "attention": _attention, "layernorm": _layernorm,
+    "matmul": _matmul, "attention": _attention, "layernorm": _layernorm, "recurrent": _recurrent,
+    "pack_recurrent": lambda p: {
+        "r": p.line(p["D"], p["G"], p["H"], p["H"]),
+        "packed": p.line(p["D"], p["G"], _up(p["H"], 32), p["H"]),
+    },
     "layernorm_sum": _layernorm_sum, "groupnorm": _groupnorm,
     "groupnorm_nhwc": lambda p: _images(p, gamma=p.line(p["C"]), beta=p.line(p["C"])),
     "softmax": lambda p: _rows_of(p, p["n"], p["n"]),
@@ -493,6 +514,7 @@ _CODES = {
     "coord": 4,
     "rounding": 5,
     "mask_kind": 4,
+    **{f"act_{gate}": 16 for gate in "fgh"},
     **{f"o{k}_kind": 4 for k in range(4)},
     **{f"x{k}_kind": 5 for k in range(4)},
 }
@@ -526,4 +548,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n == "elem" else LARGEST)
     if family == "reduce":
         ranges["kind"] = (0, 9)
+    if family.endswith("recurrent"):
+        ranges["G"], ranges["D"] = (1, 4), (1, 2)
+    if family == "pack_recurrent":
+        ranges["first"] = (1, 4)
     return ranges, [(a, b) for a, b in sorted(_MULTIPLES) if a in names and b in names]

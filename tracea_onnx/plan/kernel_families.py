@@ -47,6 +47,8 @@ _CONV_INTS = _names(
 COPIES = 16
 #: Dims of what `pad` pads, those that are not padded joined.
 PADDED = 5
+#: 32-bit words in which the tasks of one direction of a recurrent layer meet.
+MEETING = 512
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
 
@@ -227,6 +229,24 @@ FAMILIES: dict[str, Family] = {
         ),
         ("scale", "fill", "softcap"),
     ),
+    # LSTM (G = 4 gates i, o, f, c), GRU (3: z, r, h) or RNN (1) over T steps of B rows, H units, D
+    # directions: direction d runs backwards where d is odd, or reverse is 1, but not both. x: the
+    # projection of the input, of step t and row b at t*x_t + b*x_b, there [D, G, H]; r from
+    # pack_recurrent; bias [G, H] added to h R, bias_d from a direction to the next; peephole [D, 3,
+    # H]. lens: steps of each row (I32; out of 0..T is an error); y is 0 behind them. y: t*y_t +
+    # b*y_b + d*y_d; first and last h and c: b*h_b + d*h_d. before: GRU's reset gate is applied to
+    # h R, else to h. coupled: the forget gate is 1 - i. Activations f, g, h as of an epilogue; what
+    # f and g take is clipped where clip is not 0. state: D * MEETING words of 0, then room for D *
+    # 4 * B * (H rounded up to 32) floats.
+    "recurrent": Family(
+        _names("x r bias? peephole? lens? h? c? y? y_h? y_c? state"),
+        _names(
+            "T B D H G x_t x_b y_t y_b y_d h_b h_d bias_d before coupled reverse act_f act_g act_h"
+        ),
+        _names("clip f0 f1 g0 g1 h0 h1"),
+    ),
+    # r [D, G, H, H]; the first gates are those that are computed together (GRU: 2 unless before).
+    "pack_recurrent": Family(("r", "packed"), _names("D H G first")),
     # --- rows: norms, softmax, reductions ---------------------------------------------------------
     # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms =
     # 1: mean not removed, no beta. gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
@@ -411,6 +431,8 @@ def packed_elements(family: str, **p: int) -> int:
         return (
             max(p["K"] * _round_up(p["N_total"], 32), weight_pitch(p["K"], 2) * p["N_total"]) + 64
         )
+    if family == "pack_recurrent":
+        return p["D"] * p["G"] * _round_up(p["H"], 32) * p["H"]
     raise KeyError(family)
 
 

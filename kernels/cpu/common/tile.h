@@ -11,7 +11,8 @@
 namespace tracea {
 namespace TRACEA_NS {
 
-constexpr int kPanel = 32;  // columns of a packed panel: [k][32]
+constexpr int kPanel = 32;       // columns of a packed panel: [k][32]
+constexpr int64_t kDepth = 768;  // terms of one sum: that bounds its rounding error
 constexpr int kTileCols = 2 * W;
 constexpr int kTileRows = W == 16 ? 14 : 6;
 constexpr int kWideRows = W == 16 ? 4 : W == 8 ? 3 : 1;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <exception>
-#include <thread>
 
 #include "cpu/plan.h"
+#include "cpu/spin.h"
 #include "plan/failure.h"
 
 namespace tracea {
@@ -12,14 +12,6 @@ namespace {
 
 alignas(kAlign) char empty_tensor[kAlign + kSlack];  // stands for the data of a tensor without
                                                      // elements: null means "absent" to a kernel
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -118,8 +110,7 @@ void RunState::work(size_t worker) {
     const Phase& phase = phases_[p];
     // Every task of an earlier phase has a thread that is running it, so this wait ends whatever
     // the other threads of the pool do.
-    for (int spins = 0; done_.load(std::memory_order_acquire) < phase.before; spins++)
-      spins < 4096 ? pause() : std::this_thread::yield();
+    for (int spins = 0; done_.load(std::memory_order_acquire) < phase.before; spins++) spin(spins);
     execute(phase, t - phase.before, scratch);
     done_.fetch_add(1, std::memory_order_acq_rel);
   }
