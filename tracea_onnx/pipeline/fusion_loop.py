@@ -44,7 +44,8 @@ class FusionOptions:
     functions stay expanded.
 
     `budget` limits constant folding. `precision` is the type to compute in; nodes named in `wide`
-    stay fp32 all the same. `avoid` says of fusions why they must not be made.
+    stay fp32 all the same; with `beside` all do, and narrow copies stand beside them. `avoid` says
+    of fusions why they must not be made.
     """
 
     backend: str
@@ -58,6 +59,7 @@ class FusionOptions:
     budget: constant_folding.Budget = field(default_factory=constant_folding.Budget)
     precision: str = "keep"
     wide: frozenset[str] = frozenset()
+    beside: bool = False
     avoid: Mapping[Fusion, str] = field(default_factory=dict)
     on_progress: Progress = silent
 
@@ -74,8 +76,10 @@ def transform(source: model_file.Source, options: FusionOptions, report: Report)
     if options.precision != "keep" and not options.dry_run and not work.training_info:
         kind = narrow_floats.FORMATS[options.precision]
         report.precision = mixed_precision.narrow(
-            work, kind, typed, folder=source.folder, wide=options.wide
+            work, kind, typed, folder=source.folder, wide=options.wide, beside=options.beside
         )
+        if options.beside:
+            return
         _fuse(source, options, report, typed)
     if options.expanded:
         return

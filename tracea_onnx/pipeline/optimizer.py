@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +37,7 @@ from tracea_onnx.pipeline.pack import build_pack
 from tracea_onnx.pipeline.report import Report
 from tracea_onnx.rewrite import fused_calls
 from tracea_onnx.shapes import onnx_inference
-from tracea_onnx.verify import delta_debugging
+from tracea_onnx.verify import delta_debugging, narrow_errors
 from tracea_onnx.verify import verification as verification
 
 PRECISIONS = ("keep", "bf16", "fp16")
@@ -44,9 +45,6 @@ _OBJECTION = "ONNX Runtime takes this model, but ONNX's checker does not"
 #: How often fusions at fault are searched for: those that come up in place of others may be wrong,
 #: too.
 _BISECTIONS = 4
-#: Verifications the search for nodes that must stay fp32 may take: when a narrower type loses a
-#: little everywhere, many are at fault.
-_NARROW_BUDGET = 32
 
 
 @dataclass(frozen=True)
@@ -261,10 +259,9 @@ def _verified(
     report.verify, wrong = delta_debugging.judge(reference, source, providers)
     if wrong and report.precision is not None:
         options.on_progress("bisect", 0, 0)
-        options, note = _widened(reference, options, report, providers)
-        if note:
-            source = _again(original, options, report, note)
-            report.verify, wrong = delta_debugging.judge(reference, source, providers)
+        widened = _widened(reference, options, report, providers)
+        if widened is not None:
+            return widened
     for _ in range(_BISECTIONS if wrong else 0):
         options.on_progress("bisect", 0, 0)
         made = [(f.rule, f.outputs) for f in report.fused]
@@ -316,30 +313,62 @@ def _widened(
     options: FusionOptions,
     report: Report,
     providers: Sequence[str],
-) -> tuple[FusionOptions, str]:
-    """`options` with the nodes that must stay fp32, and a note on them ("" when the narrower type
-    is not at fault).
+) -> model_file.Source | None:
+    """The result within its bounds with some nodes in fp32; `report` becomes that of the result.
+    None where the narrower type is not at fault.
+
+    One run tells what each node loses, and so in which order they become fp32. How many do follows
+    from how far the result is beyond its bounds, as if errors added up as independent ones.
     """
+    original = reference.source
     assert report.precision is not None
     kind, names = report.precision.kind, list(report.precision.nodes)
-
-    def fails(narrow: list[str]) -> bool:
-        trial = replace(options, wide=frozenset(names) - frozenset(narrow))
-        return bool(
-            delta_debugging.judge(
-                reference, _again(reference.source, trial, replace(report), ""), providers
-            )[1]
+    copied = replace(report)
+    beside = _again(original, replace(options, beside=True), copied, "")
+    assert copied.precision is not None
+    errors = narrow_errors.measure(reference, beside, copied.precision.copies)
+    unknown = max(filter(math.isfinite, errors.values()), default=1.0)
+    order = sorted(names, key=lambda n: -errors.get(n, unknown))
+    squares = [errors.get(n, unknown) ** 2 for n in order]
+    kept, found = 0, report.verify  # which is None where the result does not run
+    for trial in range(1, _TRIALS + 1):
+        excess = math.inf if found is None else verification.excess(reference, found)
+        kept = _enough(squares, kept, excess) if trial < _TRIALS else len(order)
+        note = (
+            f"{kept} of {len(names)} nodes stay fp32, because the result left its bounds with"
+            f" them in {kind.name} (typical inputs: --load-inputs)"
         )
+        made = replace(report)
+        source = _again(original, replace(options, wide=frozenset(order[:kept])), made, note)
+        found, wrong = delta_debugging.judge(reference, source, providers)
+        if not wrong:
+            vars(report).update(vars(replace(made, verify=found)))
+            return source
+        if kept == len(order):
+            break
+    return None
 
-    guilty = delta_debugging.at_fault(names, fails, _NARROW_BUDGET)
-    if len(guilty) == len(names):
-        kept = set(delta_debugging.longest(names, fails))
-        guilty = [n for n in names if n not in kept]
-    note = (
-        f"{len(guilty)} of {len(names)} nodes stay fp32, because the result left its bounds with"
-        f" them in {kind.name} (typical inputs: --load-inputs)"
-    )
-    return replace(options, wide=options.wide | frozenset(guilty)), note if guilty else ""
+
+#: Sets of nodes that are tried; the last one is all of them.
+_TRIALS = 6
+#: How far within its bounds a result is meant to be.
+_MARGIN = 1.25
+
+
+def _enough(squares: Sequence[float], kept: int, excess: float) -> int:
+    """How many of the worst nodes must stay fp32, more than `kept` of them, for errors that are so
+    many times too large. Those beyond the range come first, and alone.
+    """
+    infinite = sum(map(math.isinf, squares))
+    if kept < infinite:
+        return infinite
+    left = sum(squares[kept:])
+    target = left / (_MARGIN * excess) ** 2
+    count = kept
+    while count < len(squares) and left > target:
+        left -= squares[count]
+        count += 1
+    return max(count, kept + 1)
 
 
 def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:

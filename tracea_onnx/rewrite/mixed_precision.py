@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -57,16 +58,25 @@ class Placement(Enum):
     INDIFFERENT = 2
 
 
+class Copy(NamedTuple):
+    """A narrow copy of a node: the node, one of its results, and that of the copy."""
+
+    node: str
+    wide: str
+    narrow: str
+
+
 @dataclass
 class Narrowed:
     """What became narrow, by node name; what could have but stays fp32, with the reason; constants
-    that were clamped to the range.
+    that were clamped to the range. copies: where nodes became narrow beside themselves.
     """
 
     kind: FloatFormat
     nodes: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     clamped: list[str] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """As the report has it."""
@@ -85,11 +95,13 @@ def narrow(
     *,
     folder: Path | None = None,
     wide: Collection[str] = (),
+    beside: bool = False,
 ) -> Narrowed:
     """Bring a canonical model that holds inferred types to `kind`, in place; nodes named in `wide`
     stay fp32. `typed` is kept true.
 
-    A model in which nothing worth a cast is fp32 stays as it is.
+    beside: the model stays fp32, and gets a narrow copy of each node that would become narrow,
+    which nothing reads. A model in which nothing worth a cast is fp32 stays as it is.
     """
     done = Narrowed(kind)
     if kind is BF16:
@@ -105,12 +117,14 @@ def narrow(
             o.name for o in proto.output
         }
         writer = _Writer(view, kind, Weights(view, kind, done.clamped), bodies, named, taken)
+        writer.copies = done.copies if beside else None
         writer.run(forms)
         edit.replace_nodes(proto, writer.nodes)
         proto.initializer.extend(writer.weights.made)
         for v in [v for name in writer.retyped for v in typed.get(name, ())]:
             v.type.tensor_type.elem_type = kind.type
-        edit.drop_dead(proto, edit.protected_names(model, proto))
+        if not beside:
+            edit.drop_dead(proto, edit.protected_names(model, proto))
         edit.drop_value_info(proto)
         done.nodes += [n.name for n in view.nodes if forms[n.index] is Placement.NARROW]
     # A body that names no type is its own twin.
@@ -296,6 +310,8 @@ class _Writer:
         self.named = frozenset(named)
         self.nodes: list[NodeProto] = []
         self.retyped: set[str] = set()
+        #: Where narrow nodes are to be copies beside the fp32 ones.
+        self.copies: list[Copy] | None = None
         self._wide: dict[str, str] = {}
         self._narrow: dict[str, str] = {}
         self._taken = taken  # one set for all graphs of a model
@@ -319,10 +335,23 @@ class _Writer:
             for k, name in enumerate(n.inputs):
                 if name and self.g.dtype(name) == TensorProto.FLOAT:
                     node.input[k] = self._operand(n, k, name, form, call)
+            if form is Placement.NARROW and self.copies is not None:
+                self._copy(n, node, self.copies)
+                continue
             self.nodes.append(node)
             for k, name in enumerate(n.outputs):
                 if name and self.g.dtype(name) == TensorProto.FLOAT:
                     self._result(node, k, name, form)
+
+    def _copy(self, n: Node, node: NodeProto, copies: list[Copy]) -> None:
+        """The node as it was, and the narrow one beside it."""
+        self.nodes += [n.proto, node]
+        node.name = edit.unique(f"{n.name}/{self.kind.name}", self._names)
+        for k, name in enumerate(n.outputs):
+            if name:
+                node.output[k] = edit.unique(f"{name}/{self.kind.name}", self._taken)
+                if self.g.dtype(name) == TensorProto.FLOAT:
+                    copies.append(Copy(n.name, name, node.output[k]))
 
     def _operand(self, n: Node, k: int, name: str, form: Placement, call: _Body | None) -> str:
         if form is Placement.INDIFFERENT:
@@ -371,7 +400,7 @@ class _Writer:
 
     def wide(self, name: str) -> str:
         if name not in self._wide:
-            if name not in self._narrow:
+            if name not in self._narrow or self.copies is not None:
                 return name  # an input, a constant, or a value of a graph around this one
             self._wide[name] = edit.unique(f"{name}/float", self._taken)
             self._cast(self._narrow[name], self._wide[name], TensorProto.FLOAT)

@@ -45,9 +45,7 @@ def smallest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return suspects
 
 
-def at_fault(
-    items: Sequence[T], fails: Callable[[list[T]], bool], budget: int | None = None
-) -> list[T]:
+def at_fault(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     """The elements without which the others pass: smallest failing parts, taken away one after
     another. Empty when even no element at all fails.
     """
@@ -56,7 +54,7 @@ def at_fault(
     def counted(part: list[T]) -> bool:
         nonlocal spent
         spent += 1
-        return spent <= (BUDGET if budget is None else budget) and fails(part)
+        return spent <= BUDGET and fails(part)
 
     if fails([]):
         return []
@@ -66,23 +64,6 @@ def at_fault(
         guilty += part
         left = [x for x in left if x not in part]
     return guilty
-
-
-def longest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A beginning or an end of `items` that does not fail, the longer of the two, where every
-    element is a little at fault.
-    """
-
-    def reach(part: Callable[[int], list[T]]) -> list[T]:
-        low, high = 0, len(items)  # a part of `low` elements passes, one of `high` does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fails(part(middle)) else (middle, high)
-        return part(low)
-
-    return max(
-        reach(lambda n: list(items[len(items) - n :])), reach(lambda n: list(items[:n])), key=len
-    )
 
 
 # --- fused ops ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,13 +13,15 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.host.pipeline_models import normal, parse, run, small_cnn
+from tests.host.pipeline_models import copy, normal, parse, run, small_cnn
 from tracea_onnx.ir import narrow_floats
 from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.model_io import model_file
-from tracea_onnx.pipeline import optimizer
+from tracea_onnx.pipeline import fusion_loop, optimizer
+from tracea_onnx.pipeline.fusion_loop import FusionOptions
+from tracea_onnx.pipeline.report import Report
 from tracea_onnx.support import discovery
-from tracea_onnx.verify import delta_debugging
+from tracea_onnx.verify import narrow_errors, verification
 
 FORMATS = [narrow_floats.FP16, narrow_floats.BF16]
 
@@ -238,10 +241,72 @@ def test_double_graphs_stay_as_they_are() -> None:
     )
 
 
-def test_longest_is_a_beginning_or_an_end_that_passes() -> None:
-    assert delta_debugging.longest(list(range(10)), lambda kept: 2 in kept) == [3, 4, 5, 6, 7, 8, 9]
-    assert delta_debugging.longest(list(range(10)), lambda kept: 8 in kept) == list(range(8))
-    assert delta_debugging.longest(list(range(10)), lambda kept: len(kept) > 0) == []
+def chain(scales: Sequence[float]) -> ModelProto:
+    """Products by well-conditioned matrices, each followed by one that divides by its scale."""
+    text = "g (float[8,16] v0) => (float[8,16] y) {"
+    weights: dict[str, Any] = {}
+    for k, scale in enumerate(scales):
+        text += f" [up{k}] a{k} = MatMul (v{k}, u{k}) [down{k}] v{k + 1} = MatMul (a{k}, d{k})"
+        turn, _ = np.linalg.qr(normal(16, 16, seed=k))
+        weights[f"u{k}"] = (turn * scale).astype(np.float32)
+        weights[f"d{k}"] = (turn.T / scale).astype(np.float32)
+    return parse(f"{text} y = Neg (v{len(scales)}) }}", **weights)
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each comparison with the original."""
+    calls: list[int] = []
+    judge = verification.judge
+
+    def counted(*args: Any) -> verification.Verification:
+        calls.append(1)
+        return judge(*args)
+
+    monkeypatch.setattr(verification, "judge", counted)
+    return calls
+
+
+def test_one_run_finds_all_nodes_beyond_the_range(judged: list[int]) -> None:
+    result = narrowed(chain([1, 6e4, 1, 1, 6e4, 1, 6e4, 1]), narrow_floats.FP16)
+    found = result.report.precision
+    assert found is not None and result.report.verify is not None and result.report.verify.ok
+    assert {name.split("/")[0] for name in found.kept} == {
+        f"{which}{k}" for which in ("up", "down") for k in (1, 4, 6)
+    }
+    assert "6 of 16 nodes stay fp32" in " ".join(result.report.notes)
+    assert len(judged) == 2
+
+
+def test_where_every_node_loses_a_little_the_fewest_that_help_stay_fp32(judged: list[int]) -> None:
+    model = chain([1] * 12)
+    free = narrowed(model, narrow_floats.FP16).report
+    assert free.verify is not None and len(judged) == 1
+    loss = free.verify.outputs[0].max_rel
+    result = narrowed(model, narrow_floats.FP16, rtol=loss / 2).report
+    assert result.verify is not None and result.verify.ok and len(judged) <= 2 + optimizer._TRIALS
+    assert result.precision is not None and 0 < len(result.precision.kept) < 24
+    assert 0 < result.verify.outputs[0].max_rel <= loss / 2
+
+
+def test_a_node_alone_is_blamed_for_what_it_loses() -> None:
+    """Each node reads what fp32 nodes make: an infinite value before it is not its fault, unless it
+    must read it.
+    """
+    source = model_file.Source(chain([1, 6e4, 1]))
+    report = Report("", 21, "cpu", 0)
+    original = model_file.Source(copy(source.model))
+    fusion_loop.transform(source, FusionOptions("cpu", precision="fp16", beside=True), report)
+    assert report.precision is not None
+    reference = verification.measure(original, kind=narrow_floats.FP16)
+    errors = narrow_errors.measure(reference, source, report.precision.copies)
+    assert len(errors) == 6
+    infinite = {name.split("/")[0] for name, e in errors.items() if np.isinf(e)}
+    assert infinite == {"up1", "down1"}
+    assert all(0 < e < 2 * narrow_floats.FP16.eps for e in errors.values() if np.isfinite(e))
+    # what stands beside the model does not change it
+    fed = {"v0": normal(8, 16, seed=99)}
+    np.testing.assert_array_equal(run(source.model, fed)[0], run(original.model, fed)[0])
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda k: k.name)
