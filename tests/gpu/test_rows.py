@@ -1,4 +1,4 @@
-"""Softmax, norms, reductions, running sums, rotary embeddings."""
+"""Softmax, norms, reductions, running sums, rotary embeddings, Fourier transforms."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.cases import rows
+from tests.gpu.cases import fourier, rows
 from tests.gpu.gpu import Gpu, Maker, makers
 
 pytestmark = pytest.mark.cuda
 
 
 def maker_cases(config: pytest.Config) -> list[Any]:
-    return makers(rows)
+    return makers(rows, fourier)
 
 
 def test_against_float64(gpu: Gpu, maker: Maker) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, MEETING, PADDED
+from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, MEETING, PADDED, PASSES
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.
 Extent = tuple[DimLike, DimLike]
@@ -374,6 +374,19 @@ def _gathered(p: Launch, idx: DimLike, y: DimLike) -> dict[str, Extent]:
     return {"x": x, "idx": p.line(idx, size=size_of(p["idx_dtype"])), "y": p.line(y, size=elem)}
 
 
+def _fft(p: Launch) -> dict[str, Extent]:
+    def numbers(o: str, count: str, real: int) -> Extent:
+        pairs = D.select(D.equal(p["kind"], real), 1, 2)
+        return p.span(
+            (p["B"], p[f"{o}_b"]), (p["M"], p[f"{o}_m"]), (p[count], p[f"{o}_n"]), (pairs, 1)
+        )
+
+    return {
+        "x": numbers("x", "T", 1), "window": p.line(p["N"]),
+        "tables": p.line(p["C"], size=_F32), "y": numbers("y", "K", 2),
+    }  # fmt: skip
+
+
 def _five(p: Launch, letter: str) -> list[DimLike]:
     return [p[f"{letter}{k}"] for k in range(5)]
 
@@ -464,6 +477,7 @@ _TABLE: dict[str, Table] = {
         p, w1=p.line(p["R"], p["C"]), w2=p.line(p["R"], p["C"]), b1=p.line(p["R"], size=_F32),
         b2=p.line(p["C"], size=_F32)
     ),
+    "fft": _fft,
     "copy": _copy, "copies": _copies, "pad": _pad, "rope": _rope, "pointwise": _pointwise,
     "fill": lambda p: {"y": p.line(p["count"], size=p["elem"])},
     "store_ints": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
@@ -552,4 +566,7 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges["G"], ranges["D"] = (1, 4), (1, 2)
     if family == "pack_recurrent":
         ranges["first"] = (1, 4)
+    if family == "fft":
+        ranges |= {"kind": (0, 2), "N": (1, 1 << 24)}
+        ranges |= {f"radix{k}": (1, 16) for k in range(PASSES)}
     return ranges, [(a, b) for a, b in sorted(_MULTIPLES) if a in names and b in names]

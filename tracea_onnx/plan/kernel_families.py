@@ -49,6 +49,8 @@ COPIES = 16
 PADDED = 5
 #: 32-bit words in which the tasks of one direction of a recurrent layer meet.
 MEETING = 512
+#: Most passes of a Fourier transform.
+PASSES = 8
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
 
@@ -304,6 +306,19 @@ FAMILIES: dict[str, Family] = {
         _names("x w1 b1? w2 b2? y"),
         _names("N C R H W x_cs x_rs x_ns y_cs y_rs y_ns act1 act2"),
         ("p0", "p1", "q0", "q1"),
+    ),
+    # Fourier transforms of length N of B x M signals: y[k] = scale * sum_j exp(-+2 pi i j k / N)
+    # window[j] x[j] for k < K, of which x has the T first; elements *_n apart, pairs (re, im) but
+    # for x of kind 1 and y of kind 2. kind 0: complex to complex; 1: real to complex; 2: half a
+    # spectrum to real (inverse). `tables` of C floats and radices are those of
+    # `plan.fourier_tables`.
+    "fft": Family(
+        _names("x window? tables y"),
+        (
+            *_names("kind inverse B M N T K C x_b x_m x_n y_b y_m y_n"),
+            *(f"radix{k}" for k in range(PASSES)),
+        ),
+        ("scale",),
     ),
     # --- movement and pointwise, plain layout -----------------------------------------------------
     # Strided copy of up to 6 dims (outermost first, unused leading dims are 1): y[sum i_d*y_d] =

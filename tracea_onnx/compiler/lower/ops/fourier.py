@@ -1,39 +1,122 @@
-"""Discrete Fourier transforms as products with constant matrices.
+"""Discrete Fourier transforms.
 
     y[.., k] = sum_j exp(-+2 pi i j k / n) x[.., j]
 
-A row of the product is the signal, or a frame of it where it lies: frames overlap in memory, so
-that none is copied. Real and imaginary parts lie side by side in rows and columns of the matrix.
+Long ones are fast transforms, short ones products with a constant matrix: a row of the product is
+the signal, and real and imaginary parts lie side by side in rows and columns of the matrix. Frames
+are read where they lie, overlapping in memory, so that none is copied.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from tracea_onnx.compiler.lower.axes import merge_dims
+from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.gemm import product
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Array
+from tracea_onnx.plan import fourier_tables
 from tracea_onnx.shapes.operators import result
 from tracea_onnx.shapes.spectra import dft_axis, dft_dims, dft_length, frame_length, is_complex
 
-#: Elements of the matrices of one transform. Longer ones read more of them than an FFT computes.
+#: Elements of the matrix of one transform.
 _MATRIX = 1 << 23
-#: A product with so many times n log2(n) elements takes no longer than ONNX Runtime's FFT of length
-#: n (150 on a Zen 5 core; vectors half as long take half of it).
-_FFT = 80
-#: The shortest transform that is halved: two passes over its rows and its result cost less than
-#: half the product.
-_HALVED = 160
+#: Elements of a product's matrix that take as long as a fast transform without points, and as one
+#: of its points: on a Zen 4 core; on a GPU in 32 and in 16 bits, where it is estimated.
+_SIGNAL, _POINT, _GPU_POINT, _GPU_POINT_16 = 1000, 50, 240, 3600
+#: The longest transform: its tables are constants of the Plan.
+_LONGEST = 1 << 18
+
+
+@dataclass(frozen=True)
+class Transform:
+    """length: of the transform. terms, bins: elements that are read of a signal and written of its
+    result. real: whether the signal is; to_real: whether the result is, of half a spectrum.
+    """
+
+    length: int
+    terms: int
+    bins: int
+    real: bool = False
+    to_real: bool = False
+    inverse: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Of the matrix of the product."""
+        return self.terms * (1 if self.real else 2) * self.bins * (1 if self.to_real else 2)
+
+    @property
+    def passes(self) -> tuple[int, ...] | None:
+        """Radices of the fast transform that needs no longer one."""
+        return fourier_tables.radices(self.points)
+
+    @property
+    def points(self) -> int:
+        """Of the complex transform that it is made by."""
+        return fourier_tables.complex_length(self.length, real=self.real or self.to_real)
+
+
+def _passes(ctx: Lowering, t: Transform, dtype: DType) -> tuple[int, ...] | None:
+    """Radices of the fast transform where it takes less time than the product."""
+    if "fft" not in ctx.target.families or t.length > _LONGEST:
+        return None
+    passes, on_gpu = t.passes, ctx.target.launch_bound
+    if on_gpu and (passes is None or t.points > fourier_tables.ON_GPU):
+        return None
+    times = 1 if passes else 2
+    passes = passes or fourier_tables.radices(fourier_tables.chirped(t.points))
+    assert passes is not None
+    points = times * math.prod(passes)
+    if on_gpu:
+        price = points * (_GPU_POINT if dtype == DType.F32 else _GPU_POINT_16)
+    else:
+        price = _SIGNAL + points * _POINT
+    return passes if t.elements > price else None
+
+
+def _fast(
+    ctx: Lowering,
+    t: Transform,
+    passes: tuple[int, ...],
+    source: View,
+    window: Value | None,
+    goal: View,
+    lead: Dims,
+    dtype: DType,
+) -> None:
+    """One launch: strides of `source` and `goal` are those of the axes `lead`, then of the axis of
+    the transform.
+    """
+    rows = merge_dims(lead, [source.strides[:-1], goal.strides[:-1]])
+    rows = pad_rows(rows, 2, 2)
+    real, to_real = t.real, t.to_real
+    tables = fourier_tables.tables(t.length, passes, real=real or to_real)
+    halved = t.points < t.length
+    scale = (2 if to_real and halved else 1) / t.length if t.inverse else 1.0
+    ints: dict[str, DimLike] = {
+        "kind": 1 if real else 2 if to_real else 0, "inverse": int(t.inverse),
+        "B": rows[0][0], "M": rows[1][0], "N": t.length, "T": t.terms, "K": t.bins,
+        "C": tables.size, "x_n": source.strides[-1], "y_n": goal.strides[-1],
+        **{f"{o}_{n}": rows[k][1][j] for j, o in enumerate("xy") for k, n in enumerate("bm")},
+        **{f"radix{k}": radix for k, radix in enumerate(passes)},
+    }  # fmt: skip
+    operands = {
+        "x": source.ref,
+        "window": ctx.plain(window) if window is not None else None,
+        "tables": ctx.plan.blob(tables),
+    }
+    ctx.plan.launch("fft", operands, {"y": goal.ref}, ints, {"scale": scale}, dtype=dtype)
 
 
 def _known(n: DimLike, what: str) -> int:
@@ -79,21 +162,19 @@ def _constant(ctx: Lowering, name: str, matrix: Array, dtype: DType) -> Value:
     return out
 
 
-def _affordable(ctx: Lowering, op: Op, length: int, elements: int) -> None:
-    """Refuse matrices that are too large, or slower on a CPU than an FFT, which ONNX Runtime has
-    for powers of two.
-    """
-    if elements > _MATRIX:
+def _matrix(ctx: Lowering, op: Op, t: Transform, dtype: DType, name: str) -> Value:
+    if t.elements > _MATRIX:
         raise Unsupported(
-            f"the matrices of {op.kind} '{op.label}' of length {length} have {elements} elements;"
+            f"the matrix of {op.kind} '{op.label}' of length {t.length} has {t.elements} elements;"
             f" at most {_MATRIX} are"
         )
-    fast = not length & (length - 1) and not ctx.target.launch_bound
-    if fast and elements > _FFT * length * math.log2(max(length, 2)):
-        raise Unsupported(
-            f"ONNX Runtime's FFT of {op.kind} '{op.label}' of length {length} takes less time than"
-            f" products with matrices of {elements} elements"
-        )
+    parts = 1 if t.real else 2
+    matrix = (
+        signal(t.length, t.length // 2 + 1)[: t.terms * 2]
+        if t.to_real
+        else spectrum(t.length, t.terms, t.bins, parts=parts, inverse=t.inverse)
+    )
+    return _constant(ctx, f"{name}\0matrix", matrix, dtype)
 
 
 def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
@@ -105,91 +186,42 @@ def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
     return product(ctx, x, matrix, None, False, name)
 
 
-def _halved(ctx: Lowering, length: int) -> bool:
-    """Whether a real transform is two of half as many terms: not on a GPU, whose launches cost
-    more than the arithmetic.
-    """
-    return length % 2 == 0 and length >= _HALVED and not ctx.target.launch_bound
-
-
-def _half_elements(ctx: Lowering, length: int) -> int:
-    """Elements of the matrices of `_half_spectrum`."""
-    h = length // 2
-    if not _halved(ctx, length):
-        return length * 2 * (h + 1)
-    return h * 2 * ((h + 1) // 2) + _half_elements(ctx, h)
-
-
-def _half_spectrum(ctx: Lowering, x: Value, window: Value | None, name: str) -> Value:
-    """Half the spectrum of real rows [.., n] under a window, as [.., 2 (n / 2 + 1)]. Even and odd
-    frequencies of a long one need half the terms each:
-
-        y[2 m + p] = sum_{j < n / 2} exp(-2 pi i j (2 m + p) / n) (x[j] + (-1)^p x[j + n / 2])
-    """
-    lead, length = x.shape[:-1], x.shape[-1]
-    assert isinstance(length, int)
-    h, size = length // 2, x.dtype.size
-    terms = h if _halved(ctx, length) else length
-    matrix = spectrum(length, terms, h + 1, parts=1, inverse=False)
-    if terms == length:
-        whole = _constant(ctx, f"{name}\0matrix", matrix, x.dtype)
-        whole = whole if window is None else _windowed(ctx, whole, window, 1)
-        return _apply(ctx, x, whole, name)
-
-    def sides(v: Value) -> list[Value]:
-        view, made = ctx.strided(v), []
-        for k in range(2):
-            side = ctx.define(f"{name}\0{v.name}\0{k}", v.dtype, (*v.shape[:-1], h))
-            side.view = View(view.ref.at(D.mul(k * h * size, view.strides[-1])), view.strides)
-            made.append(side)
-        return made
-
-    out = ctx.define(name, x.dtype, (*lead, 2 * (h + 1)))
-    to, operands = ctx.new_plain(out), [*sides(x), *(sides(window) if window is not None else ())]
-    for p, sign in enumerate(("add", "sub")):
-        weighted = (Instr("mul", (0, 2)), Instr("mul", (1, 3)), Instr(sign, (4, 5)))
-        expr = Expr(2, (Instr(sign, (0, 1)),), 2) if window is None else Expr(4, weighted, 6)
-        lower_expression(ctx, expr, operands, f"{name}\0{sign}", x.dtype)
-        folded, made = ctx.value(f"{name}\0{sign}"), f"{name}\0half{p}"
-        part = matrix.reshape(h, h + 1, 2)[:, p::2]
-        bins = part.shape[1]
-        if p == 0:
-            half = _half_spectrum(ctx, folded, None, made)
-        else:
-            constant = _constant(ctx, f"{name}\0odd", part.reshape(h, 2 * bins), x.dtype)
-            half = product(ctx, folded, constant, None, False, made)
-        # a real and an imaginary part are one element of twice the size
-        source, goal = View(ctx.plain(half), (bins, 1)), View(to.at(2 * p * size), (h + 1, 2))
-        ctx.copy(source, goal, (D.product(lead), bins), DType.I64, whole=False)
-    return out
-
-
 def dft(ctx: Lowering, op: Op) -> None:
-    """DFT: a GEMM with a constant matrix of cosines and sines."""
+    """DFT along any axis."""
     x = ctx.value(op.input(0))
     ctx.require(x, "a Fourier transform")
     axis = dft_axis(ctx, op, x.rank, ctx.graph.opset())
-    parts = 1 + is_complex(x.shape, "the signal of DFT")
+    real = not is_complex(x.shape, "the signal of DFT")
     inverse, half = bool(op.attr("inverse", 0)), bool(op.attr("onesided", 0))
-    if half and inverse != (parts == 2):
+    if half and inverse == real:
         raise Unsupported("a DFT of one side takes a real signal, and its inverse a complex one")
     shape, size = dft_dims(ctx, op, axis), _known(x.shape[axis], "the axis of DFT")
     length = _known(dft_length(ctx, op, size), "DFT")
-    bins = length // 2 + 1 if half else length
-    terms = min(size, bins if half and inverse else length)
-    columns = length if half and inverse else 2 * bins
-    real = half and not inverse and terms == length
-    elements = _half_elements(ctx, length) if real else terms * parts * columns
-    _affordable(ctx, op, length, elements)
+    bins, to_real = length // 2 + 1 if half else length, half and inverse
+    terms = min(size, bins if to_real else length)
+    t = Transform(length, terms, length if to_real else bins, real, to_real, inverse)
     name = op.outputs[0]
-    # the axis last, before real and imaginary parts
     order = [k for k in range(x.rank - 1) if k != axis]
-    view = ctx.strided(x)
     lead = tuple(x.shape[k] for k in order)
+    passes = _passes(ctx, t, x.dtype)
+    if passes is not None:
+        out = ctx.define(name, x.dtype, shape)
+        goal = ctx.fresh(out).strides
+        view = ctx.strided(x)
+        if (not real and view.strides[-1] != 1) or len(
+            merge_dims(lead, [[s[k] for k in order] for s in (view.strides, goal)])
+        ) > 2:
+            view = View(ctx.plain(x), contiguous(x.shape))
+        source, to = (tuple(s[k] for k in (*order, axis)) for s in (view.strides, goal))
+        to_ref = ctx.strided(out).ref
+        _fast(ctx, t, passes, View(view.ref, source), None, View(to_ref, to), lead, x.dtype)
+        return
+    # the axis last, before real and imaginary parts
+    view, parts = ctx.strided(x), 1 if real else 2
     moved = ctx.define(f"{name}\0signal", x.dtype, (*lead, terms, parts))
     moved.view = View(view.ref, tuple(view.strides[k] for k in (*order, axis, x.rank - 1)))
     rows = ctx.define(f"{name}\0rows", x.dtype, (*lead, terms * parts))
-    if parts == 1:
+    if real:
         rows.view = View(moved.view.ref, moved.view.strides[:-1])
     elif moved.view.strides[-2:] == (2, 1):
         rows.view = View(moved.view.ref, (*moved.view.strides[:-2], 1))
@@ -197,16 +229,8 @@ def dft(ctx: Lowering, op: Op) -> None:
         rows.view = View(ctx.plain(moved), contiguous(rows.shape))
     if axis == x.rank - 2:
         ctx.relabelled(f"{name}\0product", name)
-    if real:
-        made = ctx.strided(_half_spectrum(ctx, rows, None, f"{name}\0product"))
-    else:
-        matrix = (
-            signal(length, bins)[: terms * 2]
-            if half and inverse
-            else spectrum(length, terms, bins, parts=parts, inverse=inverse)
-        )
-        constant = _constant(ctx, f"{name}\0matrix", matrix, x.dtype)
-        made = ctx.strided(_apply(ctx, rows, constant, f"{name}\0product"))
+    matrix = _matrix(ctx, op, t, x.dtype, name)
+    made = ctx.strided(_apply(ctx, rows, matrix, f"{name}\0product"))
     last = shape[-1]
     assert isinstance(last, int)
     strides = [*made.strides[:-1], D.mul(made.strides[-1], last), made.strides[-1]]
@@ -216,7 +240,7 @@ def dft(ctx: Lowering, op: Op) -> None:
 
 
 def stft(ctx: Lowering, op: Op) -> None:
-    """STFT: a strided convolution with windowed cosines and sines."""
+    """STFT: a transform of each frame under a window."""
     x = ctx.value(op.input(0))
     ctx.require(x, "a Fourier transform")
     if x.rank not in (2, 3):
@@ -228,34 +252,37 @@ def stft(ctx: Lowering, op: Op) -> None:
     shape = result(ctx, op)
     length = _known(frame_length(ctx, op, x.shape[1]), "the frames of STFT")
     step = int(ctx.contents(op.input(1), "the frame step").reshape(-1)[0])
-    bins = length // 2 + 1 if half else length
-    elements = _half_elements(ctx, length) if half else length * parts * 2 * bins
-    _affordable(ctx, op, length, elements)
+    t = Transform(length, length, length // 2 + 1 if half else length, real=parts == 1)
     ctx.at_least(x.shape[1], length, f"the signal of STFT '{op.label}'")
     window = ctx.optional(op.input(2))
     if window is not None:
-        if not window.is_constant or window.dtype != x.dtype:
+        if window.dtype != x.dtype:
             raise Unsupported(
-                f"the window '{window.name}' of STFT is no constant of the signal's type"
+                f"the window '{window.name}' of STFT is of type {window.dtype.name}, and the signal"
+                f" of {x.dtype.name}"
             )
         ctx.same(window.elements, length, f"the window of STFT '{op.label}' and its frames")
     name = op.outputs[0]
-    frames = ctx.define(f"{name}\0frames", x.dtype, (shape[0], shape[1], length * parts))
-    frames.view = View(ctx.plain(x), (D.mul(x.shape[1], parts), step * parts, 1))
+    source = View(ctx.plain(x), (D.mul(x.shape[1], parts), step * parts, parts))
+    passes = _passes(ctx, t, x.dtype)
+    if passes is not None:
+        out = ctx.define(name, x.dtype, shape)
+        goal = ctx.fresh(out)
+        _fast(ctx, t, passes, source, window, View(goal.ref, goal.strides[:-1]), shape[:2], x.dtype)
+        return
+    frames = ctx.define(f"{name}\0frames", x.dtype, (*shape[:2], length * parts))
+    frames.view = View(source.ref, (*source.strides[:-1], 1))
     ctx.relabelled(f"{name}\0product", name)
-    if half:
-        made = ctx.strided(_half_spectrum(ctx, frames, window, f"{name}\0product"))
-    else:
-        full = spectrum(length, length, bins, parts=parts, inverse=False)
-        matrix = _constant(ctx, f"{name}\0matrix", full, x.dtype)
-        matrix = matrix if window is None else _windowed(ctx, matrix, window, parts)
-        made = ctx.strided(_apply(ctx, frames, matrix, f"{name}\0product"))
+    matrix = _matrix(ctx, op, t, x.dtype, f"{name}\0product")
+    if window is not None:
+        matrix = _windowed(ctx, matrix, window, parts)
+    made = ctx.strided(_apply(ctx, frames, matrix, f"{name}\0product"))
     out = ctx.define(name, x.dtype, shape)
     out.view = View(made.ref, (*made.strides[:-1], 2, 1))
 
 
 def _windowed(ctx: Lowering, matrix: Value, window: Value, parts: int) -> Value:
-    """diag(window) @ matrix, made once per session."""
+    """diag(window) @ matrix, made once per session where the window is a constant."""
     rows, columns = matrix.shape
     length = D.floordiv(rows, parts)
     whole = ctx.define(f"{matrix.name}\0whole", matrix.dtype, (length, D.mul(columns, parts)))
@@ -266,7 +293,7 @@ def _windowed(ctx: Lowering, matrix: Value, window: Value, parts: int) -> Value:
     lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), [whole, column], name, matrix.dtype)
     out = ctx.define(f"{name}\0rows", matrix.dtype, matrix.shape)
     out.view = View(ctx.plain(ctx.value(name)), contiguous(matrix.shape))
-    out.prepared = True
+    out.prepared = window.is_constant
     return out
 
 

@@ -159,6 +159,9 @@ def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: 
     backwards (or its edge repeated).
     """
     axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
+    for k in axes if reflect else ():
+        least = max(pads[k], pads[k + x.rank]) + 1
+        ctx.at_least(x.shape[k], least, f"axis {k} of what Pad '{op.label}' reflects")
     if not axes:
         raise Unsupported("Pad adds nothing")
     for first in range(0, len(axes), 2):
@@ -192,8 +195,6 @@ def _segments(
     n: DimLike, before: int, after: int, *, reflect: bool
 ) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
     """The parts of a padded axis: elements, first source index, source step, first target index."""
-    if reflect and (not isinstance(n, int) or max(before, after) >= n):
-        raise Unsupported("Pad reflects a symbolic dim, or more than the dim has")
     yield n, 0, 1, before
     if before:
         yield before, before if reflect else 0, -1 if reflect else 0, 0
