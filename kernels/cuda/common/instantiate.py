@@ -2,7 +2,7 @@
 
 instantiate(
     request, "softmax", "norm/softmax", [pointer("const T", "x"), *ints({"outer": m})], grid, 256,
-    macros={"SPLIT": 2}, constants={"BK": 16, "TALL": True},
+    macros={"SPLIT": 2}, constants={"BK": 16, "HELD": True},
 )
 """
 

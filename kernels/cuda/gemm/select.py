@@ -420,7 +420,6 @@ def product(
             + (f", {beside}" if beside > (2 if simt else 1) else ""),
             "TERMS": tile.terms,
             "GROUPED": tile.grouped,
-            "LATE": tile.late,
             **({"BATCHED": o.batched} if macros is None else macros),
         },
         constants={

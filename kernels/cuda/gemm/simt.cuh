@@ -5,7 +5,7 @@
 // which can be under way, but each of which takes shared memory four times as long.
 //
 // A lane has LANE_M rows by LANE_N columns and reads those of the next k while it multiplies those
-// of one; a warp has 4 by 8 lanes, or 8 by 4 (TALL). Warps that share rows and columns (WARPS_K)
+// of one; a warp has 4 by 8 lanes. Warps that share rows and columns (WARPS_K)
 // take fours of k in turn; their sums meet in shared memory.
 #pragma once
 #ifndef GENERATED
@@ -21,7 +21,6 @@ constexpr int BESIDE = 4;                // CTAs of an SM that registers must do
 constexpr int A_BYTES = 4, B_BYTES = 4;  // at multiples of which lines along rows lie: 4 or 16
 constexpr bool A_ALONG = true, B_ALONG = true;      // the operand is contiguous along k
 constexpr bool A_GATHER = false, B_GATHER = false;  // contiguous neither along k nor along rows
-constexpr bool TALL = false;                        // a warp has 8 by 4 lanes, else 4 by 8
 constexpr bool STRAIGHT = false;  // lanes write their sums where they belong, 4 columns at a time
 #define HELD 1                    // copies go through registers (STAGES is 2), else asynchronously
 
@@ -29,8 +28,7 @@ constexpr bool STRAIGHT = false;  // lanes write their sums where they belong, 4
 #include "common/cluster_splitk.cuh"
 #include "gemm/operands.cuh"
 
-constexpr int LANES_M = TALL ? 8 : 4,
-              LANES_N = 32 / LANES_M;  // lanes of a warp along rows and columns
+constexpr int LANES_M = 4, LANES_N = 8;  // lanes of a warp along rows and columns
 constexpr int BM = LANES_M * LANE_M * WARPS_M, BN = LANES_N * LANE_N * WARPS_N,
               THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 
@@ -214,8 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
   // Neighbouring lanes have two of what four lanes lie along: of 16 lanes, which one access of
   // shared memory serves, eight read different places of the other.
   const int of_four = lane % 2 + lane / 16 * 2, of_eight = lane / 2 % 8;
-  const int wm = warp % WARPS_M * (LANES_M * LANE_M) + (TALL ? of_eight : of_four) * 4,
-            wn = warp / WARPS_M % WARPS_N * (LANES_N * LANE_N) + (TALL ? of_four : of_eight) * 4;
+  const int wm = warp % WARPS_M * (LANES_M * LANE_M) + of_four * 4,
+            wn = warp / WARPS_M % WARPS_N * (LANES_N * LANE_N) + of_eight * 4;
   TO_BATCH;
 #if HELD
   typedef Lines<BM, A_ALONG, A_GATHER, A_BYTES> Left;

@@ -22,8 +22,7 @@ _HELD = 2  # stages of copies that go through registers
 class LaneTile:
     """Rows and columns of a lane, of which a warp has 4 by 8; warps along rows, along columns, and
     of those that share these and divide k; steps in shared memory: two go there through registers,
-    more are copied asynchronously. split: blocks of a cluster that divide k. tall: a warp has 8 by
-    4 lanes."""
+    more are copied asynchronously. split: blocks of a cluster that divide k."""
 
     lane_m: int
     lane_n: int
@@ -32,15 +31,14 @@ class LaneTile:
     warps_k: int = 1
     stages: int = _HELD
     split: int = 1
-    tall: bool = False
 
     @property
     def bm(self) -> int:
-        return (8 if self.tall else 4) * self.lane_m * self.warps_m
+        return 4 * self.lane_m * self.warps_m
 
     @property
     def bn(self) -> int:
-        return (4 if self.tall else 8) * self.lane_n * self.warps_n
+        return 8 * self.lane_n * self.warps_n
 
     @property
     def bk(self) -> int:
@@ -84,22 +82,17 @@ class LaneTile:
 
 _ASYNC = 3
 TILES = (
-    LaneTile(8, 4, 1, 1, 4), LaneTile(8, 4, 1, 1, 2), LaneTile(8, 4, 2, 1, 2),
-    LaneTile(8, 8, 1, 1, 4), LaneTile(8, 8, 2, 1, 2), LaneTile(8, 12, 2, 1, 2),
-    LaneTile(8, 12, 2, 2), LaneTile(8, 4, 2, 2), LaneTile(8, 8, 2),
-    LaneTile(8, 8, 2, 2), LaneTile(8, 4, 1, 1, 8), LaneTile(4, 12, 1, 1, 4),
-    LaneTile(8, 4, 4), LaneTile(4, 8, 2, 1, 2), LaneTile(4, 12, 2, 1, 2),
-    LaneTile(8, 4, 2, 1, 2, tall=True), LaneTile(4, 4, 1, 1, 4, _ASYNC), LaneTile(8, 4, 1, 1, 4, _ASYNC),
-    LaneTile(4, 8, 1, 1, 4, _ASYNC), LaneTile(4, 4, 1, 1, 8, _ASYNC), LaneTile(4, 4, 1, 1, 4, _ASYNC, tall=True),
-    LaneTile(8, 4, 1, 1, 4, _ASYNC, tall=True), LaneTile(8, 4, 1, 1, 4, _ASYNC), LaneTile(4, 4, 1, 1, 4, _ASYNC),
-    LaneTile(8, 4, 1, 1, 4), LaneTile(8, 8, 1, 1, 4), LaneTile(8, 4, 1, 1, 8),
-    LaneTile(4, 4, 1, 1, 8, _ASYNC),
+    LaneTile(8, 4, 1, 1, 4), LaneTile(8, 4, 1, 1, 8), LaneTile(4, 8, 2, 1, 2), LaneTile(8, 4, 2, 2),
+    LaneTile(8, 4, 4), LaneTile(8, 8, 2, 2), LaneTile(8, 4, 1, 1, 4, _ASYNC),
+    LaneTile(4, 8, 1, 1, 4, _ASYNC), LaneTile(4, 4, 1, 1, 8, _ASYNC),
 )  # fmt: skip
-#: Blocks of a cluster that may divide k, and most of these of a multiprocessor for which they do.
+#: CTAs of a cluster that may divide k, and most of these of an SM for which they do.
 _DIVIDED = {
-    LaneTile(8, 4, 1, 1, 4, _ASYNC): (2, 4), LaneTile(4, 4, 1, 1, 4, _ASYNC): (2, 4), LaneTile(8, 4, 1, 1, 4): (2, 4), LaneTile(8, 8, 1, 1, 4): (2, 4),
-    LaneTile(8, 4, 1, 1, 8): (2,), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
-}  # fmt: skip
+    LaneTile(8, 4, 1, 1, 4): (2, 4),
+    LaneTile(8, 4, 1, 1, 8): (2,),
+    LaneTile(8, 4, 1, 1, 4, _ASYNC): (2, 4),
+    LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
+}
 _MOST = 7
 #: Most k for which they compete.
 _TERMS = 1200
@@ -125,7 +118,7 @@ def product(r: Request, tile: LaneTile, o: Operands) -> Kernel:
     epi = epilogue.epilogue(single, o.pitches, 1, scaled=r.family == "matmul", width=1)
     constants: dict[str, bool | int] = {
         name.upper(): getattr(tile, name)
-        for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages", "tall")
+        for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")
     }
     held = tile.stages == _HELD
     constants |= {"BK": tile.bk, "BESIDE": tile.beside if held else 1}

@@ -8,7 +8,7 @@
 #define CLUSTER 1          // they are a cluster, else a second kernel adds up what they leave
 #define LAUNCH_BOUNDS 256  // threads, and CTAs of an SM that registers must do for
 #define MMA_TYPE "f16"
-#define LATE 0
+#define GROUPED 0  // warpgroups multiply (Hopper)
 #endif  // GENERATED
 #include "gemm/operands.cuh"
 #include "gemm/multistage_sm80/loads.cuh"
@@ -128,9 +128,8 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
 #if IS_F32 && !GROUPED
 again:
 #endif
-  // Stages that are copied ahead: where products of the step before are still read (LATE), one
-  // less.
-  constexpr int DISTANCE = STAGES - 1 - LATE;
+  // Stages that are copied ahead: warpgroups still read that of the step before.
+  constexpr int DISTANCE = STAGES - 1 - GROUPED;
   constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS
                                ? 1
                                : DISTANCE;  // what goes through registers takes many instructions;
@@ -161,7 +160,7 @@ again:
     copy_commit();
 #if GROUPED
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE,
-                 base + STAGES * STAGE + s % (1 + LATE) * PARTS_BYTES);
+                 base + STAGES * STAGE + s % 2 * PARTS_BYTES);
 #else
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE);
 #endif
@@ -171,7 +170,7 @@ again:
     if (++slot == STAGES) slot = 0;
     if (++target == STAGES) target = 0;
   }
-#if GROUPED && LATE
+#if GROUPED
   sum.finish();
 #endif
   copy_wait<0>();

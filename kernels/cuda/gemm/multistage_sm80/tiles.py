@@ -16,7 +16,7 @@ class Tile:
     """Rows and columns of one block, its warps along both, copy stages, and how many blocks share
     one tile's k. warps_k: warps that share the k of a stage (f32). terms: products that tensor
     cores make of one of f32 (3, or 1 of rounded operands); 0: none, FFMA does it. grouped:
-    warpgroups make them (Hopper); late: while threads split the next stage."""
+    warpgroups make them (Hopper), while threads split the next stage."""
 
     bm: int
     bn: int
@@ -27,7 +27,6 @@ class Tile:
     warps_k: int = 1
     terms: int = 0
     grouped: bool = False
-    late: bool = False
 
     @property
     def threads(self) -> int:
@@ -43,11 +42,11 @@ class Tile:
     @property
     def parts(self) -> int:
         """Bytes of what is split of b, which take as much again where b is turned."""
-        return (1 + self.late) * self.bn * 128 if self.grouped else 0
+        return 2 * self.bn * 128 if self.grouped else 0
 
 
-def _grouped(bm: int, bn: int, stages: int, late: bool = True) -> Tile:
-    return Tile(bm, bn, bm // 16, 1, stages, terms=3, grouped=True, late=late)
+def _grouped(bm: int, bn: int, stages: int) -> Tile:
+    return Tile(bm, bn, bm // 16, 1, stages, terms=3, grouped=True)
 
 
 _TILES = (
@@ -66,7 +65,7 @@ TILES_WHOLE = (
 #: A thread has 8 rows and 8 or 16 columns where it can; small tiles get their warps along k.
 _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 2, 3), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8),
-    Tile(32, 32, 1, 1, 4, warps_k=4), Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
+    Tile(32, 32, 1, 1, 4, warps_k=4), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
 #: Tiles of f32 on tensor cores, by mma.sync and by wgmma.
 _TENSOR = (
@@ -75,7 +74,7 @@ _TENSOR = (
 )  # fmt: skip
 _GROUPED = (
     _grouped(64, 32, 4), _grouped(64, 64, 3), _grouped(128, 32, 3), _grouped(128, 64, 3),
-    _grouped(64, 128, 3, late=False), _grouped(128, 128, 4),
+    _grouped(128, 128, 4),
 )  # fmt: skip
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are
 #: slower.

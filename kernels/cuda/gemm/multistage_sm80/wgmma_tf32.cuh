@@ -9,7 +9,6 @@
 #ifndef GENERATED
 #define IS_F32 1
 #define GROUPED 1
-#define LATE 1  // while tensor cores multiply, threads split the next stage
 #define MMA_TYPE "tf32"
 #define WGMMA_SIZES WGMMA(64)
 #endif  // GENERATED
@@ -88,11 +87,9 @@ struct Accumulator : WarpSums {
     for (int k = 0; k < BN / 2; k++) v[0][k / 4][k % 4] += part[k];
   }
   METHOD void multiply(u32 a, u32 b, u32 parts) {
-    split(b, parts);
+    split(b, parts);  // while tensor cores multiply what the step before split
     u32 high[4][1][4], low[4][4];
-#if LATE
     finish();
-#endif
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) {
       read_a(high[kk], a, kk);
@@ -113,8 +110,5 @@ struct Accumulator : WarpSums {
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) wgmma(part, high[kk][0], whole + kk * 2, 1);
     multiply_commit();
-#if !LATE
-    finish();
-#endif
   }
 };
