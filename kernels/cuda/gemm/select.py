@@ -405,7 +405,7 @@ def product(
     ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
     main = instantiate(
         r,
-        "product_tile",
+        "gemm_multistage",
         "gemm/multistage_sm80/gemm",
         params,
         grid,
@@ -436,7 +436,10 @@ def product(
     if not scratch:
         return [main]
     blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
-    return [main, replace(main, symbol="product_sum", grid=o.grid(blocks), block=128, smem=0)]
+    return [
+        main,
+        replace(main, symbol="gemm_splitk_reduce", grid=o.grid(blocks), block=128, smem=0),
+    ]
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -199,7 +199,7 @@ DEV void read_line(float (&to)[COUNT], u32 from) {
                  : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) gemm_simt(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   float* const memory = (float*)shared;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,

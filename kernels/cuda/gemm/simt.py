@@ -136,7 +136,7 @@ def product(r: Request, tile: LaneTile, o: Operands) -> Kernel:
         smem = even(r, smem, D.product(grid), tile.resident)
     return instantiate(
         r,
-        "product_lanes",
+        "gemm_simt",
         "gemm/simt",
         o.params,
         grid,

@@ -250,7 +250,7 @@ def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
 
 
 def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
-    for arch, more in ((80, "product_tile"), (90, "conv_small_c_patch")):
+    for arch, more in ((80, "gemm_multistage"), (90, "conv_small_c_patch")):
         for channels, symbol in ((3, "conv_small_c_pool"), (9, more)):
             r = conv(DType.F16, 8, channels, 64, 64, 32, 7, 2, 3, arch=arch)
             assert [k.symbol for k in kernels_of(r)] == [symbol]
@@ -409,7 +409,7 @@ def test_other_transposed_convolutions_have_tiles() -> None:
         assert {
             k.symbol
             for k in kernels_of(conv(DType.F16, 2, 64, 14, 15, 40, family="deconv2d", **sizes))
-        } <= {"product_tile", "product_sum"}
+        } <= {"gemm_multistage", "gemm_splitk_reduce"}
 
 
 @pytest.mark.parametrize(
@@ -442,10 +442,11 @@ def test_groups_are_bundled_where_tensor_maps_reach() -> None:
         for n in (1, 8, 64, D.symbol("n")):
             for c, size, groups in ((128, 56, 32), (104, 28, 13), (432, 14, 9), (1024, 7, 32)):
                 assert all(
-                    k.symbol != "product_tile" for k in kernels_of(grouped(d, n, c, size, groups))
+                    k.symbol != "gemm_multistage"
+                    for k in kernels_of(grouped(d, n, c, size, groups))
                 )
                 assert all(
-                    k.symbol != "product_tile"
+                    k.symbol != "gemm_multistage"
                     for k in kernels_of(grouped(d, n, c, size, groups, 3, 2, res_mode=1))
                 )
     for r in (
@@ -454,8 +455,8 @@ def test_groups_are_bundled_where_tensor_maps_reach() -> None:
         grouped(DType.F16, 8, 128, 56, 32, family="deconv2d"),
     ):  # fmt: skip
         assert {k.symbol for k in kernels_of(r)} <= {
-            "product_tile",
-            "product_sum",
+            "gemm_multistage",
+            "gemm_splitk_reduce",
             "conv_narrow_simt",
         }
 
@@ -496,7 +497,9 @@ def test_filters_of_bundles_follow_the_packed_ones() -> None:
     assert at + count * 2 <= 2 * (
         packed_elements("pack_conv2d", **sizes) + widened_elements(**sizes)
     )
-    (k,) = [k for k in kernels_of(grouped(DType.F16, 1, 104, 28, 13)) if k.symbol != "product_tile"]
+    (k,) = [
+        k for k in kernels_of(grouped(DType.F16, 1, 104, 28, 13)) if k.symbol != "gemm_multistage"
+    ]
     (w,) = [a for a in k.args if isinstance(a, TensorMap) and a.pointer.operand == "w"]
     assert w.pointer.offset == at and w.dims == (64, 9, 104)
     for other in (

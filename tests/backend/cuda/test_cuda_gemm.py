@@ -211,7 +211,7 @@ def test_hopper_kernel_only_where_tensor_maps_reach() -> None:
         "gemm_cluster_splitk_sm90",
     )
     for r in (gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096)):
-        assert [k.symbol for k in kernels_of(r)] == ["product_tile"]
+        assert [k.symbol for k in kernels_of(r)] == ["gemm_multistage"]
     # its results need not lie at multiples of 16 bytes, a residual must
     for res_mode, symbol in ((0, "gemm_persistent_sm90"), (1, "gemm_cluster_splitk_sm90")):
         for r in (
@@ -227,7 +227,7 @@ def test_rows_known_at_run_time_take_one_kernel_each() -> None:
     m = D.symbol("m")
     for arch in (80, 90):
         kernels = kernels_of(gemm(DType.F16, m, 768, 3072, arch))
-        mains = [k for k in kernels if k.symbol != "product_sum"]
+        mains = [k for k in kernels if k.symbol != "gemm_splitk_reduce"]
         assert len(mains) > 1
         for value in (1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 100000):
             grids = [evaluate(k.grid[0], {"m": value}) for k in mains]
@@ -238,7 +238,7 @@ def test_rows_known_at_run_time_take_one_kernel_each() -> None:
 def test_few_rows_share_k() -> None:
     assert any(k.cluster > 1 for k in kernels_of(gemm(DType.F16, 1, 768, 8192)))
     split = kernels_of(gemm(DType.F16, 12, 768, 8192, 80))
-    assert [k.symbol for k in split] == ["product_tile", "product_sum"]
+    assert [k.symbol for k in split] == ["gemm_multistage", "gemm_splitk_reduce"]
     assert split[0].scratch == split[1].scratch != ()
 
 
@@ -263,7 +263,7 @@ def test_copies_that_are_whole() -> None:
                 },
             )
         )
-        assert kernel.symbol == "product_tile"
+        assert kernel.symbol == "gemm_multistage"
         assert (
             f"A_WHOLE = {k % 2 == 0};".lower() in kernel.source.lower()
             and f"B_WHOLE = {n % 4 == 0};".lower() in kernel.source.lower()
@@ -303,7 +303,7 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
             (kernel,) = kernels_of(r)
             assert (
-                kernel.symbol == "product_lanes"
+                kernel.symbol == "gemm_simt"
                 and kernel.grid == (-(-185 // t.bm) * -(-87 // t.bn), 9, 9)
                 and kernel.block == t.threads
             )

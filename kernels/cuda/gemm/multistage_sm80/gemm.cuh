@@ -50,7 +50,7 @@ DEV void wait_for_producers() {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) gemm_multistage(PARAMETERS) {
   extern __shared__ __align__(GROUPED ? 1024 : 128) char shared[];
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
@@ -282,7 +282,7 @@ again:
 
 #if SPLIT > 1 && !CLUSTER
 // Sums the partial products of all parts and finishes them: one thread takes 8 columns.
-extern "C" __global__ void __launch_bounds__(128) product_sum(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(128) gemm_splitk_reduce(PARAMETERS) {
   OUTPUT_PHASES
   wait_for_producers();
   const i64 t = (i64)blockIdx.x * 128 + threadIdx.x;
