@@ -67,9 +67,7 @@ def _shared(main: GraphProto) -> frozenset[str]:
 
 
 def _trusted(d: DimLike, shared: frozenset[str]) -> bool:
-    return not isinstance(d, Dim) or (
-        d.name not in shared and all(_trusted(a, shared) for a in d.args)
-    )
+    return not isinstance(d, Dim) or shared.isdisjoint(d.symbols)
 
 
 def _constant(s: Shapes, node: Node, shared: frozenset[str]) -> list[int] | None:

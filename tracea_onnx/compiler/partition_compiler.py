@@ -40,7 +40,7 @@ from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node, request_array
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.match import find, rule_set
-from tracea_onnx.plan.builder import MOST_RANK, PlanBuilder, write_pack
+from tracea_onnx.plan.builder import PlanBuilder, write_pack
 from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.support import discovery
@@ -379,7 +379,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
         dtype = element_type(name, ctx.graph.dtype(name))
     except Unsupported:
         return False
-    if shape is None or len(shape) > MOST_RANK or any(isinstance(d, int) and d < 0 for d in shape):
+    if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
         return False
     given = ctx.graph.symbols()
     dims = tuple(

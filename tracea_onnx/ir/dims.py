@@ -14,7 +14,7 @@ import math
 import operator
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -39,8 +39,9 @@ EXPR_OPS = (
 @dataclass(frozen=True, eq=False)
 class Dim:
     """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols:
-    those it depends on, in order; natural: it is never negative; length: operators and operands as
-    if nothing was shared (at most _LONGEST_SPELLED).
+    those it depends on, in order; natural: it is never negative; divisor: an integer that divides
+    it whatever its symbols are; length: operators and operands as if nothing was shared (at most
+    _LONGEST_SPELLED); depth: how deep they are nested.
     """
 
     op: str
@@ -49,7 +50,9 @@ class Dim:
     text: str
     symbols: tuple[str, ...]
     natural: bool
+    divisor: int
     length: int
+    depth: int
 
     def __add__(self, o: DimLike) -> DimLike:
         return add(self, o)
@@ -91,6 +94,8 @@ _recent: deque[Dim] = deque(maxlen=1 << 14)
 _adding = threading.Lock()
 #: Characters of a node that is spelled out.
 _LONGEST = 400
+#: Nesting of expressions that is followed from one value to the next: what looks at them recurses.
+DEEPEST = 100
 #: Length of a node whose factors are not looked for: nodes share parts, so that there may be as
 #: many as 2 to the power of its depth.
 _LONGEST_SPELLED = 1 << 14
@@ -104,6 +109,7 @@ def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
     if known is None:
         symbols = dict.fromkeys(s for a in args if isinstance(a, Dim) for s in a.symbols)
         length = min(1 + sum(a.length if isinstance(a, Dim) else 1 for a in args), _LONGEST_SPELLED)
+        depth = 1 + max((a.depth for a in args if isinstance(a, Dim)), default=0)
         made = Dim(
             op,
             args,
@@ -111,7 +117,9 @@ def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
             name or _text(op, args),
             (name,) if name else tuple(symbols),
             _natural(op, args),
+            _divisor(op, args),
             length,
+            depth,
         )
         with _adding:
             known = _pool.get(key)
@@ -130,6 +138,15 @@ def _natural(op: str, args: tuple[DimLike, ...]) -> bool:
     return op in ("sym", "eq", "lt") or (
         op in ("add", "mul", "min", "floordiv", "mod") and all(map(never_negative, args))
     )
+
+
+def _divisor(op: str, args: tuple[DimLike, ...]) -> int:
+    """An integer that divides a node by what is known of its operands."""
+    if op == "mul":
+        return factor(args[0]) * factor(args[1])
+    if op in ("add", "sub", "max", "min"):
+        return math.gcd(factor(args[0]), factor(args[1]))
+    return math.gcd(factor(args[1]), factor(args[2])) if op == "select" else 1
 
 
 def _text(op: str, args: tuple[DimLike, ...]) -> str:
@@ -175,7 +192,8 @@ def named(text: str, known: Collection[str]) -> DimLike:
 
     try:
         found = read(ast.parse(text, mode="eval").body)
-        return found if isinstance(found, Dim) or abs(found) < 1 << 63 else symbol(text)
+        usable = abs(found) < 1 << 63 if isinstance(found, int) else found.depth <= DEEPEST
+        return found if usable else symbol(text)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return symbol(text)
 
@@ -211,6 +229,18 @@ def sub(a: DimLike, b: DimLike) -> DimLike:
     terms: dict[DimLike, int] = {}
     const = _collect(a, 1, terms) + _collect(b, -1, terms)
     return _rebuild(terms, const)
+
+
+def total(values: Sequence[DimLike]) -> DimLike:
+    """The sum of all values; 0 for none."""
+    terms: dict[DimLike, int] = {}
+    const = sum(_collect(v, 1, terms) for v in values)
+    return _rebuild(terms, const)
+
+
+def too_deep(values: Iterable[object]) -> bool:
+    """Whether one of them is nested too deep to be followed."""
+    return any(isinstance(v, Dim) and v.depth > DEEPEST for v in values)
 
 
 def _collect(e: DimLike, scale: int, terms: dict[DimLike, int]) -> int:
@@ -465,15 +495,7 @@ def evaluate(e: DimLike, env: Mapping[str, int]) -> int:
 
 def factor(e: DimLike) -> int:
     """An integer that divides `e` whatever its symbols are; 0 divides only 0."""
-    if isinstance(e, int):
-        return abs(e)
-    if e.op == "mul":
-        return factor(e.args[0]) * factor(e.args[1])
-    if e.op in ("add", "sub", "max", "min"):
-        return math.gcd(factor(e.args[0]), factor(e.args[1]))
-    if e.op == "select":
-        return math.gcd(factor(e.args[1]), factor(e.args[2]))
-    return 1
+    return abs(e) if isinstance(e, int) else e.divisor
 
 
 def multiple_of(e: DimLike) -> int:

@@ -35,6 +35,8 @@ from tracea_onnx.support.data_files import open_data
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 Shape = tuple[int | str | None, ...]
+#: Axes of a value that are followed: an array of numpy has no more.
+MOST_RANK = 64
 #: `external_data` location of a constant of the provider's compile requests: the offset is its
 #: address in this process. No file may say this.
 MEMORY_LOCATION = "tracea:memory"
@@ -266,6 +268,7 @@ class Graph:
         self._input_set, self._output_set = frozenset(self.inputs), frozenset(self.outputs)
         self._initializers = {t.name: t for t in self.proto.initializer}
         self._arrays: dict[str, Array] = {}
+        self._symbols: frozenset[str] | None = None
         self._types = {
             v.name: v.type.tensor_type
             for v in [*self.proto.input, *self.proto.output, *self.proto.value_info]
@@ -394,20 +397,25 @@ class Graph:
 
     def symbols(self) -> frozenset[str]:
         """Names that whole dims of the graph's inputs have."""
-        return frozenset(
-            d
-            for i in self.inputs
-            for d in self.shape(i) or ()
-            if isinstance(d, str) and d.isidentifier()
-        )
+        if self._symbols is None:
+            self._symbols = frozenset(
+                d
+                for i in self.inputs
+                for d in self.shape(i) or ()
+                if isinstance(d, str) and d.isidentifier()
+            )
+        return self._symbols
 
     def shape(self, name: str) -> Shape | None:
-        """Dims as ints, symbol names, or None each; None when even the rank is unknown."""
+        """Dims as ints, symbol names, or None each; None when even the rank is unknown, or higher
+        than any array's.
+        """
         if name in self._initializers:
-            return tuple(self._initializers[name].dims)
+            stored = self._initializers[name].dims
+            return tuple(stored) if len(stored) <= MOST_RANK else None
         t = self._types.get(name)
         if t is not None:
-            if not t.HasField("shape"):
+            if not t.HasField("shape") or len(t.shape.dim) > MOST_RANK:
                 return None
             dims = tuple(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None)

@@ -142,17 +142,16 @@ def _rope(g: Graph, node: Node, spec: RopeSpec) -> RopeSpec:
     """
     require(node, is_packed_batching=0, scale=1.0)
     shape = shapes(g).dims(node.input(0)) or ()
-    if len(shape) == 4:
-        heads, size = None, shape[3]
-    elif len(shape) == 3 and (heads := spec.num_heads) and isinstance(shape[2], int):
+    heads, size = spec.num_heads or 0, shape[-1] if shape else None
+    if len(shape) == 3 and heads > 0 and isinstance(shape[2], int):
         size = shape[2] // heads
         spec = replace(spec, layout="bsx")
-    else:
+    elif len(shape) != 4:
         raise Refuse(Why.ROPE_SHAPE, node, value=node.input(0))
     rot = spec.rot or size
     if not isinstance(rot, int):
         raise Refuse(Why.ROPE_SHAPE, node, value=node.input(0))
-    return replace(spec, rot=rot, num_heads=heads)
+    return replace(spec, rot=rot, num_heads=heads if len(shape) == 3 else None)
 
 
 def _attention(g: Graph, node: Node) -> AttentionSpec:

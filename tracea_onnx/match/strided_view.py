@@ -205,7 +205,7 @@ def _regroup(factors: Sequence[Factor], target: Sequence[DimLike]) -> Axes | Non
 
 def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
     n, shape, result = step.node, s.dims(step.source), s.dims(step.target)
-    if shape is None or result is None:
+    if shape is None or result is None or len(shape) != len(view):  # a file may claim any rank
         return None
     if n.op in ("Identity", "Cast", "Mul", "Div"):
         return view if len(shape) == len(result) else None
@@ -231,7 +231,7 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         )
     if n.op == "Tile":
         times = s.content(n.input(1))
-        if times is None or len(times) != len(view):
+        if times is None or times.shape != (len(view),):
             return None
         return [
             axis if isinstance(t, int) and t == 1 else [Factor(t, broadcast=True), *axis]
@@ -259,7 +259,12 @@ def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> S
     be better known than the value's dims.
     """
     content = s.content(node.input(1)) if node.op == "Reshape" else None
-    if content is None or node.attr("allowzero", 0) or any(isinstance(v, float) for v in content):
+    if (
+        content is None
+        or content.ndim != 1
+        or node.attr("allowzero", 0)
+        or any(isinstance(v, float) for v in content)
+    ):
         return declared
     target: list[DimLike] = [
         extent(view[k]) if isinstance(v, int) and v == 0 else v for k, v in enumerate(content)
@@ -356,6 +361,8 @@ def match_layout(
 
     `merge_heads` reads a merged axis as heads alone. None when no layout of the table fits.
     """
+    if len(letters) != len(view):
+        return None
     label: dict[int, str] = {}
     order: dict[str, list[int]] = {}
     sizes: dict[str, DimLike] = dict.fromkeys("bhsd", 1)

@@ -25,8 +25,6 @@ from tracea_onnx.plan.kernel_families import FAMILIES
 PACK_MAGIC = b"TRACEAPK"
 #: Raised when a number of a Plan gets another meaning; `kVersion` of ep/plan/pack.cc is the same.
 PACK_VERSION = 2
-#: Of an input of a Plan.
-MOST_RANK = 64
 _HEADER = struct.Struct("<8sIIQQ32s")
 #: Kinds of buffer whose contents are fixed for the life of a session.
 _CONSTANT_KINDS = frozenset({"const", "initializer", "blob"})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dim_proofs import Dims, same
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.graph import MOST_RANK
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.environment import Operator, ShapeEnv, Unsupported
 from tracea_onnx.shapes.operands import (
@@ -38,11 +39,14 @@ def result(s: ShapeEnv, n: Operator, k: int = 0) -> Dims:
     if rule is None:
         raise Unsupported(f"the sizes of the result of {n.op} are not known")
     try:
-        return rule(s, n, k)
+        found = rule(s, n, k)
     except Unsupported:
         raise
-    except (IndexError, TypeError, ValueError, ArithmeticError):
+    except (IndexError, TypeError, ValueError, ArithmeticError, RecursionError):
         raise Unsupported(f"attributes and operands of {n.op} do not fit one another") from None
+    if len(found) > MOST_RANK or D.too_deep(found):
+        raise Unsupported(f"the result of {n.op} has too many axes, or sizes of too many others")
+    return found
 
 
 def _first(s: ShapeEnv, n: Operator) -> Dims:
@@ -108,13 +112,10 @@ def _gather(s: ShapeEnv, n: Operator, _: int) -> Dims:
 
 def _concat(s: ShapeEnv, n: Operator, _: int) -> Dims:
     found = [need(s, i) for i in n.inputs]
-    axis = axis_of(n.attr("axis", 0), len(found[0]))
+    axis = axis_of(n.attr("axis", 1), len(found[0]))
     if any(len(d) != len(found[0]) for d in found):
         raise Unsupported(f"Concat joins tensors of ranks {', '.join(str(len(d)) for d in found)}")
-    total: DimLike = 0
-    for d in found:
-        total = D.add(total, d[axis])
-    return _replaced(found[0], axis, total)
+    return _replaced(found[0], axis, D.total([d[axis] for d in found]))
 
 
 def _ranges(s: ShapeEnv, n: Operator) -> list[tuple[int, DimLike, DimLike, int]]:

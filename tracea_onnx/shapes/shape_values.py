@@ -45,10 +45,10 @@ def content(s: ShapeEnv, n: Operator) -> Array | None:
         args += [] if known is None else [known]
     try:
         found = OPERATORS[n.op](s, n, args)
-    except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+    except (IndexError, TypeError, ValueError, ArithmeticError, RecursionError):
         return None
     # an Expand may give any number of elements
-    if found is None or found.size > LONGEST:
+    if found is None or found.size > LONGEST or dims.too_deep(found.flat):
         return None
     # ONNX computes these in int64, where they would overflow. Squared over and over, they would
     # fill the memory here.
@@ -171,7 +171,10 @@ def _fill(_: ShapeEnv, n: Operator, args: list[Array]) -> Array | None:
     value = n.attr("value")
     number: Any = 0.0
     if value is not None:
-        number = numpy_helper.to_array(value).reshape(-1)[0].item()
+        held = numpy_helper.to_array(value)
+        if held.dtype.kind not in "iufb":
+            return None
+        number = held.reshape(-1)[0].item()
     return objects([number] * int(args[0][0])) if args[0].size else np.array(number, dtype=object)
 
 
@@ -206,7 +209,7 @@ def _reduce(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Array]]
 OPERATORS: dict[str, Callable[[ShapeEnv, Operator, list[Array]], Array | None]] = {
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _relabelled),
     "Gather": _gather,
-    "Concat": lambda s, n, a: np.concatenate(a, axis_of(n.attr("axis", 0), a[0].ndim)),
+    "Concat": lambda s, n, a: np.concatenate(a, axis_of(n.attr("axis", 1), a[0].ndim)),
     "Slice": _slice,
     "Transpose": lambda s, n, a: a[0].transpose(permutation(n, a[0].ndim)),
     "Identity": lambda s, n, a: a[0],

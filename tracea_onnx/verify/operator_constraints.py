@@ -136,7 +136,7 @@ def _recurrent(s: Follower, n: Node) -> None:
 
 def _concat(s: Follower, n: Node) -> None:
     parts = [d for d in map(s.dims, n.inputs) if d is not None]
-    axis = axis_of(n.attr("axis", 0), len(parts[0]))
+    axis = axis_of(n.attr("axis", 1), len(parts[0]))
     for p in parts[1:]:
         for k in range(len(p)):
             if k != axis:

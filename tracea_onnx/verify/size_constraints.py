@@ -39,7 +39,11 @@ class Facts:
 
     def now(self, d: DimLike) -> DimLike:
         """`d` with what is known of its symbols."""
-        while isinstance(d, Dim) and any(s in self.bound for s in d.symbols):
+        while (
+            isinstance(d, Dim)
+            and any(s in self.bound for s in d.symbols)
+            and not dims.too_deep((d,))
+        ):
             d = dims.replaced(d, self.bound)
         return d
 
@@ -65,7 +69,9 @@ class Facts:
         ways = ways or self._linear(dims.sub(a, b))
         if ways:
             name, value = ways[0]
-            if not isinstance(value, int) or value > 0:
+            if dims.too_deep((value,)):
+                self.equal.append((a, b))
+            elif not isinstance(value, int) or value > 0:
                 self.bound[name] = value
         else:
             self.equal.append((a, b))

@@ -5,6 +5,7 @@ and nothing fails inside.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from onnx import (
 
 from tests.host.pipeline_models import parse
 from tracea_onnx.canonicalize import canonical_form, constant_ifs, identities, sink_transposes
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.explain import contents, explanation, html_page
-from tracea_onnx.ir import edit, op_traits, operator_versions
+from tracea_onnx.ir import dims, edit, op_traits, operator_versions
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
@@ -36,7 +38,7 @@ from tracea_onnx.plan.builder import read_pack
 from tracea_onnx.rewrite import fused_calls, single_nodes
 from tracea_onnx.shapes import onnx_inference
 from tracea_onnx.shapes.symbolic import shapes
-from tracea_onnx.verify import input_values, verification
+from tracea_onnx.verify import input_sizes, input_values, verification
 
 _F, _I = TensorProto.FLOAT, TensorProto.INT64
 
@@ -268,6 +270,64 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
         (helper.make_node("Add", ["x", ""], ["y"]), {"x": (2, 3)}, {}, "lacks an input"),
         (helper.make_node("Max", ["x", ""], ["y"]), {"x": (2, 3)}, {}, "lacks an input"),
         (helper.make_node("Relu", ["x"], [""]), {"x": (2, 3)}, {}, "has no name"),
+        (
+            helper.make_node(
+                "ConstantOfShape",
+                ["s"],
+                ["y"],
+                value=TensorProto(data_type=TensorProto.STRING, dims=[1], string_data=[b"a"]),
+            ),
+            {},
+            {"s": [2]},
+            "element type 8",
+        ),
+        (
+            helper.make_node("Einsum", ["x", "w"], ["y"], equation="ka,kbcd->abdc"),
+            {"x": (3, 2), "w": (3, 1 << 16, 1 << 16, 2)},
+            {},
+            "too large to be read as one",
+        ),
+        *(
+            (
+                helper.make_node(
+                    "Attention", ["x", "w"], ["y"], domain="com.microsoft", num_heads=heads
+                ),
+                {"x": x, "w": w},
+                {},
+                why,
+            )
+            for heads, x, w, why in (
+                (-1, (1, 2, 8), (8, 24), "projections of unknown widths"),
+                (2, (1, 2, 8), (24,), "has rank 1, not 2"),
+                (2, (), (8, 24), "has rank 0, not 3"),
+                (2, (1, 2, 8), (8, 0), "heads of size 0"),
+            )
+        ),
+        (
+            helper.make_node(
+                "MultiHeadAttention", [*"qkv"], ["y"], domain="com.microsoft", num_heads=2
+            ),
+            dict.fromkeys("qkv", (1, 2, 0)),
+            {},
+            "heads of size 0",
+        ),
+        (
+            helper.make_node(
+                "EmbedLayerNormalization",
+                ["i", "", "w", "p", "", "g", "b"],
+                ["y"],
+                domain="com.microsoft",
+            ),
+            {"w": (8,), "p": (4, 8), "g": (8,), "b": (8,)},
+            {"i": [[1, 2]]},
+            "'w' of com.microsoft.EmbedLayerNormalization has rank 1, not 2",
+        ),
+        (
+            helper.make_node("RotaryEmbedding", ["x", "c", "c"], ["y"]),
+            {"x": (1, 2, 3, 4), "c": ()},
+            {},
+            "the rotary tables need one constant width",
+        ),
         (
             helper.make_node("Concat", ["x", "x"], ["y"], axis=1 << 40),
             {"x": (2, 3)},
@@ -781,3 +841,129 @@ def test_a_value_that_its_own_maker_reads_is_drawn_once() -> None:
     account = explanation.explain(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }"))
     _, edges = html_page._boxes(Graph(m), account, {})
     assert ("# 0", "# 0") not in edges
+
+
+def _faultless(model: ModelProto) -> partition_compiler.Compiled:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        return partition_compiler.compile_graph(
+            Graph(model), plan_writer.writer_of({}), everything=True
+        )
+
+
+def test_a_grid_of_another_rank_than_its_image_is_refused() -> None:
+    node = helper.make_node("GridSample", ["x", "g"], ["y"], mode="linear")
+    m = model_of(node, {"x": (1, 1, 4, 4), "g": (2, 2, 2)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        writer = plan_writer.writer(backends.get("cuda"))
+        [(_, why)] = partition_compiler.compile_graph(Graph(m), writer, everything=True).refused
+    assert "a grid of rank 3" in why
+
+
+def test_a_concat_of_the_first_operator_set_has_a_default_axis() -> None:
+    m = parse("g (float[2, 3] x) => (float[2, 6] y) { y = Concat (x, x) }", opset=3)
+    assert shapes(Graph(m)).dims("y") == (2, 6) and not _faultless(m).refused
+
+
+def test_a_norm_of_the_first_operator_set_has_a_power_that_is_a_number() -> None:
+    m = parse("g (float[1, 2, 4] x) => (float[1, 2, 2] y) { y = LpPool (x) }", opset=1)
+    m.graph.node[0].attribute.extend(
+        [helper.make_attribute("p", float("nan")), helper.make_attribute("kernel_shape", [2])]
+    )
+    [(_, why)] = _faultless(m).refused
+    assert "p nan" in why
+
+
+def test_a_split_of_sizes_into_more_than_there_are() -> None:
+    m = parse(
+        "g (float[n, m, k] x) => (int64[2] y) { s = Shape (x) a, b = Split (s, p) "
+        "y = Concat <axis = 0> (b, o) }",
+        p=np.array([2, 2], np.int64), o=np.array([1], np.int64),
+    )  # fmt: skip
+    assert any("parts of Split" in why for _, why in _faultless(m).refused)
+
+
+def test_sizes_that_their_type_does_not_hold_are_not_followed() -> None:
+    big = np.full(9, 1 << 40)
+    m = parse("g (float[n] x) => (int32[9] y) { y = Cast <to = 6> (b) }", b=big)
+    onnx_inference.infer(m, {})
+    _faultless(m)
+
+
+def test_a_result_of_a_type_without_kernels() -> None:
+    """A request claims it where inference was misled."""
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
+    m.graph.output[0].type.tensor_type.elem_type = 99
+    [(_, why)] = _faultless(m).refused
+    assert "element type 99" in why
+
+
+def test_a_view_of_a_value_that_claims_another_rank_is_none() -> None:
+    m = parse(
+        "g (float[2, 3] x) => (float[3] y) { a = Reshape (x, s) y = Gather <axis = 1> (a, k) }",
+        s=np.array([6], np.int64), k=np.array(0),
+    )  # fmt: skip
+    m.graph.value_info.append(helper.make_tensor_value_info("a", _F, [2, 3]))
+    g = Graph(m)
+    steps = strided_view.chain(g, shapes(g), "y")
+    assert len(steps) == 2
+    assert strided_view.follow(shapes(g), strided_view.start((2, 3)), reversed(steps)) is None
+
+
+_MANY = 1200
+
+
+def _many_parts() -> ModelProto:
+    names = [f"x{k}" for k in range(_MANY)]
+    given = [helper.make_tensor_value_info(n, _F, [f"n{k}", 4]) for k, n in enumerate(names)]
+    nodes = [
+        helper.make_node("Concat", names, ["a"], axis=0),
+        helper.make_node("Reshape", ["a", "s"], ["y"]),
+    ]
+    return _whole(nodes, given, s=np.array([-1, 2]))
+
+
+def _many_axes() -> ModelProto:
+    given = [helper.make_tensor_value_info("x", _F, [f"n{k}" for k in range(_MANY)])]
+    return _whole([helper.make_node("Flatten", ["x"], ["y"])], given)
+
+
+def _tower() -> ModelProto:
+    """Sizes that shapes share, over and over: 3 to the power of the height if nothing was."""
+    nodes = [helper.make_node("Shape", ["x"], ["s0"])]
+    for k in range(_MANY // 4):
+        nodes += [
+            helper.make_node("Add", [f"s{k}", "one"], [f"a{k}"]),
+            helper.make_node("Mul", [f"a{k}", f"s{k}"], [f"m{k}"]),
+            helper.make_node("Max", [f"m{k}", f"a{k}"], [f"b{k}"]),
+            helper.make_node("Min", [f"b{k}", f"m{k}"], [f"s{k + 1}"]),
+        ]
+    nodes += [
+        helper.make_node("ConstantOfShape", [f"s{_MANY // 4}"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", _F, ["p", "q"])]
+    return _whole(nodes, given, one=np.array([1]))
+
+
+def _whole(nodes: list[NodeProto], given: list[Any], **constants: Any) -> ModelProto:
+    stored = [numpy_helper.from_array(v, k) for k, v in constants.items()]
+    made = [helper.make_tensor_value_info("y", _F, None)]
+    graph = helper.make_graph(nodes, "g", given, made, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("make", [_many_parts, _many_axes, _tower])
+def test_sizes_of_very_many_others_are_not_followed(make: Callable[[], ModelProto]) -> None:
+    model = make()
+    assert optimizer.optimize(model, verify=False).model.graph.node
+    _faultless(model)
+    assert all(shape for shape, _ in input_sizes.shapes(model, model.graph.input, {}, {}))
+
+
+def test_what_divides_a_tower_of_sizes_is_known_at_once() -> None:
+    d: dims.DimLike = dims.symbol("n")
+    for _ in range(200):
+        d = dims.select(dims.less(d, 7), dims.maximum(dims.mul(d, 2), d), dims.add(d, 4))
+    assert dims.factor(d) == 1 and dims.multiple_of(dims.mul(d, 8)) == 8

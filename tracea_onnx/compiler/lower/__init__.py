@@ -8,6 +8,9 @@ import pkgutil
 from collections.abc import Callable
 from importlib import import_module
 
+import numpy as np
+from onnx import helper
+
 from tracea_onnx.compiler.lower import ops
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
@@ -65,6 +68,14 @@ def _rank(ctx: Lowering, name: str) -> int:
 _FOLLOWED = OPERATORS.keys() - operators(Trait.RESHAPE) - {"Expand"}
 
 
+def _holds(dtype: DType, v: object) -> bool:
+    """Whether the type holds a number as it is: shapes are followed in 64 bits."""
+    if not isinstance(v, int) or dtype == DType.BOOL:
+        return True
+    span = np.iinfo(helper.tensor_dtype_to_np_dtype(int(dtype)))
+    return int(span.min) <= v <= int(span.max)
+
+
 def _follow(ctx: Lowering, op: Op) -> bool:
     found = content(ctx, op) if op.kind in _FOLLOWED else None
     if found is None or any(isinstance(v, float) for v in found.flat):
@@ -73,7 +84,7 @@ def _follow(ctx: Lowering, op: Op) -> bool:
     if dtype is None:
         like = op.input(1 if op.kind == "Where" else 0)
         dtype = DType.I64 if op.kind in ("Shape", "Size") else ctx.value(like).dtype
-    if dtype not in INTEGERS:
+    if dtype not in INTEGERS or not all(_holds(DType(dtype), v) for v in found.flat):
         return False
     out = ctx.define(op.outputs[0], DType(dtype), found.shape)
     out.ints = tuple(v if isinstance(v, Dim) else int(v) for v in found.flat)

@@ -102,6 +102,10 @@ class Lowering:
 
     def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
         """Declare the output of an op. A run fails in which one of its dims is negative."""
+        if D.too_deep(shape):
+            raise Unsupported(
+                f"the sizes of '{name.partition(chr(0))[0]}' follow from too many others"
+            )
         for axis, d in enumerate(shape):
             if not D.never_negative(d):
                 self.at_least(d, 0, f"axis {axis} of '{name.partition(chr(0))[0]}'")

@@ -345,10 +345,12 @@ def rope(ctx: Lowering, op: Op) -> None:
         )
     if op.role("pos"):
         cos, sin = (_rows(ctx, t, ctx.value(op.role("pos")), op.outputs[0]) for t in (cos, sin))
-    if cos.shape != sin.shape or cos.dtype != x.dtype or not isinstance(cos.shape[-1], int):
+    known = cos.rank > 0 and isinstance(cos.shape[-1], int)
+    if cos.shape != sin.shape or cos.dtype != x.dtype or not known:
         raise Unsupported(
             "the rotary tables need one constant width, equal shapes and the type of their operand"
         )
+    assert isinstance(cos.shape[-1], int)
     full = cos.shape[-1] == rot
     if not full and cos.shape[-1] != rot // 2:
         raise Unsupported(

@@ -45,10 +45,10 @@ def _computed(ctx: Lowering, name: str, values: Mapping[int, Value], code: Code,
 
 
 def _norm_kind(op: Op) -> str:
-    p = int(op.attr("p", 2))
+    p = op.attr("p", 2)  # a float in the first operator set
     if p not in (1, 2):
         raise Unsupported(f"{op.kind} '{op.label}' has p {p}; kernels compute 1 and 2")
-    return f"ReduceL{p}"
+    return f"ReduceL{int(p)}"
 
 
 def lp_normalization(ctx: Lowering, op: Op) -> None:

@@ -40,6 +40,7 @@ def embedding(ctx: Lowering, op: Op) -> None:
     ids, segments, word, position, segment, gamma, beta, mask, places = (
         op.input(k) for k in range(9)
     )
+    _ranked(ctx, op, 2, ids, segments, word, position, segment, mask, places)
     first = f"{op.outputs[0]}\0word"
     gather(ctx, Op("Gather", op.label, (word, ids), (first,), {"axis": 0}, op.nodes))
     x = ctx.value(first)
@@ -68,6 +69,13 @@ def embedding(ctx: Lowering, op: Op) -> None:
         out = ctx.define(op.outputs[1], m.dtype, m.shape[:1])
         ints = {"kind": 0, "dtype": int(m.dtype), **around(m.shape, 1)}
         ctx.run("reduce", {"x": m}, out, ints)
+
+
+def _ranked(ctx: Lowering, op: Op, rank: int, *operands: str) -> None:
+    """Refuse operands of other ranks: ONNX Runtime looks at some only when it runs the node."""
+    for v in (ctx.value(name) for name in operands if name):
+        if v.rank != rank:
+            raise Unsupported(f"'{v.name}' of {op.kind} has rank {v.rank}, not {rank}")
 
 
 def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtype: DType) -> str:
@@ -111,13 +119,15 @@ def attention(ctx: Lowering, op: Op) -> None:
     """Attention of com.microsoft: softmax(q k^T * scale + mask) v of the heads of (q, k, v) = x w +
     b, side by side again.
     """
+    _ranked(ctx, op, 3, op.input(0))
+    _ranked(ctx, op, 2, op.input(1))
     x, w, heads = ctx.value(op.input(0)), ctx.value(op.input(1)), int(op.attr("num_heads", 0))
     more = [what for k, what in ((4, "a cache"), (6, "a cache")) if op.input(k)] + [
         "a cache as output"
     ] * any(op.outputs[1:])
     more += [a for a in ("do_rotary", "qkv_hidden_sizes") if op.attr(a)]
     width = w.shape[-1]
-    if more or not isinstance(width, int) or not heads or width % (3 * heads):
+    if more or not isinstance(width, int) or heads < 1 or width % (3 * heads):
         raise Unsupported(f"{op.kind} with {' and '.join(more) or 'projections of unknown widths'}")
     if op.input(3) and op.input(5):
         raise Unsupported(f"no kernel computes {op.kind} with both a mask and a bias of the scores")
@@ -146,6 +156,8 @@ def _attend(
     mask: str,
 ) -> None:
     """mask: what is added to scores. The result has its heads side by side."""
+    if size < 1:
+        raise Unsupported(f"{op.kind} has heads of size {size}")
     roles = {**roles, **({"mask": mask} if mask else {})}
     spec = AttentionSpec(
         q={"layout": layouts["q"]},
@@ -178,7 +190,7 @@ def multi_head(ctx: Lowering, op: Op) -> None:
         for v in parts
     ]
     width = parts[0].shape[-1] if parts else 0
-    if len(parts) != 3 or not all(layouts) or not heads or not isinstance(width, int):
+    if len(parts) != 3 or not all(layouts) or heads < 1 or not isinstance(width, int):
         raise Unsupported(f"the shapes of the projections of {op.kind} are not known")
     if op.input(3):
         if layouts != ["bsx"] * 3:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from tracea_onnx.compiler.lower.axes import around
-from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops import indexed
 from tracea_onnx.compiler.lower.ops.movement import gather, inside, relabel
@@ -29,7 +29,7 @@ def concat(ctx: Lowering, op: Op) -> None:
     """Concat: one launch that copies all parts, unless they already lie in place."""
     parts = [ctx.value(n) for n in op.inputs]
     first = parts[0]
-    k, shape_ = axis_of(op.attr("axis"), first.rank), result(ctx, op)
+    k, shape_ = axis_of(op.attr("axis", 1), first.rank), result(ctx, op)
     for p in parts:
         for a in range(first.rank):
             if a != k:
@@ -123,8 +123,8 @@ def constant_of_shape(ctx: Lowering, op: Op) -> None:
     """ConstantOfShape: a fill, deferred until something reads it."""
     dims = result(ctx, op)
     t = op.attr("value")
+    dtype = element_type(op.outputs[0], int(t.data_type)) if t is not None else DType.F32
     value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
-    dtype = DType(int(t.data_type) if t is not None else 1)
     out = ctx.define(op.outputs[0], dtype, dims)
     ctx.plan.launch(
         "fill",

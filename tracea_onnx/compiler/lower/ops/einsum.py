@@ -106,7 +106,8 @@ def _product(
     made = ctx.define(f"{name}\0product", result.dtype, tuple(size[c] for c in order))
     steps = dict(zip(order, contiguous(made.shape), strict=True))
     found = _dims(first, second, "".join(order), views, steps, size)
-    assert found is not None
+    if found is None:  # sizes that no kernel counts to
+        raise Unsupported(f"the axes {order} of Einsum are too large to be read as one")
     _launch(ctx, made, views, found)
     assert made.view is not None
     result.view = View(made.view.ref, tuple(steps[c] for c in out))

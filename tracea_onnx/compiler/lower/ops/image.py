@@ -151,13 +151,14 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     ctx.available("grid_sample", "GridSample")
     if (
         x.rank != 4
+        or grid.rank != 4
         or mode not in _SAMPLING
         or pad not in _OUTSIDE
         or grid.dtype not in (x.dtype, DType.F32)
     ):
         raise Unsupported(
             f"no kernel computes GridSample of rank {x.rank} in mode '{mode}', padding_mode '{pad}'"
-            f" and a grid of type {grid.dtype.name}"
+            f" and a grid of rank {grid.rank} and type {grid.dtype.name}"
         )
     n, c, h, w = x.image()
     _, oh, ow, pair = grid.shape

@@ -266,12 +266,13 @@ def split(ctx: Lowering, op: Op) -> None:
     k = axis_of(op.attr("axis", 0), x.rank)
     n = x.shape[k]
     sizes = parts(ctx, op, n)
-    if x.ints is not None and x.rank == 1 and all(isinstance(s, int) for s in sizes):
+    fixed = [s for s in sizes if isinstance(s, int) and s >= 0]
+    if x.ints is not None and x.rank == 1 and len(fixed) == len(sizes) and sum(fixed) == n:
         at = 0
-        for name, s in zip(op.outputs, sizes, strict=True):
-            assert isinstance(s, int)
-            ctx.define(name, x.dtype, (s,)).ints = x.ints[at : at + s]
-            at += s
+        for name, count in zip(op.outputs, fixed, strict=True):
+            if name:
+                ctx.define(name, x.dtype, (count,)).ints = x.ints[at : at + count]
+            at += count
         return
     total: DimLike = 0
     for s in sizes:

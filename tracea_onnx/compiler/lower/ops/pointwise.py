@@ -42,7 +42,7 @@ def pointwise(ctx: Lowering, op: Op) -> None:
             raise Unsupported(f"no kernel computes {op.kind} with these attributes")
         expr, names = found
     values = [ctx.value(n) for n in names]
-    dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
+    dtype = element_type(op.outputs[0], ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
     out = Value(op.outputs[0], dtype, broadcast(ctx, *(v.shape for v in values)))
     kind = (
         ""

@@ -64,7 +64,7 @@ def widen(ctx: Lowering, name: str, border: Border) -> None:
 
 def _joins_channels(ctx: Lowering, op: Op, known: Mapping[str, Value]) -> bool:
     parts = [known[n] for n in op.inputs]
-    return int(op.attr("axis")) == 1 and all(
+    return int(op.attr("axis", 1)) == 1 and all(
         p.rank in (3, 4) and p.dtype in ctx.target.types and isinstance(p.shape[1], int)
         for p in parts
     )
