@@ -1,23 +1,32 @@
 """How long a session takes to load, and what memory it holds.
 
     python -m benchmarks.memory_and_load [NAME|FILE.onnx ...] [--backend cpu|cuda] [--rounds 5]
+        [--shapes 1000] [--peer NAME=LIBRARY.so|NAME=PYTHON:PROVIDER ...]
     python -m benchmarks.memory_and_load --gigabytes 3 [-- OPTIONS OF optimize]
+    python -m benchmarks.memory_and_load --vit 32x1280 [-- OPTIONS OF optimize]
 
-Every session is made in a process of its own: `ours` with Plans and kernels in the cache, `ours
-cold` with an empty cache, `ort` by ONNX Runtime alone (with --backend cuda its CUDA provider, where
-that is installed). Reported are seconds until the session is there, seconds of its first run, and
-what the process then holds more than before: resident bytes, and on a GPU device memory. Models of
-the zoo are fp32 on the CPU and fp16 on a GPU.
+Every session is made in a process of its own (`one_session.py`): `ours` with Plans and kernels in
+the cache, `ours cold` with an empty one, `ort` by ONNX Runtime alone (with --backend cuda its CUDA
+provider), and by each --peer: the plugin provider of a library, or a provider that the ONNX Runtime
+of another Python has. Reported are seconds until
+the session is there and of its first run, by the wall clock and of the processors (all threads),
+and what the process then holds more than before: resident bytes, their peak, device memory. Ratios
+are ours over a peer's, of samples of one round: below 1 ours takes less.
+
+--shapes: runs of as many different batches and lengths, and what is held after 1, 10, 100 and 1000.
+Models of the zoo are fp32 on the CPU and fp16 on a GPU.
 
 --gigabytes: the peak memory of `optimize` on a stack of linear layers with so much external data.
 Mapped pages of the data files count as resident, so it is an upper bound of what the process itself
-holds.
+holds. --vit: the time of `optimize --precision fp16` on a vision transformer of so many blocks of
+that width (32x1280 is SAM's ViT-H, but for its windows), some of whose values are beyond fp16's
+range, so that nodes must stay fp32.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import compileall
 import json
 import os
 import statistics
@@ -27,21 +36,21 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+import tracea_onnx
 from benchmarks import harness
-from tests.support import sessions
-from tests.support.cuda import driver
-from tests.support.cuda.models import feeds, half, typed
+from tests.support.cuda.models import half
 from tracea_onnx.support import discovery
 
 _NARROW, _WIDE = 4096, 8192
+_BYTES = ("resident", "peak", "device")
 _LAYER = 4 * _NARROW * _WIDE
-MODELS = ("resnet50", "mobilenet_v3", "bert_base", "gpt2")
+MODELS = ("resnet50", "mobilenet_v3", "minilm", "bert_base", "gpt2")
 
 
 def write_large(path: Path, layers: int) -> int:
@@ -102,81 +111,53 @@ def optimize(arguments: list[str]) -> tuple[int, int, float]:
     return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, time.perf_counter() - began
 
 
-# --- one session, in this process --------------------------------------------------------------
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _taken() -> int:
-    """Bytes of the GPU's memory that are in use, by whomever."""
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    driver.need_context()
-    status = driver.cuda().cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-    driver.check(status, "asking for the memory")
-    return total.value - free.value
-
-
-def child(model: Path, kind: str, backend: str, batch: int, sequence: int) -> dict[str, float]:
-    """What a session of ours or of ONNX Runtime's takes."""
-    import onnxruntime as ort
-
-    import tracea_onnx.provider
-
-    gpu = backend == "cuda"
-    taken, resident = _taken() if gpu else 0, _resident()
-    began = time.perf_counter()
-    made: Any
-    if kind.startswith("ours"):
-        made = tracea_onnx.provider.create_session(model, {"backend": backend})
-    elif gpu:
-        if "CUDAExecutionProvider" not in ort.get_available_providers():
-            raise RuntimeError("this ONNX Runtime has no CUDA provider")
-        made = ort.InferenceSession(str(model), providers=["CUDAExecutionProvider"])
-    else:
-        made = sessions.session(model)
-    load = time.perf_counter() - began
-    x = typed(made, feeds(made, batch, sequence, np.random.default_rng(0)))
-    began = time.perf_counter()
-    made.run(None, x)
-    return {
-        "load": load, "first run": time.perf_counter() - began, "resident": _resident() - resident,
-        "device": _taken() - taken if gpu else 0,
-    }  # fmt: skip
-
-
-class Loads:
-    """Samples of the time to load one kind of session; what else a process told of it."""
-
-    def __init__(self, kind: str, model: Path, cache: Path, args: argparse.Namespace) -> None:
-        self.kind, self.model, self.cache, self.args = kind, model, cache, args
-        self.told: dict[str, list[float]] = defaultdict(list)
-
-    def __call__(self) -> float:
-        with tempfile.TemporaryDirectory() as empty:
-            cache = empty if self.kind == "ours cold" else str(self.cache)
-            given = [self.kind, self.args.backend, str(self.args.batch), str(self.args.sequence)]
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.memory_and_load",
-                    "--child",
-                    str(self.model),
-                    *given,
-                ],
-                env={**os.environ, "XDG_CACHE_HOME": cache},
-                capture_output=True,
-                text=True,
+def write_vit(path: Path, blocks: int, width: int, image: int) -> int:
+    """A vision transformer with external data, in three of whose blocks hidden values leave fp16's
+    range. Returns the bytes of its weights.
+    """
+    model = discovery.module("models", "vit_b16").build(
+        image=image, layers=blocks, hidden=width, heads=width // 64, inner=4 * width
+    )
+    for k in {1, blocks // 2, blocks - 1}:
+        for part, factor in (("fc1", 3e4), ("fc2", 1 / 3e4)):
+            weight = next(
+                t
+                for t in model.graph.initializer
+                if f"blocks.{k}." in t.name and part in t.name and t.name.endswith("weight")
             )
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
-        told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        for what, value in told.items():
-            self.told[what].append(value)
-        return told["load"] * 1e6
+            scaled = numpy_helper.to_array(weight) * np.float32(factor)
+            weight.CopyFrom(numpy_helper.from_array(scaled, weight.name))
+    size = sum(len(t.raw_data) for t in model.graph.initializer)
+    onnx.save(model, str(path), save_as_external_data=True, location=f"{path.name}.data")
+    return size
+
+
+# --- sessions, each in a process of its own -------------------------------------------------------
+
+
+def once(kind: str, model: Path, cache: Path, args: argparse.Namespace) -> dict[str, float]:
+    """What one process told of its session."""
+    peers = dict(p.split("=", 1) for p in args.peer)
+    python, _, provider = peers.get(kind, "").rpartition(":")
+    given = {
+        "model": str(model),
+        "kind": provider or kind.split()[0],
+        **{k: vars(args)[k] for k in ("backend", "threads", "batch", "sequence", "shapes")},
+    }
+    with tempfile.TemporaryDirectory() as empty:
+        env = {**os.environ, "XDG_CACHE_HOME": empty if kind == "ours cold" else str(cache)}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        root = Path(__file__).resolve().parents[1]
+        env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
+        done = subprocess.run(
+            [python or sys.executable, str(root / "benchmarks/one_session.py"), json.dumps(given)],
+            env=env, capture_output=True, text=True,
+        )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(lines[-1][:300])
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 def measure(name: str, folder: Path, args: argparse.Namespace, report: harness.Report) -> None:
@@ -185,51 +166,77 @@ def measure(name: str, folder: Path, args: argparse.Namespace, report: harness.R
         full = discovery.module("models", name).build()
         path = folder / f"{name}.onnx"
         onnx.save(half(full) if args.backend == "cuda" else full, str(path))
-    kinds = {k: Loads(k, path, folder / "cache", args) for k in (harness.OURS, "ours cold", "ort")}
-    failed = {}
-    for kind in list(kinds):
+    kinds = [harness.OURS, "ours cold", "ort", *(p.split("=", 1)[0] for p in args.peer)]
+    for kind in list(kinds):  # which fills the cache, too
         try:
-            kinds[kind]()
+            once(kind, path, folder / "cache", argparse.Namespace(**{**vars(args), "shapes": 0}))
         except RuntimeError as e:
-            failed[kind] = str(e)
-            del kinds[kind]
-    if harness.OURS not in kinds:
-        report.fail(path.stem, failed[harness.OURS])
-        return
-    for loads in kinds.values():
-        loads.told.clear()
-    times = harness.interleaved(kinds, rounds=args.rounds)
-    times.failed = failed
-    report.row(path.stem, times, times=times)
-    for kind, loads in kinds.items():
-        found = {what: statistics.median(values) for what, values in loads.told.items()}
-        text = f"loaded in {found['load']:.2f} s, first run {found['first run']:.3f} s, resident "
-        text += f"{found['resident'] / 2**20:.0f} MiB, device {found['device'] / 2**20:.0f} MiB"
-        report.row(f"{path.stem}, {kind}", text, **found)
+            report.fail(f"{path.stem}, {kind}", e)
+            kinds.remove(kind)
+    told: dict[str, dict[str, list[float]]] = {k: defaultdict(list) for k in kinds}
+    random = Random(0)
+    for _ in range(args.rounds):
+        for kind in random.sample(kinds, len(kinds)):
+            for what, value in once(kind, path, folder / "cache", args).items():
+                told[kind][what].append(value)
+    for kind in kinds:
+        found = {what: statistics.median(values) for what, values in told[kind].items()}
+        ratios = {
+            f"{mine} / {kind}": {
+                what: harness.median_interval(
+                    [a / b for a, b in zip(told[mine][what], values, strict=True) if b > 0]
+                )
+                for what, values in told[kind].items()
+                if any(v > 0 for v in values)
+            }
+            for mine in (harness.OURS, "ours cold")
+            if not kind.startswith(harness.OURS) and mine in kinds
+        }
+        text = ", ".join(
+            f"{what} {value / 2**20:.0f} MiB" if what.split()[0] in _BYTES else
+            f"{what} {value:.3f} s"
+            for what, value in found.items()
+        )  # fmt: skip
+        report.row(f"{path.stem}, {kind}", text, **found, ratios=ratios)
+        for pair, by_what in ratios.items():
+            for what, (middle, low, high) in by_what.items():
+                print(f"    {pair}, {what}: {middle:.3f} [{low:.3f}, {high:.3f}]")
 
 
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--sequence", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1, help="of a session")
+    parser.add_argument("--batch", type=int, default=1, help="of the first run")
+    parser.add_argument("--sequence", type=int, default=128, help="of the first run")
+    parser.add_argument("--shapes", type=int, default=0, help="runs of as many more shapes")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=WHAT",
+        help="another provider: a library, or PYTHON:PROVIDER",
+    )  # fmt: skip
     parser.add_argument("--gigabytes", type=float, help="peak memory of optimize instead")
+    parser.add_argument("--vit", metavar="BLOCKSxWIDTH", help="time of optimize instead")
+    parser.add_argument("--image", type=int, default=224, help="of --vit, pixels of a side")
     parser.add_argument("--folder", type=Path, help="for the models while they are needed")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        model, kind, backend, batch, sequence = args.child
-        print(json.dumps(child(Path(model), kind, backend, int(batch), int(sequence))))
-        return 0
     report = harness.Report("memory_and_load", args, device=args.backend == "cuda")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        if args.gigabytes:
+        if args.gigabytes or args.vit:
             model = Path(folder) / "large.onnx"
-            size = write_large(model, max(1, round(args.gigabytes * 1e9 / _LAYER)))
-            options = [] if args.models == list(MODELS) else args.models
-            code, peak, seconds = optimize(["optimize", str(model), "--backend", "cpu", *options])
+            if args.vit:
+                blocks, width = map(int, args.vit.split("x"))
+                size = write_vit(model, blocks, width, args.image)
+                options = ["--precision", "fp16"]
+            else:
+                size = write_large(model, max(1, round(args.gigabytes * 1e9 / _LAYER)))
+                options = []
+            options += [] if args.models == list(MODELS) else args.models
+            code, peak, seconds = optimize(
+                ["optimize", str(model), "-o", str(model.with_name("made.onnx")),
+                 "--backend", "cpu", *options]
+            )  # fmt: skip
             text = (
                 f"model {size / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB = {peak / size:.2f} x"
             )
@@ -238,6 +245,9 @@ def main() -> int:
                 size=size, peak=peak, seconds=seconds, exit=code,
             )  # fmt: skip
             return code
+        folders = [discovery.folder(kind) for kind in ("fusion_rules", "scheduler", "kernels")]
+        for place in (Path(tracea_onnx.__file__).parent, *folders):
+            compileall.compile_dir(place, quiet=2)  # as an installer does
         for name in args.models:
             try:
                 measure(name, Path(folder), args, report)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +12,9 @@ from onnx import NodeProto, TensorProto, helper
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.abi import LARGEST, DType
 from tracea_onnx.ir.graph import Array, Graph, tensor_array
+
+#: Elements that one thread converts at a time.
+_PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class FloatFormat:
         """Whether some finite element is beyond the type's range."""
         if self.largest is None or not value.size:
             return False
+        if all(-self.largest <= v <= self.largest for v in (np.min(value), np.max(value))):
+            return False  # NaN is in no range
         return bool(np.any(np.abs(value[np.isfinite(value)]) > self.largest))
 
     def convert(self, value: Array) -> Array:
@@ -35,16 +42,34 @@ class FloatFormat:
         not zero stays so (the smallest subnormal instead).
         """
         value = np.ascontiguousarray(value, np.float32)
+        out = np.empty(value.shape, np.uint16)
+        source, target = value.reshape(-1), out.reshape(-1)
+        parts = [slice(k, k + _PART) for k in range(0, value.size, _PART)]
+
+        def convert(part: slice) -> None:
+            target[part] = self._converted(source[part])
+
+        if len(parts) > 1:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of Python's lock
+                list(pool.map(convert, parts))
+        else:
+            for part in parts:
+                convert(part)
+        return out
+
+    def _converted(self, value: Array) -> Array:
         dtype = helper.tensor_dtype_to_np_dtype(self.type)
         zero, infinity = np.array([0.0, np.inf]).astype(dtype)
         largest = np.nextafter(infinity, zero).astype(np.float32)
         least = np.nextafter(zero, infinity).astype(np.float32)
-        clipped = np.where(np.isfinite(value), np.clip(value, -largest, largest), value)
+        if not all(-largest <= v <= largest for v in (np.min(value), np.max(value))):
+            value = np.where(np.isfinite(value), np.clip(value, -largest, largest), value)
         with np.errstate(invalid="ignore"):  # signalling NaN
-            out = clipped.astype(dtype)
-        lost = (out == 0) & (value != 0)
-        out[lost] = np.copysign(least, value[lost]).astype(dtype)
-        return out.view(np.uint16)
+            out: Array = value.astype(dtype).view(np.uint16)
+        lost = (out & 0x7FFF == 0) & (value != 0)
+        if np.any(lost):
+            out[lost] = np.copysign(least, value[lost]).astype(dtype).view(np.uint16)
+        return out
 
 
 FP16 = FloatFormat(

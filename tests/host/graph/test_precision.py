@@ -241,6 +241,31 @@ def test_double_graphs_stay_as_they_are() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda k: k.name)
+def test_weights_are_rounded_alike_in_parts(
+    kind: narrow_floats.FloatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finite stays finite, what is not zero stays so, signs and NaN stay."""
+    edges = [0.0, -0.0, 1e-30, -1e-30, 7e4, -3e38, np.inf, -np.inf, np.nan, 65519, 65504, 1 / 3]
+    value = np.array([*edges, *normal(30)], np.float32).reshape(2, -1)
+    whole = kind.convert(value)
+    monkeypatch.setattr(narrow_floats, "_PART", 4)
+    np.testing.assert_array_equal(kind.convert(value), whole)
+    dtype = helper.tensor_dtype_to_np_dtype(kind.type)
+    back = whole.view(dtype).astype(np.float32)
+    finite = np.isfinite(value)
+    np.testing.assert_array_equal(np.isfinite(back), finite)
+    np.testing.assert_array_equal(np.isnan(back), np.isnan(value))
+    np.testing.assert_array_equal(back == 0, value == 0)
+    np.testing.assert_array_equal(
+        np.signbit(back[~np.isnan(back)]), np.signbit(value[~np.isnan(value)])
+    )
+    usual = finite & (np.abs(value) < 6e4) & (np.abs(value) > 1e-3)
+    given = value[usual]
+    assert np.all(np.abs(back[usual] - given) <= kind.eps / 2 * np.abs(given))
+    assert kind.beyond(value) == (kind is narrow_floats.FP16) and not kind.beyond(value[finite] * 0)
+
+
 def chain(scales: Sequence[float]) -> ModelProto:
     """Products by well-conditioned matrices, each followed by one that divides by its scale."""
     text = "g (float[8,16] v0) => (float[8,16] y) {"
