@@ -25,6 +25,8 @@ hypothesis.settings.load_profile("untimed")
 _HERE = Path(__file__).resolve().parent
 #: Folders of the user's that the project reads or writes: caches, tuning records, settings.
 _FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
+#: What would take the place of one of these, and what would print more than tests expect.
+_OTHERS = ("TRACEA_CACHE_DIR", "TRACEA_LOG", "FORCE_COLOR", "NO_COLOR")
 
 #: Test modules, and single tests, that take longer than the quick tier allows: sessions, compilers,
 #: thousands of files.
@@ -62,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     home = Path(tempfile.mkdtemp(prefix="tracea-tests-"))
     os.environ["TRACEA_TEST_HOME"] = str(home)
     os.environ.update({name: str(home / name.lower()) for name in _FOLDERS})
+    for name in _OTHERS:
+        os.environ.pop(name, None)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         # Workers and the programs that tests start would compile every module again.
         os.environ["PYTHONPYCACHEPREFIX"] = str(home / "bytecode")

@@ -4,6 +4,7 @@ fused.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from tracea_onnx._version import __version__
@@ -30,6 +31,11 @@ __all__ = [
     "optimize",
     "register",
 ]
+
+if _level := os.environ.get("TRACEA_LOG"):
+    from tracea_onnx.support import log
+
+    log.to_stderr(_level)
 
 # Imported on first use: the kernel generator imports this package while the wheel is built, where
 # nothing else is installed.

@@ -66,7 +66,9 @@ OPTIONS = (
         "the only pack that may be loaded: a session over another one fails",
     ),
     Option(
-        "cache_dir", "path", "", "the folder of compiled Plans, in place of the user's cache folder"
+        "cache_dir", "path", "",
+        "the folder of compiled Plans, in place of the user's cache folder; `TRACEA_CACHE_DIR`"
+        " names it, too",
     ),
     Option(
         "claim", "`auto`, `all`", "auto",
@@ -83,7 +85,7 @@ OPTIONS = (
     ),
     Option(
         "log_level", "`verbose`, `info`, `warning`, `error`, `off`", "off",
-        "also print the provider's log to stderr, from this level on",
+        "also print the provider's log to stderr, from this level on; `TRACEA_LOG` says it, too",
     ),
     Option(
         "num_threads", "0 to 1024", "0",

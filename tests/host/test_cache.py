@@ -100,6 +100,16 @@ def test_writers_in_parallel_leave_whole_entries(cache: Cache) -> None:
     )
 
 
+def test_the_environment_names_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRACEA_CACHE_DIR", str(tmp_path / "mine"))
+    assert Cache().put("key", b"data") and (tmp_path / "mine").is_dir()
+    assert Cache().get("key") == b"data"
+    monkeypatch.setenv("TRACEA_CACHE_DIR", "")
+    assert Cache().get("key") is None
+
+
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = default_folder()
     assert found is not None and found.name in ("tracea-onnx", "cache")

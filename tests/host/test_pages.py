@@ -30,7 +30,7 @@ def test_provider_options_are_those_that_the_native_side_reads() -> None:
     read = {
         name
         for file in (pages.ROOT / "tracea_onnx" / "ep").rglob("*.cc")
-        for name in re.findall(r'\boption\(session, "(\w+)"\)', file.read_text("utf-8"))
+        for name in re.findall(r'\boption(?:_or)?\(session, "(\w+)"', file.read_text("utf-8"))
     }
     assert read == {o.name for o in provider.OPTIONS}
 

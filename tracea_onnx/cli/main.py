@@ -13,12 +13,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tracea_onnx._version import __version__
 from tracea_onnx.cli import (
     cache,
     check,
+    colour,
     compile,
+    completion,
     demo,
     doctor,
     explain,
@@ -28,12 +31,34 @@ from tracea_onnx.cli import (
     tune,
     verify,
 )
-from tracea_onnx.cli.options import printable
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.shapes.onnx_inference import first_line
+from tracea_onnx.support.log import printable
 
-_COMMANDS = (optimize, explain, check, inspect, verify, compile, inline, demo, tune, doctor, cache)
+_COMMANDS = (
+    optimize,
+    explain,
+    check,
+    inspect,
+    verify,
+    compile,
+    inline,
+    demo,
+    tune,
+    doctor,
+    cache,
+    completion,
+)
 _INTERRUPTED = 130
+#: Options before the command, or behind it.
+_EVERYWHERE: dict[str, dict[str, Any]] = {
+    "--debug": {"action": "store_true", "help": "show the traceback of an error"},
+    "--color": {
+        "choices": colour.CHOICES,
+        "default": "auto",
+        "help": "colours (default: on a terminal, unless NO_COLOR is set, or where FORCE_COLOR is)",
+    },
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,20 +67,22 @@ def parser() -> argparse.ArgumentParser:
         prog="tracea-onnx", description="Fuse ONNX models and run them faster in ONNX Runtime."
     )
     p.add_argument("--version", action="version", version=f"tracea-onnx {__version__}")
-    p.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = p.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add(subparsers)
-    for sub in subparsers.choices.values():
-        sub.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
+    for option, settings in _EVERYWHERE.items():
+        p.add_argument(option, **settings)
+        for sub in subparsers.choices.values():
+            hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            sub.add_argument(option, **{**settings, **hidden})
+    p.set_defaults(parser=p)
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; no error of any kind gets out."""
     args = parser().parse_args(argv)
+    colour.choose(args.color)
     _bound_memory()
     try:
         code: int = args.run(args)
@@ -70,26 +97,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceaError as e:
         if args.debug:
             raise
-        print(f"error: {printable(_line(e))}", file=sys.stderr)
+        print(colour.painted(f"error: {printable(_line(e))}"), file=sys.stderr)
         return e.exit_code
     except MemoryError:
         if args.debug:
             raise
-        print(
-            "error: there is not enough memory for this model; "
-            "free some, or use a machine with more",
-            file=sys.stderr,
-        )
+        said = "there is not enough memory for this model; free some, or use a machine with more"
+        print(colour.painted(f"error: {said}"), file=sys.stderr)
         return ModelError.exit_code  # as for a model that is too large
     except Exception as e:
         if args.debug:
             raise
         what = printable(f"{type(e).__name__}: {first_line(e)}")
-        print(
-            f"error: internal: {what}; report this, with the output of the same command and "
-            "--debug",
-            file=sys.stderr,
-        )
+        said = f"{what}; report this, with the output of the same command and --debug"
+        print(colour.painted(f"error: internal: {said}"), file=sys.stderr)
         return TraceaError.exit_code
     return code
 

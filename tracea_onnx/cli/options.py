@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracea_onnx.cli import colour
 from tracea_onnx.codegen import backend
+from tracea_onnx.support.log import printable
 from tracea_onnx.verify import input_values
 from tracea_onnx.verify.verification import TIME_LIMIT
 
@@ -125,14 +127,7 @@ def providers(args: argparse.Namespace) -> list[str]:
 
 def say(lines: Sequence[str]) -> None:
     """Text for people goes to stderr."""
-    print("\n".join(printable(line) for line in lines), file=sys.stderr)
-
-
-def printable(text: str) -> str:
-    """One line without control characters: names of a model could write to the terminal, or begin
-    lines of their own.
-    """
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    print("\n".join(colour.painted(printable(line)) for line in lines), file=sys.stderr)
 
 
 def emit(value: Any) -> None:

@@ -4,12 +4,14 @@ cache of Plans, or by the compiler, which takes longer to import than a small mo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from tracea_onnx.compiler import plan_cache
+from tracea_onnx.support import log
 from tracea_onnx.support.scoped_value import override
 
 if TYPE_CHECKING:
@@ -48,12 +50,15 @@ def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
 def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     slot = plan_cache.Slot(request)
-    reply = slot.get()
-    if reply is None:
+    reply, began = slot.get(), time.perf_counter()
+    if reply is not None:
+        log.info("plans from the cache: %s bytes", len(reply))
+    else:
         from tracea_onnx.compiler import partition_compiler
 
         reply, read = partition_compiler.compile_model(request)
         slot.put(read, reply)
+        log.info("plans compiled in %.2f s: %s bytes", time.perf_counter() - began, len(reply))
     for packs in _recordings.get():
         packs.append(reply)
     if _listeners.get():

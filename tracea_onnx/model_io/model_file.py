@@ -38,7 +38,7 @@ from tracea_onnx.model_io.external import (
 from tracea_onnx.model_io.external import tensor_bytes as tensor_bytes
 from tracea_onnx.model_io.external import tensors as tensors
 from tracea_onnx.model_io.external import with_real_paths as with_real_paths
-from tracea_onnx.support import files
+from tracea_onnx.support import files, log
 from tracea_onnx.support.data_files import ModelFolder
 
 # protobuf ships no types
@@ -83,6 +83,8 @@ def load(model: ModelProto | str | os.PathLike[str], *, changed_specs: bool = Fa
             load_tensor(t, source.folder)
     if not changed_specs:
         fused_op_names.check(source.model, where)
+    if source.path is not None:
+        log.info("read %s: %s nodes", where, len(source.model.graph.node))
     return source
 
 
@@ -300,6 +302,8 @@ def _placing(folder: files.Folder, made: Sequence[files.NewFile]) -> Iterator[No
         yield
         folder.sync()
         folder.clean("|".join(re.escape(f.target) for f in made))
+    for f in made:
+        log.info("wrote %s", folder.path / f.target)
 
 
 def write_bytes(target: Path, data: bytes) -> None:

@@ -4,6 +4,7 @@ rewrite until nothing is left to fuse.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from tracea_onnx.pipeline.report import Fused, Report
 from tracea_onnx.pricing import cost_model
 from tracea_onnx.rewrite import fused_calls, mixed_precision
 from tracea_onnx.shapes import onnx_inference
-from tracea_onnx.support import discovery
+from tracea_onnx.support import discovery, log
 
 _ROUNDS = 8
 #: Called with the stage's name, how much is done and of how much (0 when unknown).
@@ -114,8 +115,21 @@ def _fuse(
         fused, refused = _round(work, source.folder, options)
         report.fused += fused
         report.refused = _nearest(report.refused, refused)
+        _tell(fused, refused)
         if options.dry_run or not fused:
             break
+
+
+def _tell(fused: Sequence[Fused], refused: Sequence[Refusal]) -> None:
+    for f in fused:
+        log.debug("%s fused %s: %s us", f.rule, ", ".join(f.nodes), f.saved_us)
+    near = [r for r in refused if r.near]
+    for r in near:
+        log.debug("%s did not fuse at %s: %s", r.rule, r.anchor, r.reason)
+    if fused or near:
+        rules = Counter(f.rule for f in fused)
+        applied = ", ".join(f"{rule} {n}" for rule, n in sorted(rules.items()))
+        log.info("rules applied: %s; chains refused: %s", applied or "none", len(near))
 
 
 def _nearest(earlier: Sequence[Refusal], now: Sequence[Refusal]) -> list[Refusal]:

@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracea_onnx.support import files
+from tracea_onnx.support import files, log
 from tracea_onnx.support.files import Folder
 
 _MAGIC = b"TRACEACE"
@@ -34,8 +34,11 @@ _guard = threading.Lock()
 
 
 def default_folder() -> Path | None:
-    """The folder of the cache on this machine; None where the user has no home."""
-    return files.user_folder("cache")
+    """The folder of the cache on this machine (TRACEA_CACHE_DIR names another one); None where the
+    user has no home.
+    """
+    named = os.environ.get("TRACEA_CACHE_DIR", "")
+    return Path(named) if named else files.user_folder("cache")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Cache:
         name = _name(key)
         with contextlib.suppress(OSError, files.Unusable), files.private(self.folder) as folder:
             data = folder.read(name)
+            log.debug("cache: %s is %sin %s", key[:16], "" if data else "not ", self.folder)
             if data is None:
                 return None
             payload = data[HEAD:]

@@ -34,7 +34,7 @@ from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
 from tracea_onnx.provider import PROVIDER_NAME, create_session
 from tracea_onnx.shapes.onnx_inference import first_line
-from tracea_onnx.support import deadline, tables
+from tracea_onnx.support import deadline, log, tables
 from tracea_onnx.verify import fp16_rounding
 from tracea_onnx.verify import input_values as feeds
 
@@ -304,7 +304,9 @@ def judge(
         ) from None
     outputs = compared(reference, got)
     shown = {k: list(getattr(v, "shape", [])) for k, v in reference.fed.items()}
-    return Verification(all(o.ok for o in outputs), shown, outputs, reference.note)
+    found = Verification(all(o.ok for o in outputs), shown, outputs, reference.note)
+    log.info("%s", found.text()[0])
+    return found
 
 
 def compared(reference: Reference, got: Sequence[Any]) -> tuple[OutputError, ...]:

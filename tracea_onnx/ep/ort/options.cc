@@ -13,6 +13,13 @@ namespace {
 
 constexpr const char* kLevels[] = {"verbose", "info", "warning", "error", "off"};
 
+// What a session without the option takes from the environment.
+std::string option_or(const OrtSessionOptions* session, const char* key, const char* variable) {
+  std::string given = option(session, key);
+  if (const char* value = given.empty() ? getenv(variable) : nullptr) given = value;
+  return given;
+}
+
 }  // namespace
 
 std::string session_entry(const OrtSessionOptions* session, const char* name) {
@@ -66,7 +73,7 @@ Options read_options(const OrtSessionOptions* session) {
     if (o.kernel_pack.empty())
       throw Failure("provider option kernel_pack_sha256 is of a kernel_pack, which is not given");
   }
-  o.cache_dir = option(session, "cache_dir");
+  o.cache_dir = option_or(session, "cache_dir", "TRACEA_CACHE_DIR");
   o.python = option(session, "python");
   if (const std::string v = option(session, "ep_context"); v == "trust")
     o.trust_context = true;
@@ -89,12 +96,12 @@ Options read_options(const OrtSessionOptions* session) {
   }
   if (const std::string v = option(session, "device_id"); !v.empty())
     o.device_id = int(number("device_id", v, 0, 1023));
-  if (const std::string v = option(session, "log_level"); !v.empty()) {
+  if (const std::string v = option_or(session, "log_level", "TRACEA_LOG"); !v.empty()) {
     int level = 0;
     while (level <= int(LogLevel::kOff) && v != kLevels[level]) level++;
     if (level > int(LogLevel::kOff))
-      throw Failure("provider option log_level='" + v +
-                    "' is not one of: verbose, info, warning, error, off");
+      throw Failure("log_level='" + v + "' (provider option, or TRACEA_LOG) is not one of: " +
+                    "verbose, info, warning, error, off");
     o.stderr_level = LogLevel(level);
   }
   return o;
