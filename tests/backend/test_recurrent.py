@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import recurrent
+from tests.support.recurrent import Layer
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.ir.abi import ACTIVATIONS
-from tracea_onnx.plan.kernel_families import MEETING, packed_elements
+from tracea_onnx.plan.kernel_families import packed_elements
 from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
-
-SIGMOID, TANH = ACTIVATIONS.index("sigmoid"), ACTIVATIONS.index("tanh")
 
 
 def _placed(v: Any) -> Any:
@@ -31,64 +28,19 @@ def _poisoned(*shape: int) -> Any:
     return out
 
 
-class Layer:
-    """Random weights and inputs, and the launch that they are for."""
-
-    def __init__(
-        self, kind: str, sizes: tuple[int, int, int, int], *, before: int = 0, reverse: int = 0
-    ) -> None:
-        self.kind, self.before, self.reverse = kind, before, reverse
-        self.steps, self.batch, self.directions, self.hidden = sizes
-        self.gates = recurrent.GATES[kind]
-        rng, rows = np.random.default_rng(sum(sizes)), self.gates * self.hidden
-
-        def draw(*shape: int) -> Any:
-            return rng.standard_normal(shape).astype(np.float32)
-
-        self.r = draw(self.directions, rows, self.hidden) / np.float32(self.hidden**0.5)
-        self.x = draw(self.steps, self.batch, self.directions, rows)
-        self.bias = draw(self.directions, rows)
-        self.h = draw(self.directions, self.batch, self.hidden)
-
-    def want(self) -> list[Any]:
-        """Each direction by itself, its projection given as a product with the unit matrix."""
-        rows, parts = self.gates * self.hidden, []
-        for d in range(self.directions):
-            backward = (d == 1) != bool(self.reverse)
-            feeds = {
-                "X": self.x[:, :, d], "W": np.eye(rows)[None], "R": self.r[d : d + 1],
-                "B": np.concatenate([np.zeros(rows), self.bias[d]])[None],
-                "initial_h": self.h[d : d + 1],
-            }  # fmt: skip
-            attrs = {
-                "direction": "reverse" if backward else "forward",
-                "linear_before_reset": self.before,
-            }
-            parts.append(recurrent.run(self.kind, feeds, attrs))
-        return [np.concatenate([p[k] for p in parts], axis=1 - k) for k in range(2)]
-
-    def launch(self, isa: str, threads: int) -> tuple[dict[str, Any], dict[str, int]]:
-        d, n, g = self.directions, self.hidden, self.gates
-        first = 2 if self.kind == "GRU" and not self.before else g
-        packing = {"D": d, "H": n, "G": g, "first": first}
-        packed = aligned(packed_elements("pack_recurrent", **packing))
-        run_kernel("pack_recurrent", {"r": _placed(self.r), "packed": packed}, packing, isa=isa,
-                   threads=threads)  # fmt: skip
-        units = -(-n // 32) * 32
-        state = _poisoned(d * (MEETING + 4 * self.batch * units))
-        state[: d * MEETING] = 0
-        operands = {
-            "x": _placed(self.x), "r": packed, "bias": _placed(self.bias), "h": _placed(self.h),
-            "y": _poisoned(self.steps, d, self.batch, n), "y_h": _poisoned(d, self.batch, n),
-            "state": state,
-        }  # fmt: skip
-        ints = {
-            "T": self.steps, "B": self.batch, "D": d, "H": n, "G": g, "x_t": self.batch * d * g * n,
-            "x_b": d * g * n, "y_t": d * self.batch * n, "y_b": n, "y_d": self.batch * n, "h_b": n,
-            "h_d": self.batch * n, "bias_d": g * n, "before": self.before, "reverse": self.reverse,
-            "act_f": TANH if self.kind == "RNN" else SIGMOID, "act_g": TANH, "act_h": TANH,
-        }  # fmt: skip
-        return operands, ints
+def _launch(layer: Layer, isa: str, threads: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """Operands, with the weights packed, and integers."""
+    d, n, g = layer.directions, layer.hidden, layer.gates
+    first = 2 if layer.kind == "GRU" and not layer.before else g
+    packing = {"D": d, "H": n, "G": g, "first": first}
+    packed = aligned(packed_elements("pack_recurrent", **packing))
+    run_kernel("pack_recurrent", {"r": _placed(layer.r), "packed": packed}, packing, isa=isa,
+               threads=threads)  # fmt: skip
+    operands = {
+        **{k: _placed(v) for k, v in layer.operands().items()}, "r": packed,
+        "y": _poisoned(layer.steps, d, layer.batch, n), "y_h": _poisoned(d, layer.batch, n),
+    }  # fmt: skip
+    return operands, layer.ints()
 
 
 VARIANTS = [("LSTM", 0), ("GRU", 0), ("GRU", 1), ("RNN", 0)]
@@ -104,7 +56,7 @@ def test_layer(
     isa: str, sizes: tuple[int, int, int, int], kind: str, before: int, threads: int
 ) -> None:
     layer = Layer(kind, sizes, before=before, reverse=sizes[0] % 2)
-    operands, ints = layer.launch(isa, threads)
+    operands, ints = _launch(layer, isa, threads)
     run_kernel("recurrent", operands, ints, isa=isa, threads=threads)
     y, last = layer.want()
     np.testing.assert_allclose(operands["y"], y, rtol=0, atol=1e-5)
@@ -117,25 +69,25 @@ def test_tasks_that_share_a_direction(kind: str, before: int) -> None:
     the others until they begin.
     """
     layer = Layer(kind, (7, 1, 1, 300), before=before)
-    operands, ints = layer.launch(isas()[0], 1)
+    operands, ints = _launch(layer, isas()[0], 1)
     assert kernel_tasks("recurrent", operands, ints, threads=3) == (3 if kind != "RNN" else 2)
     y, _ = layer.want()
     for _ in range(10):
-        operands, ints = layer.launch(isas()[0], 1)
+        operands, ints = _launch(layer, isas()[0], 1)
         run_kernel("recurrent", operands, ints, threads=3)
         np.testing.assert_allclose(operands["y"], y, rtol=0, atol=1e-5)
 
 
 def test_rows_are_split_where_there_are_enough() -> None:
     layer = Layer("LSTM", (2, 32, 1, 16))
-    operands, ints = layer.launch(isas()[0], 1)
+    operands, ints = _launch(layer, isas()[0], 1)
     assert kernel_tasks("recurrent", operands, ints, threads=4) == 4
     assert kernel_tasks("recurrent", operands, ints, threads=1) == 1
 
 
 def test_lengths_out_of_range_are_bad_data() -> None:
     layer = Layer("LSTM", (3, 2, 1, 5))
-    operands, ints = layer.launch(isas()[0], 1)
+    operands, ints = _launch(layer, isas()[0], 1)
     for lens in ([4, 1], [1, -1]):
         operands["lens"] = _placed(np.array(lens, np.int32))
         with pytest.raises(TraceaError, match="recurrent reported bad data"):

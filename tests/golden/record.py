@@ -52,7 +52,7 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 
 #: Test modules whose `cases()` are single requests of every CUDA family.
-FAMILIES = ("attention", "conv", "gemm", "image", "indexed", "move", "pointwise")
+FAMILIES = ("attention", "conv", "gemm", "image", "indexed", "move", "pointwise", "recurrent")
 
 
 def digest(data: object) -> str:

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN in float64, as ONNX defines them."""
+"""LSTM, GRU and RNN in float64, as ONNX defines them, and launches of the kernel family."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from tracea_onnx.ir.abi import ACTIVATIONS as CODES
+from tracea_onnx.plan.kernel_families import MEETING
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -104,3 +107,66 @@ def run(kind: str, feeds: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[
     if batch_first:
         return y.transpose(2, 0, 1, 3), np.swapaxes(h, 0, 1), np.swapaxes(c, 0, 1)
     return y, h, c
+
+
+class Layer:
+    """Random weights and inputs of a launch: steps, rows, directions, units."""
+
+    def __init__(
+        self, kind: str, sizes: tuple[int, int, int, int], *, before: int = 0, reverse: int = 0
+    ) -> None:
+        self.kind, self.before, self.reverse = kind, before, reverse
+        self.steps, self.batch, self.directions, self.hidden = sizes
+        self.gates = GATES[kind]
+        rng, rows = np.random.default_rng(sum(sizes)), self.gates * self.hidden
+
+        def draw(*shape: int) -> Any:
+            return rng.standard_normal(shape).astype(np.float32)
+
+        self.r = draw(self.directions, rows, self.hidden) / np.float32(self.hidden**0.5)
+        self.x = draw(self.steps, self.batch, self.directions, rows)
+        self.bias = draw(self.directions, rows)
+        self.h = draw(self.directions, self.batch, self.hidden)
+
+    def want(self) -> list[Any]:
+        """y and y_h. Each direction by itself, its projection as a product with the unit matrix."""
+        rows, parts = self.gates * self.hidden, []
+        for d in range(self.directions):
+            backward = (d == 1) != bool(self.reverse)
+            feeds = {
+                "X": self.x[:, :, d], "W": np.eye(rows)[None], "R": self.r[d : d + 1],
+                "B": np.concatenate([np.zeros(rows), self.bias[d]])[None],
+                "initial_h": self.h[d : d + 1],
+            }  # fmt: skip
+            attrs = {
+                "direction": "reverse" if backward else "forward",
+                "linear_before_reset": self.before,
+            }
+            parts.append(run(self.kind, feeds, attrs))
+        return [np.concatenate([p[k] for p in parts], axis=1 - k) for k in range(2)]
+
+    def operands(self) -> dict[str, Any]:
+        """Inputs but for packed weights, and what the kernel keeps, which is NaN at first."""
+        units = -(-self.hidden // 32) * 32
+        count = self.directions * (MEETING + 4 * self.batch * units)
+        state = np.full(count, np.nan, np.float32)
+        state[: self.directions * MEETING] = 0
+        return {"x": self.x, "bias": self.bias, "h": self.h, "state": state}
+
+    def ints(self) -> dict[str, int]:
+        """Integers of the launch."""
+        d, b, n, rows = self.directions, self.batch, self.hidden, self.gates * self.hidden
+        f, tanh = CODES.index("sigmoid"), CODES.index("tanh")
+        return {
+            "T": self.steps, "B": b, "D": d, "H": n, "G": self.gates, "x_t": b * d * rows,
+            "x_b": d * rows, "y_t": d * b * n, "y_b": n, "y_d": b * n, "h_b": n, "h_d": b * n,
+            "bias_d": rows, "before": self.before, "reverse": self.reverse,
+            "act_f": tanh if self.kind == "RNN" else f, "act_g": tanh, "act_h": tanh,
+        }  # fmt: skip
+
+    def rows_of_units(self, pitch: int) -> Any:
+        """The weights as CUDA kernels take them: [directions, units, gates, pitch]."""
+        wide = self.r.reshape(self.directions, self.gates, self.hidden, self.hidden)
+        packed = np.zeros((self.directions, self.hidden, self.gates, pitch), np.float32)
+        packed[..., : self.hidden] = wide.transpose(0, 2, 1, 3)
+        return packed

@@ -77,11 +77,17 @@ static int __clz(unsigned v) { return __builtin_clz(v); }
 static int __popc(unsigned v) { return __builtin_popcount(v); }
 static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v,
     __ATOMIC_RELAXED); }
+static unsigned atomicCAS(unsigned* p, unsigned was, unsigned v) {
+  __atomic_compare_exchange_n(p, &was, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return was;
+}
+static void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
 static unsigned __float_as_uint(float v) { unsigned r; memcpy(&r, &v, 4); return r; }
 static float __int_as_float(int v) { return __uint_as_float(v); }
 static float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
 template <class A> static A __ldg(const A* p) { return *p; }
+template <class A> static A __ldcg(const A* p) { return *p; }
 template <class A> static A min(A a, A b) { return a < b ? a : b; }
 template <class A> static A max(A a, A b) { return a > b ? a : b; }
 static unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }

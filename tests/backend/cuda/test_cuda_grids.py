@@ -155,6 +155,10 @@ def _rows(b: int | str) -> Iterator[tuple[str, Case]]:
         "reduce max",
         Case([node("ReduceMax", "x axes", "y")], {"x": (b, 500, 33)}, {"axes": np.array([1])}),
     )
+    for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
+        weights = {"w": _weight(2, 40 * gates, 33), "r": _weight(2, 40 * gates, 40)}
+        layer = node(op, "x w r", "y h", direction="bidirectional", hidden_size=40)
+        yield op, Case([layer], x, weights)
     yield "cumsum", Case([node("CumSum", "x axis", "y")], x, {"axis": np.array(1)})
     yield "topk", Case([node("TopK", "x k", "y i")], {"x": (b, 50)}, {"k": np.array([3])})
 

@@ -1,0 +1,260 @@
+// LSTM, GRU and RNN over the steps of a sequence. A block has units of one direction, a warp one of
+// them at a time: it multiplies ROWS rows of h by the unit's rows of R, one for each gate, which
+// stay in the first cache from step to step. h lies in global memory, where the blocks meet after
+// each stage of a step.
+//
+// The work of a ticket, the units of a block in one stage, is done by that block; by another one
+// where it has not begun. So a block only ever waits for one that runs, and the launch ends however
+// few of its blocks are on the device at a time.
+#pragma once
+#ifndef GENERATED
+#include "common/instance.cuh"
+constexpr int GATES = 4, BEFORE = 0, H = 64, PITCH = 64, ROWS = 8, UNITS = 8, PARTS = 8,
+              WORDS = 512;
+constexpr bool COUPLED = false, CLIPPED = false;
+DEV float act_f(float x, float, float) { return x; }
+DEV float act_g(float x, float, float) { return x; }
+DEV float act_h(float x, float, float) { return x; }
+#define PARAMETERS                                                                                \
+  const T *x, const T *r, const T *bias, const T *peephole, const int *lens, const T *h0,         \
+      const T *c0, T *y, T *y_h, T *y_c, float *state, u32 *fault, int steps, int batch,          \
+      int directions, int reverse, i64 x_t, i64 x_b, i64 y_t, i64 y_b, i64 y_d, i64 h_b, i64 h_d, \
+      i64 bias_d, float clip, float f0, float f1, float g0, float g1, float p_h0, float p_h1
+#endif  // GENERATED
+#include "common/base.cuh"
+
+constexpr int STAGES = GATES == 3 && !BEFORE ? 2 : 1, WARPS = 8;
+constexpr int WIDE = 16 / sizeof(T);          // elements of R that a lane reads at once
+constexpr int UNITS_UP = (H + 31) / 32 * 32;  // from row to row of the state
+
+struct Layer {
+  const T *x, *r, *bias, *peephole, *h0, *c0;
+  T *y, *y_h, *y_c;
+  const int* lens;
+  float *h[2], *c, *more;  // [batch][UNITS_UP]; of a GRU c holds z, and more r * h
+  int steps, batch;
+  bool backward;
+  i64 x_t, x_b, y_t, y_b, h_b;
+  float clip, f0, f1, g0, g1, p_h0, p_h1;
+
+  METHOD int length(int b) const { return lens ? min(max(lens[b], 0), steps) : steps; }
+  METHOD float clipped(float v) const { return CLIPPED ? clip_(v, -clip, clip) : v; }
+  METHOD float f(float v) const { return act_f(clipped(v), f0, f1); }
+  METHOD float g(float v) const { return act_g(clipped(v), g0, g1); }
+};
+
+// Lane l gets the total of v[l % N] over all lanes.
+template <int N>
+DEV float totals(float (&v)[N]) {
+#pragma unroll
+  for (int o = 16; o >= N; o /= 2) {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] += __shfl_xor_sync(FULL_WARP, v[j], o);
+  }
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int o = N / 2; o; o /= 2) {
+#pragma unroll
+    for (int j = 0; j < o; j++) {
+      const bool upper = lane & o;
+      const float give = upper ? v[j] : v[j + o], keep = upper ? v[j + o] : v[j];
+      v[j] = keep + __shfl_xor_sync(FULL_WARP, give, o);
+    }
+  }
+  return v[0];
+}
+
+// Rows of `from` into shared memory; what other blocks wrote is not taken from the first cache.
+DEV void read_rows(const float* from, int rows, float* kept) {
+  __syncthreads();  // readers of the rows before these are done
+  for (int k = threadIdx.x; k < ROWS * PITCH; k += WARPS * 32) {
+    const int row = k / PITCH, at = k % PITCH;
+    kept[k] = row < rows && at < H ? __ldcg(from + i64(row) * UNITS_UP + at) : 0.f;
+  }
+  __syncthreads();
+}
+
+// Lane row * SPAN + gate gets h[row] times R of that gate of the unit.
+template <int FIRST, int COUNT, int SPAN>
+DEV float product(const T* r, int unit, const float* kept) {
+  constexpr int N = ROWS * SPAN;
+  const T* const from = r + (i64(unit) * GATES + FIRST) * PITCH;
+  float sum[N];
+#pragma unroll
+  for (int j = 0; j < N; j++) sum[j] = 0.f;
+  for (int k = (threadIdx.x & 31) * WIDE; k < PITCH; k += 32 * WIDE) {
+    float w[COUNT][WIDE];
+#pragma unroll
+    for (int gate = 0; gate < COUNT; gate++) {
+      const Vec<T, WIDE> v = load<WIDE>(from + gate * PITCH + k);
+#pragma unroll
+      for (int j = 0; j < WIDE; j++) w[gate][j] = to_float(v.v[j]);
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+#pragma unroll
+      for (int q = 0; q < WIDE; q += 4) {
+        const Vec<float, 4> a = load<4>(kept + row * PITCH + k + q);
+#pragma unroll
+        for (int gate = 0; gate < COUNT; gate++) {
+#pragma unroll
+          for (int j = 0; j < 4; j++) sum[row * SPAN + gate] += a.v[j] * w[gate][q + j];
+        }
+      }
+    }
+  }
+  return totals<N>(sum);
+}
+
+// Units u0..u1 of rows b..b+ROWS in one stage of a step, gates FIRST..FIRST+COUNT.
+template <int STAGE, int FIRST, int COUNT>
+DEV void units(const Layer& l, int step, int b0, int u0, int u1, const float* kept) {
+  constexpr int SPAN = COUNT == 3 ? 4 : COUNT;
+  const int lane = threadIdx.x & 31, row = lane / SPAN % ROWS, gate = lane % SPAN;
+  const int b = b0 + row, first = lane - gate;
+  const bool real = b < l.batch;
+  const int len = real ? l.length(b) : 0;
+  const bool live = step < len;
+  const int t = live && l.backward ? len - 1 - step : step;
+  const float* const before = l.h[step & 1] + i64(b) * UNITS_UP;
+  for (int u = u0 + threadIdx.x / 32; u < u1; u += WARPS) {
+    // what is added to the sum: of x, and the bias; the fourth lane of a GRU has x of its last gate
+    const bool split = BEFORE && GATES == 3;
+    const bool spare = gate >= COUNT;
+    const int mine = FIRST + (spare ? 2 : gate);
+    float added = 0.f;
+    if (live && !(split && gate == 2)) added = to_float(l.x[t * l.x_t + b * l.x_b + mine * H + u]);
+    if (live && l.bias && !spare) added += to_float(l.bias[mine * H + u]);
+    const float sum = product<FIRST, COUNT, SPAN>(l.r, u, kept);
+    const float own = (spare ? 0.f : sum) + added;
+    float v[4];
+#pragma unroll
+    for (int k = 0; k < SPAN; k++) v[k] = __shfl_sync(FULL_WARP, own, first + k);
+    if (gate || !real || lane >= ROWS * SPAN) continue;
+    float* const c = l.c + i64(b) * UNITS_UP + u;
+    const float old = __ldcg(before + u);
+    float made = old;
+    if (live) {
+      if (GATES == 4) {
+        const float cell = __ldcg(c);
+        const T* const p = l.peephole;
+        const float i = l.f(v[0] + (p ? to_float(p[u]) * cell : 0.f));
+        const float forget =
+            COUPLED ? 1.f - i : l.f(v[2] + (p ? to_float(p[2 * H + u]) * cell : 0.f));
+        const float next = forget * cell + i * l.g(v[3]);
+        *c = next;
+        made = l.f(v[1] + (p ? to_float(p[H + u]) * next : 0.f)) * act_h(next, l.p_h0, l.p_h1);
+      } else if (GATES == 3 && STAGES == 2 && STAGE == 0) {
+        *c = l.f(v[0]);
+        l.more[i64(b) * UNITS_UP + u] = l.f(v[1]) * old;
+      } else if (GATES == 3) {
+        const float z = STAGES == 2 ? __ldcg(c) : l.f(v[0]);
+        const float hidden = l.g(STAGES == 2 ? v[0] : l.f(v[1]) * v[2] + v[3]);
+        made = (1.f - z) * hidden + z * old;
+      } else {
+        made = l.f(v[0]);
+      }
+    }
+    if (STAGE < STAGES - 1) continue;
+    l.h[~step & 1][i64(b) * UNITS_UP + u] = made;
+    if (l.y) from_float(l.y[t * l.y_t + b * l.y_b + u], live ? made : 0.f);
+  }
+}
+
+// One ticket for units u0..u1.
+DEV void work(const Layer& l, int ticket, int u0, int u1, float* kept, u32* fault) {
+  const bool start = ticket == 0;
+  if (start || ticket == l.steps * STAGES + 1) {
+    const int n = u1 - u0;
+    for (i64 k = threadIdx.x; k < i64(n) * l.batch; k += WARPS * 32) {
+      const i64 b = k / n, u = u0 + k % n, at = b * UNITS_UP + u, out = b * l.h_b + u;
+      if (start) {
+        if (l.lens && (l.lens[b] < 0 || l.lens[b] > l.steps)) *fault = 1;
+        l.h[0][at] = l.h0 ? to_float(l.h0[out]) : 0.f;
+        if (GATES == 4) l.c[at] = l.c0 ? to_float(l.c0[out]) : 0.f;
+      } else {
+        const bool some = l.length(int(b)) > 0;  // else zeros, as ONNX Runtime has it
+        if (l.y_h) from_float(l.y_h[out], some ? __ldcg(l.h[l.steps & 1] + at) : 0.f);
+        if (GATES == 4 && l.y_c) from_float(l.y_c[out], some ? __ldcg(l.c + at) : 0.f);
+      }
+    }
+    return;
+  }
+  const int step = (ticket - 1) / STAGES, stage = (ticket - 1) % STAGES;
+  const float* const from = stage ? l.more : l.h[step & 1];
+  for (int b = 0; b < l.batch; b += ROWS) {
+    read_rows(from + i64(b) * UNITS_UP, l.batch - b, kept);
+    if (STAGES == 2 && stage)
+      units<STAGES - 1, GATES - 1, 1>(l, step, b, u0, u1, kept);
+    else
+      units<0, 0, STAGES == 2 ? GATES - 1 : GATES>(l, step, b, u0, u1, kept);
+  }
+}
+
+// Tickets that are done, blocks that have begun; then of each part its next ticket, and whether its
+// block has begun.
+struct Meeting {
+  u32* words;
+
+  METHOD u32 read(int k) const { return *(volatile u32*)(words + k); }
+  METHOD bool everyone() const { return read(1) == PARTS; }
+  METHOD bool begun(int part) const { return read(3 + 2 * part); }
+  METHOD void begin(int part) const {
+    *(volatile u32*)(words + 3 + 2 * part) = 1;
+    atomicAdd(words + 1, 1u);
+  }
+  METHOD bool take(int part, u32 ticket) const {
+    return atomicCAS(words + 2 + 2 * part, ticket, ticket + 1) == ticket;
+  }
+  METHOD void wait(u32 count) const {
+    while (int(read(0) - count) < 0) {
+    }
+    __threadfence();
+  }
+  METHOD void done() const {
+    __threadfence();
+    atomicAdd(words, 1u);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) recurrent(PARAMETERS) {
+  extern __shared__ __align__(16) float kept[];
+  __shared__ bool taken, alone;
+  after_previous();
+  const int d = blockIdx.x / PARTS, own = blockIdx.x % PARTS;
+  Layer l;
+  l.x = x + i64(d) * GATES * H;
+  l.r = r + i64(d) * H * GATES * PITCH;
+  l.bias = bias ? bias + d * bias_d : nullptr;
+  l.peephole = peephole ? peephole + i64(d) * 3 * H : nullptr;
+  l.lens = lens;
+  l.h0 = h0 ? h0 + d * h_d : nullptr, l.c0 = c0 ? c0 + d * h_d : nullptr;
+  l.y = y ? y + d * y_d : nullptr;
+  l.y_h = y_h ? y_h + d * h_d : nullptr, l.y_c = y_c ? y_c + d * h_d : nullptr;
+  l.steps = steps, l.batch = batch, l.backward = (d & 1) != reverse;
+  l.x_t = x_t, l.x_b = x_b, l.y_t = y_t, l.y_b = y_b, l.h_b = h_b;
+  l.clip = clip, l.f0 = f0, l.f1 = f1, l.g0 = g0, l.g1 = g1, l.p_h0 = p_h0, l.p_h1 = p_h1;
+  const i64 rows = i64(batch) * UNITS_UP;
+  l.h[0] = state + i64(directions) * WORDS + d * 4 * rows;
+  l.h[1] = l.h[0] + rows, l.c = l.h[1] + rows, l.more = l.c + rows;
+  const Meeting meeting{(u32*)state + i64(d) * WORDS};
+  const bool first = threadIdx.x == 0;
+  if (first) meeting.begin(own);
+  for (int ticket = 0; ticket < steps * STAGES + 2; ticket++) {
+    if (first) meeting.wait(u32(ticket) * PARTS);
+    for (int k = 0, parts = PARTS; k < parts; k++) {
+      const int part = (own + k) % PARTS;
+      if (first) {
+        const bool free = k == 0 || !meeting.begun(part);
+        taken = free && meeting.take(part, u32(ticket));
+        alone = k == 0 && meeting.everyone();
+      }
+      __syncthreads();
+      const bool mine = taken;
+      if (alone) parts = 1;
+      if (mine) work(l, ticket, part * UNITS, min((part + 1) * UNITS, H), kept, fault);
+      __syncthreads();
+      if (first && mine) meeting.done();
+    }
+  }
+}

@@ -1,0 +1,20 @@
+"""LSTM, GRU and RNN on a GPU against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gpu.cases import recurrent
+from tests.gpu.gpu import Gpu, Maker, makers
+
+pytestmark = pytest.mark.cuda
+
+
+def maker_cases(config: pytest.Config) -> list[Any]:
+    return makers(recurrent)
+
+
+def test_against_float64(gpu: Gpu, maker: Maker) -> None:
+    gpu.maker(maker)
