@@ -45,7 +45,7 @@ TRACEA_INLINE bool with_radix(int64_t radix, G g) {
 // and the radices make up the length. The tables of a pass are the roots of unity of its radix
 // (cosine, sine), then the factors of its results: of the first pass planes of real and imaginary
 // parts, of others one behind the other. Behind them, in planes: the chirp and the spectrum of its
-// conjugate, where a length is that of no passes (Bluestein's algorithm); half the roots of a real
+// conjugate, where a length is that of no passes (Bluestein's algorithm); the roots of a real
 // transform.
 struct Transform {
   int64_t n, whole, first, signals, rest;  // `whole`: the length of the passes; `rest`: after one
@@ -268,73 +268,61 @@ static void clear(To to, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; k++) to.re[k] = to.im[k] = 0.f;
 }
 
-// Pairs (re, im), or two neighbours of a real signal, into planes, times `scale` and the window: of
-// pairs one factor each, else one for each number. Zeros behind them.
-static void separate(const float* x, int64_t count, const float* window, bool pairs, float scale,
-                     To to, int64_t n) {
-  auto vector = [&](int64_t k, auto get) {
-    vf a = get(x + 2 * k, count - 2 * k) * scale, b = get(x + 2 * k + W, count - 2 * k - W) * scale;
-    if (window && !pairs) {
-      a *= get(window + 2 * k, count - 2 * k);
-      b *= get(window + 2 * k + W, count - 2 * k - W);
-    }
+// Pairs (re, im), or two neighbours of a real signal, into planes, times a factor for each pair or
+// for each number. Zeros behind them.
+template <bool PAIRS>
+static void separate(const float* x, int64_t count, const float* factors, To to, int64_t n) {
+  auto vector = [&](int64_t k, vf a, vf b) {
+    if (!PAIRS) a *= load(factors + 2 * k), b *= load(factors + 2 * k + W);
     vf re = parts_of<0>(a, b, kOrder), im = parts_of<1>(a, b, kOrder);
-    if (window && pairs) {
-      const vf w = get(window + k, count / 2 - k);
-      re *= w, im *= w;
-    }
+    if (PAIRS) re *= load(factors + k), im *= load(factors + k);
     store(to.re + k, re), store(to.im + k, im);
   };
   int64_t k = 0;
-  for (; 2 * (k + W) <= count; k += W) vector(k, [](const float* p, int64_t) { return load(p); });
-  for (; k < n; k += W) vector(k, load_most);
-}
-
-// Numbers k to k + W of a row of pairs, of which there are `count`.
-TRACEA_INLINE void store_pairs(float* y, int64_t k, int64_t count, vf re, vf im) {
-  const vf a = pairs_of<0>(re, im, kOrder), b = pairs_of<1>(re, im, kOrder);
-  if (k + W <= count) {
-    store(y + 2 * k, a), store(y + 2 * k + W, b);
-  } else {
-    store_most(y + 2 * k, a, 2 * (count - k)), store_most(y + 2 * k + W, b, 2 * (count - k) - W);
-  }
+  for (; 2 * (k + W) <= count; k += W) vector(k, load(x + 2 * k), load(x + 2 * k + W));
+  for (; k < n; k += W)
+    vector(k, load_most(x + 2 * k, count - 2 * k), load_most(x + 2 * k + W, count - 2 * k - W));
 }
 
 // The signal of a half spectrum as a complex one of half its length, of planes [0, n] of x.
-static void join(From x, int64_t n, From half_roots, To to) {
+static void join(From x, int64_t n, From roots, To to) {
   for (int64_t k = 0; k < n; k += W) {
     const int64_t mirror = n - k - (W - 1);
     const vf ar = load(x.re + k), ai = load(x.im + k), br = backwards(load(x.re + mirror), kOrder),
-             bi = backwards(load(x.im + mirror), kOrder), c = load(half_roots.re + k),
-             s = load(half_roots.im + k);
-    const vf dr = ar - br, di = ai + bi;
-    store(to.re + k, fma(dr, s, fma(-di, c, (ar + br) * 0.5f)));
-    store(to.im + k, fma(dr, c, fma(di, s, (ai - bi) * 0.5f)));
+             bi = backwards(load(x.im + mirror), kOrder), c = load(roots.re + k),
+             s = load(roots.im + k), dr = ar - br, di = ai + bi;
+    store(to.re + k, fma(dr, s, fma(-di, c, ar + br)));
+    store(to.im + k, fma(dr, c, fma(di, s, ai - bi)));
   }
 }
 
+// Where a signal begins, in x or y.
+TRACEA_INLINE int64_t begin_of(const Launch& l, int64_t index, int outer, int inner) {
+  return index / l.i[f::M] * l.i[outer] + index % l.i[f::M] * l.i[inner];
+}
+
 // Of signal number `index` the planes of its complex transform.
-static void read(const Launch& l, const Transform& t, int64_t index, To spare, To to) {
-  const bool real = l.i[f::kind] == kOfReal, back = l.i[f::inverse];
-  const int64_t terms = l.i[f::T], step = l.i[f::x_n], parts = real ? 1 : 2;
-  const float* x =
-      (const float*)l.buf[f::x] + index / l.i[f::M] * l.i[f::x_b] + index % l.i[f::M] * l.i[f::x_m];
-  const float* const window = (const float*)l.buf[f::window];
-  const float scale = l.f[f::scale];
-  const bool joined = l.i[f::kind] == kToReal, pairs = !real;
+static void read(const Launch& l, const Transform& t, int64_t index, const float* factors, To spare,
+                 To to) {
+  const bool real = l.i[f::kind] == kOfReal, joined = l.i[f::kind] == kToReal;
+  const int64_t step = l.i[f::x_n], n = t.n + joined, terms = std::min(l.i[f::T], l.i[f::N]),
+                most = joined ? std::min(terms, n) : terms;
+  const float* const x = (const float*)l.buf[f::x] + begin_of(l, index, f::x_b, f::x_m);
   // exp(+..) of (re, im) is exp(-..) of (im, re)
-  const To planes = back && !real ? To{to.im, to.re} : to, into = joined ? spare : planes;
-  if (step == parts && (t.halved || !real)) {
-    const int64_t most = joined ? std::min(terms, t.n + 1) : terms;
-    separate(x, most * parts, window, pairs, scale, into, joined ? t.n + 1 : t.n);
+  const To planes = l.i[f::inverse] && !real ? To{to.im, to.re} : to,
+           into = joined ? spare : planes;
+  if (real && t.halved && step == 1) {
+    separate<false>(x, most, factors, into, n);
+  } else if (!real && step == 2) {
+    separate<true>(x, 2 * most, factors, into, n);
   } else {
-    clear(into, 0, t.n + joined);
-    for (int64_t j = 0; j < terms && (!joined || j <= t.n); j++) {
-      const float w = window ? scale * window[j] : scale;
+    clear(into, 0, n);
+    for (int64_t j = 0; j < most; j++) {
       if (real && t.halved)
-        (j % 2 ? into.im : into.re)[j / 2] = x[j * step] * w;
+        (j % 2 ? into.im : into.re)[j / 2] = x[j * step] * factors[j];
       else
-        into.re[j] = x[j * step] * w, into.im[j] = real ? 0.f : x[j * step + 1] * w;
+        into.re[j] = x[j * step] * factors[j],
+        into.im[j] = real ? 0.f : x[j * step + 1] * factors[j];
     }
   }
   if (!joined) return;
@@ -352,44 +340,69 @@ static void read(const Launch& l, const Transform& t, int64_t index, To spare, T
   }
 }
 
-// The first `count` numbers of a half spectrum or a whole one, of the planes of a complex transform
-// of half the length, which the number behind them continues.
-static void divide(From z, int64_t n, From half_roots, float sign, int64_t count, float* y) {
-  for (int64_t k = 0; k < count; k += W) {
+// Numbers k to k + W of a row of pairs, of which there are `count`.
+TRACEA_INLINE void store_pairs(float* y, int64_t k, int64_t count, vf re, vf im) {
+  const vf a = pairs_of<0>(re, im, kOrder), b = pairs_of<1>(re, im, kOrder);
+  if (k + W <= count) {
+    store(y + 2 * k, a), store(y + 2 * k + W, b);
+  } else {
+    store_most(y + 2 * k, a, 2 * (count - k)), store_most(y + 2 * k + W, b, 2 * (count - k) - W);
+  }
+}
+
+// The first `count` numbers of a spectrum, of planes [0, n] of twice a complex transform of half
+// the length. Numbers k and n - k are made of the same: the later ones wait in the planes, since
+// memory is written fastest in its order.
+static void divide(To z, int64_t n, From roots, int64_t count, float* y) {
+  auto sums = [&](int64_t k, vf& er, vf& ei, vf& tr, vf& ti) {
     const int64_t mirror = n - k - (W - 1);
     const vf ar = load(z.re + k), ai = load(z.im + k), br = backwards(load(z.re + mirror), kOrder),
-             bi = backwards(load(z.im + mirror), kOrder), c = load(half_roots.re + k),
-             s = load(half_roots.im + k);
-    const vf dr = ai + bi, di = br - ar, re = fma(dr, c, fma(-di, s, (ar + br) * 0.5f)),
-             im = fma(di, c, fma(dr, s, (ai - bi) * 0.5f)) * sign;
-    store_pairs(y, k, count, re, im);
+             bi = backwards(load(z.im + mirror), kOrder), c = load(roots.re + k),
+             s = load(roots.im + k), dr = ai + bi, di = br - ar;
+    er = ar + br, ei = ai - bi, tr = fma(dr, c, -(di * s)), ti = fma(di, c, dr * s);
+  };
+  int64_t k = 0, end = count;
+  vf er, ei, tr, ti;
+  if (count == n + 1) {
+    for (; 2 * (k + W) <= n + 1; k += W) {
+      sums(k, er, ei, tr, ti);
+      store_pairs(y, k, count, er + tr, ei + ti);
+      store(z.re + n - k - (W - 1), backwards(er - tr, kOrder));
+      store(z.im + n - k - (W - 1), backwards(ti - ei, kOrder));
+    }
+    end -= k;
   }
+  for (; k < end; k += W) {
+    sums(k, er, ei, tr, ti);
+    store_pairs(y, k, end, er + tr, ei + ti);
+  }
+  for (k = end; k < count; k += W) store_pairs(y, k, count, load(z.re + k), load(z.im + k));
 }
 
 // Results of signal number `index`, of the planes of its complex transform. `spare`: room for them.
 static void write(const Launch& l, const Transform& t, int64_t index, To z, float* spare) {
   const bool back = l.i[f::inverse], to_real = l.i[f::kind] == kToReal;
-  const bool of_real = l.i[f::kind] == kOfReal, single = to_real && !t.halved;
+  const bool of_real = l.i[f::kind] == kOfReal;
   const int64_t count = l.i[f::K], step = l.i[f::y_n], parts = to_real ? 1 : 2;
-  float* const y =
-      (float*)l.buf[f::y] + index / l.i[f::M] * l.i[f::y_b] + index % l.i[f::M] * l.i[f::y_m];
+  float* const y = (float*)l.buf[f::y] + begin_of(l, index, f::y_b, f::y_m);
   float* const out = step == parts ? y : spare;
-  const float sign = of_real && back ? -1.f : 1.f;
   if (of_real && t.halved) {
     const float* const roots = (const float*)l.buf[f::tables] + t.split;
     const int64_t half = std::min(count, t.n + 1);
     z.re[t.n] = z.re[0], z.im[t.n] = z.im[0];
-    divide(z, t.n, {roots, roots + t.n + 1}, sign, half, out);
+    divide(z, t.n, {roots, roots + t.n + 1}, half, out);
     for (int64_t k = half; k < count; k++)
       out[2 * k] = out[2 * (l.i[f::N] - k)], out[2 * k + 1] = -out[2 * (l.i[f::N] - k) + 1];
-  } else if (single) {
+  } else if (to_real && !t.halved) {
     for (int64_t k = 0; k < count; k++) out[k] = z.im[k];
   } else {
     const From from = back && !of_real ? From{z.im, z.re} : From(z);
     const int64_t pairs = to_real ? t.n : count;
     for (int64_t k = 0; k < pairs; k += W)
-      store_pairs(out, k, pairs, load(from.re + k), load(from.im + k) * sign);
+      store_pairs(out, k, pairs, load(from.re + k), load(from.im + k));
   }
+  if (of_real && back)
+    for (int64_t k = 0; k < count; k++) out[2 * k + 1] = -out[2 * k + 1];
   if (out == y) return;
   for (int64_t k = 0; k < count; k++)
     for (int64_t part = 0; part < parts; part++) y[k * step + part] = out[k * parts + part];
@@ -403,11 +416,13 @@ static int64_t tasks(const Launch& l, int threads) {
   return even_tasks((signals + t.signals - 1) / t.signals, signals * l.i[f::N], threads);
 }
 
-// Rows of the signals and one more, the results of two passes, the tile, results of a signal.
+// Rows of the signals and one more, the results of two passes, the tile, factors of a signal and
+// results of one.
 static size_t scratch(const Launch& l, int) {
   const Transform t(l);
   if (!t.valid) return 0;
-  return size_t(2 * (t.row() * (t.signals + 1) + 2 * t.plane() + kLanes * W + l.i[f::N] + W)) *
+  return size_t(2 * (t.row() * (t.signals + 1) + 2 * t.plane() + kLanes * W) +
+                3 * (l.i[f::N] + 2 * kLanes)) *
          sizeof(float);
 }
 
@@ -470,15 +485,19 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* memory) {
   const To tile = planes(kLanes * W), a = planes(t.plane()) + kLanes,
            b = planes(t.plane()) + kLanes, rows = planes(t.row() * t.signals) + kLanes,
            spare = planes(t.row()) + kLanes;
-  float* const out = next;
-  memset(memory, 0, size_t((char*)out - (char*)memory));
+  memset(memory, 0, size_t((char*)next - (char*)memory));
+  float *const factors = next, *const out = factors + l.i[f::N] + 2 * kLanes;
+  const float* const window = (const float*)l.buf[f::window];
+  const float scale = l.f[f::scale] * (l.i[f::kind] == kOfReal && t.halved ? 0.5f : 1.f);
+  for (int64_t k = 0; k < l.i[f::N] + 2 * kLanes; k++)
+    factors[k] = k < l.i[f::N] && window ? scale * window[k] : scale;
   const float* const chirp = (const float*)l.buf[f::tables] + t.chirp;
   const From wave = {chirp, chirp + t.n}, spectrum = {chirp + 2 * t.n, chirp + 2 * t.n + t.whole};
   for (int64_t g = task_begin(groups, task, tasks); g < task_begin(groups, task + 1, tasks); g++) {
     const int64_t begin = g * t.signals, signals = std::min(t.signals, count - begin);
     for (int64_t s = 0; s < signals; s++) {
       const To row = rows + s * t.row();
-      read(l, t, begin + s, spare, row);
+      read(l, t, begin + s, factors, spare, row);
       if (!t.chirped) continue;
       multiply(row, wave, t.n, row);
       clear(row, t.n, t.whole);

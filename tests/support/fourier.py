@@ -50,8 +50,7 @@ class Fourier:
         return self.bins or self.length
 
     def floats(self) -> dict[str, float]:
-        twice = self.kind == TO_REAL and self.length % 2 == 0
-        return {"scale": (1 + twice) / self.length if self.inverse else 1.0}
+        return {"scale": 1 / self.length if self.inverse else 1.0}
 
     def ints(self) -> dict[str, int]:
         (b, m), parts, out = self.batch, self._parts(OF_REAL), self._parts(TO_REAL)

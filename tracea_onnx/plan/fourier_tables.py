@@ -74,7 +74,7 @@ def tables(length: int, passes: Sequence[int], *, real: bool) -> npt.NDArray[np.
     exp(-2 pi i p j / n) for 1 <= j < radix: of the first pass [j, p] in planes of real and
     imaginary parts, of others [p, j] in pairs. Where passes are longer than the complex transform:
     its chirp exp(-pi i k k / n), and the spectrum of the conjugate, in planes. Of real transforms
-    of even length half of exp(-2 pi i k / length), in planes.
+    of even length exp(-2 pi i k / length), in planes.
     """
     n, whole = complex_length(length, real=real), math.prod(passes)
     left, out = whole, list[_F64]()
@@ -93,5 +93,5 @@ def tables(length: int, passes: Sequence[int], *, real: bool) -> npt.NDArray[np.
         around[whole - n + 1 :] = wave[:0:-1].conj()
         out += _planes(wave) + _planes(np.fft.fft(around) / whole)
     if real and length % 2 == 0:
-        out += _planes(np.exp(-2j * np.pi * np.arange(n + 1) / length) / 2)
+        out += _planes(np.exp(-2j * np.pi * np.arange(n + 1) / length))
     return np.concatenate(out).astype(np.float32)

@@ -114,9 +114,8 @@ struct Signals {
   METHOD i64 at(i64 index) const { return index / many * outer + index % many * inner; }
 };
 
-// One point of the complex transform of a signal. `half_roots`: planes.
-DEV Complex point(const T* x, i64 step, const T* window, const float* half_roots, float scale,
-                  int j) {
+// One point of the complex transform of a signal: half of it, of a real one. `roots`: planes.
+DEV Complex point(const T* x, i64 step, const T* window, const float* roots, float scale, int j) {
   auto real = [&](int k) {
     return k < TERMS ? to_float(x[k * step]) * (window ? to_float(window[k]) : 1.f) : 0.f;
   };
@@ -131,15 +130,15 @@ DEV Complex point(const T* x, i64 step, const T* window, const float* half_roots
   } else if (KIND == TO_REAL && HALVED) {
     Complex a = number(j), b = conjugate(number(POINTS - j));
     if (j == 0) a.im = b.im = 0.f;
-    const Complex root = {half_roots[j], half_roots[POINTS + 1 + j]};
-    z = (a + b) * 0.5f - turned((a - b) * conjugate(root));
+    const Complex root = {roots[j], roots[POINTS + 1 + j]};
+    z = (a + b) - turned((a - b) * conjugate(root));
   } else if (KIND == TO_REAL) {
     z = j <= N / 2 ? number(j) : conjugate(number(N - j));
     if (j == 0) z.im = 0.f;
   } else {
     z = number(j);
   }
-  z = z * scale;
+  z = z * (KIND == OF_REAL && HALVED ? 0.5f * scale : scale);
   // exp(+..) of (re, im) is exp(-..) of (im, re)
   return INVERSE && KIND != OF_REAL ? exchanged(z) : z;
 }
@@ -170,24 +169,24 @@ DEV void pass(const Complex* x, const float* table, Complex* y) {
 }
 
 // One number of the result.
-DEV Complex bin(const Complex* z, const float* half_roots, int k) {
+DEV Complex bin(const Complex* z, const float* roots, int k) {
   if (KIND == OF_REAL && HALVED) {
     const int j = k <= POINTS ? k : N - k, lower = j == POINTS ? 0 : j;
     const Complex a = z[lower], b = conjugate(z[lower ? POINTS - lower : 0]),
-                  root = {half_roots[j], half_roots[POINTS + 1 + j]};
-    const Complex c = (a + b) * 0.5f + turned(a - b) * root;
+                  root = {roots[j], roots[POINTS + 1 + j]};
+    const Complex c = (a + b) + turned(a - b) * root;
     return (k > POINTS) != INVERSE ? conjugate(c) : c;
   }
   return KIND == OF_REAL ? (INVERSE ? conjugate(z[k]) : z[k]) : INVERSE ? exchanged(z[k]) : z[k];
 }
 
-DEV void write(const Complex* z, const float* half_roots, T* y, i64 step, int k) {
+DEV void write(const Complex* z, const float* roots, T* y, i64 step, int k) {
   if (KIND == TO_REAL) {
     const Complex c = exchanged(z[HALVED ? k / 2 : k]);
     from_float(y[k * step], HALVED && k % 2 ? c.im : c.re);
     return;
   }
-  const Complex c = bin(z, half_roots, k);
+  const Complex c = bin(z, roots, k);
   Vec<T, 2> pair;
   from_float(pair.v[0], c.re), from_float(pair.v[1], c.im);
   if (PAIRED)
@@ -202,17 +201,16 @@ DEV void transform(const T* x, const T* window, const float* tables, T* y, i64 c
                    i64 x_step, Signals to, i64 y_step, float scale, Passes passes) {
   __shared__ Complex held[2][SIGNALS * POINTS];
   const i64 first = i64(blockIdx.x) * SIGNALS;
-  const float* const half_roots = tables + SPLIT;
+  const float* const roots = tables + SPLIT;
   for (int i = threadIdx.x; i < SIGNALS * POINTS; i += THREADS) {
     const i64 index = first + i / POINTS;
-    held[0][i] = index < count
-                     ? point(x + from.at(index), x_step, window, half_roots, scale, i % POINTS)
-                     : Complex{};
+    held[0][i] = index < count ? point(x + from.at(index), x_step, window, roots, scale, i % POINTS)
+                               : Complex{};
   }
   __syncthreads();
   const Complex* const z = passes(held[0], held[1]);
   for (int i = threadIdx.x; i < SIGNALS * BINS; i += THREADS) {
     const i64 index = first + i / BINS;
-    if (index < count) write(z + i / BINS * POINTS, half_roots, y + to.at(index), y_step, i % BINS);
+    if (index < count) write(z + i / BINS * POINTS, roots, y + to.at(index), y_step, i % BINS);
   }
 }

@@ -102,8 +102,7 @@ def _fast(
     rows = pad_rows(rows, 2, 2)
     real, to_real = t.real, t.to_real
     tables = fourier_tables.tables(t.length, passes, real=real or to_real)
-    halved = t.points < t.length
-    scale = (2 if to_real and halved else 1) / t.length if t.inverse else 1.0
+    scale = 1 / t.length if t.inverse else 1.0
     ints: dict[str, DimLike] = {
         "kind": 1 if real else 2 if to_real else 0, "inverse": int(t.inverse),
         "B": rows[0][0], "M": rows[1][0], "N": t.length, "T": t.terms, "K": t.bins,
