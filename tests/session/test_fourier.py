@@ -197,6 +197,21 @@ def test_a_signal_shorter_than_its_frames_fails() -> None:
         made.run(None, {"x": np.zeros((1, 7, 1), np.float32)})
 
 
+def test_transforms_of_one_side_say_what_numbers_have() -> None:
+    x = RNG.standard_normal((2, 512, 1)).astype(np.float32)
+    for name, names, want in (
+        ("STFT", ["x", "step", "", "length"], _stft(x, 100, 64, None, True)),
+        ("DFT", ["x"], _dft(x, 1, None, inverse=False, half=True)),
+    ):
+        node = helper.make_node(name, names, ["t"], onesided=1)
+        stored = {"step": np.int64(100), "length": np.int64(64)} if name == "STFT" else {}
+        made = session(_model(node, ["b", 512, "c"], stored, 17), provider=True, everything=True)
+        assert assigned(made) == (2, 2)
+        _close(made.run(None, {"x": x})[0], -want, 512)
+        with pytest.raises(Exception, match="parts of the numbers"):
+            made.run(None, {"x": np.concatenate([x, x], -1)})
+
+
 @pytest.mark.parametrize("frame", [8, 400])
 def test_a_window_of_the_run(frame: int) -> None:
     node = helper.make_node("STFT", ["x", "step", "w"], ["t"])

@@ -450,7 +450,8 @@ def attention(d: Draw) -> None:
 
 def fourier(d: Draw) -> None:
     r = d.random
-    length = d.size(200, large=True)
+    fast = r.choice((240, 256, 400, 480, 512, 640, 1024))
+    length = fast if r.random() < 0.5 else d.size(200, large=True)
     if r.random() < 0.5:
         step, batch = r.randrange(1, length + 3), r.choice((1, 2, 3))
         x = d.feed((batch, length + r.randrange(0, 6 * step), 1))
@@ -462,7 +463,8 @@ def fourier(d: Draw) -> None:
     shape = [*d.shape(r.randrange(1, 4), 60), parts]
     axis = r.randrange(0, len(shape) - 1)
     shape[axis] = length
-    given = d.store(np.int64(d.size(200))) if r.random() < 0.4 else ""
+    padded = fast if r.random() < 0.5 else d.size(200)
+    given = d.store(np.int64(padded)) if r.random() < 0.4 else ""
     half = int(parts == 1 and r.random() < 0.5)
     inverse = int(not half and r.random() < 0.4)
     at = d.store(np.int64(axis if r.random() < 0.5 else axis - len(shape)))

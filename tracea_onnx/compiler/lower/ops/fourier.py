@@ -185,15 +185,21 @@ def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
     return product(ctx, x, matrix, None, False, name)
 
 
+def _is_real(ctx: Lowering, op: Op, x: Value, real: bool | None) -> bool:
+    """Whether a signal is real, or complex. None: its last axis says so; else it must agree."""
+    if real is None:
+        return not is_complex(x.shape, f"the signal of {op.kind}")
+    ctx.same(x.shape[-1], 1 if real else 2, f"parts of the numbers {op.kind} '{op.label}' takes")
+    return real
+
+
 def dft(ctx: Lowering, op: Op) -> None:
     """DFT along any axis."""
     x = ctx.value(op.input(0))
     ctx.require(x, "a Fourier transform")
     axis = dft_axis(ctx, op, x.rank, ctx.graph.opset())
-    real = not is_complex(x.shape, "the signal of DFT")
     inverse, half = bool(op.attr("inverse", 0)), bool(op.attr("onesided", 0))
-    if half and inverse == real:
-        raise Unsupported("a DFT of one side takes a real signal, and its inverse a complex one")
+    real = _is_real(ctx, op, x, not inverse if half else None)
     shape, size = dft_dims(ctx, op, axis), _known(x.shape[axis], "the axis of DFT")
     length = _known(dft_length(ctx, op, size), "DFT")
     bins, to_real = length // 2 + 1 if half else length, half and inverse
@@ -244,10 +250,8 @@ def stft(ctx: Lowering, op: Op) -> None:
     ctx.require(x, "a Fourier transform")
     if x.rank not in (2, 3):
         raise Unsupported(f"the signal of STFT has rank {x.rank}; 3 is required")
-    parts = 1 if x.rank == 2 else 1 + is_complex(x.shape, "the signal of STFT")
     half = bool(op.attr("onesided", 1))
-    if half and parts == 2:
-        raise Unsupported("an STFT of one side takes a real signal")
+    parts = 1 if x.rank == 2 or _is_real(ctx, op, x, True if half else None) else 2
     shape = result(ctx, op)
     length = _known(frame_length(ctx, op, x.shape[1]), "the frames of STFT")
     step = int(ctx.contents(op.input(1), "the frame step").reshape(-1)[0])
