@@ -76,6 +76,8 @@ def _contrib(g: Graph, node: Node) -> Match:
         raise Refuse(Why.KV_CACHE, node)
     require(node, unidirectional=0)
     count = node.attr("num_heads", 0)
+    if count < 1:
+        raise Refuse(Why.NO_HEADS, node)
     masks = attention_mask(g, node, node.input(5))
     scale = attention_scale(node, per_head(found[0][2], count))
     attrs = {"scale": scale, "nan_to_zero": False, **causal_attrs(None), **mask_attrs(masks)}

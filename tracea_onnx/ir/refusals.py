@@ -229,14 +229,14 @@ class Why(Enum):
     LAYOUT = "the layout of the {what} '{value}' is not known", Advice.SHAPES
     RESULT_LAYOUT = "the result is stored as {layout}, which the fused kernel does not write"
     ELEMENT_TYPES = "queries, keys, values and result are not all of one element type: {kinds}"
-    OPERAND_INSIDE = "'{value}' is an operand of the attention and a step towards another"
+    OPERAND_INSIDE = "'{value}' is an operand and a step towards another"
     HEAD_SCALES = "the factors '{value}' are not one for each head, in the type of the queries"
     BATCH_SIZES = "{what} have different batch sizes"
     HEAD_COUNTS = "keys and values have different head counts"
     HEADS_MULTIPLE = "the query heads are not a multiple of the key heads"
     HEADS_UNKNOWN = "the number of heads is not constant", Advice.SHAPES
     HEAD_SIZE = "the head size of {node} is {size}, not a positive constant", Advice.SHAPES
-    NO_HEADS = "{node} has operands of rank 3, but no q_num_heads or kv_num_heads"
+    NO_HEADS = "{node} has operands of rank 3, and no number of heads"
     QUERY_RANK = "the query of {node} has rank {rank}; the fused kernel takes 3 or 4"
     PROJECTIONS = "{node} also computes the projections, which no fused operator does"
     PROJECTION_BIAS = "{node} also adds the bias of the projections"

@@ -17,7 +17,7 @@ from tracea_onnx.ir.graph import Graph, Node, type_name
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match import strided_view
-from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sole
+from tracea_onnx.match.epilogue import FLOATS, narrower, needed_outside, not_sole, refuse_inside
 from tracea_onnx.match.softmax import Softmax
 from tracea_onnx.match.spec_table import AttentionSpec
 from tracea_onnx.match.strided_view import Layout, Step
@@ -459,7 +459,7 @@ def heads(q: Operand, k: Operand, v: Operand, node: Node) -> tuple[int, int] | R
     if not same(kv, v.view.sizes["h"]):
         return Refuse(Why.HEAD_COUNTS, node)
     if isinstance(h, int) and isinstance(kv, int):
-        fit = h % kv == 0 and (repeat == 1 or same(h, kv * repeat))
+        fit = kv > 0 and h % kv == 0 and (repeat == 1 or same(h, kv * repeat))
         return (h, kv) if fit else Refuse(Why.HEADS_MULTIPLE, node)
     explicit = all("h" in o.view.layout for o in (q, k, v))
     return (0, 0) if explicit and same(h, kv) and repeat == 1 else Refuse(Why.HEADS_UNKNOWN, node)
@@ -486,9 +486,7 @@ def finish(
         kinds = ", ".join(f"'{v}' is {type_name(g.dtype(v) or 0)}" for v in ends)
         raise Refuse(Why.ELEMENT_TYPES, anchor, kinds=kinds)
     inputs = [t.q.value, t.k.value, t.v.value, *masks, *([head_scale] if head_scale else [])]
-    made = {o for n in t.nodes for o in n.outputs}
-    if inside := next((i for i in inputs if i in made), ""):
-        raise Refuse(Why.OPERAND_INSIDE, anchor, value=inside)
+    refuse_inside(t.nodes, inputs, anchor)
     roles = (
         "q",
         "k",

@@ -392,6 +392,13 @@ def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int,
 # --- building a match -----------------------------------------------------------------------------
 
 
+def refuse_inside(nodes: Iterable[Node], operands: Iterable[str], anchor: Node) -> None:
+    """Refuse an operand that the nodes of the match make themselves."""
+    made = {o for n in nodes for o in n.outputs}
+    if inside := next((v for v in operands if v in made), ""):
+        raise Refuse(Why.OPERAND_INSIDE, anchor, value=inside)
+
+
 def build_match(
     graph: Graph,
     rule: str,
@@ -414,6 +421,7 @@ def build_match(
     if not graph.is_convex(chain):
         raise Refuse(Why.CYCLE, anchor)
     present = [(r, v) for r, v in roles if v]
+    refuse_inside(chain, [v for _, v in present], anchor)
     return Match(
         rule,
         anchor,

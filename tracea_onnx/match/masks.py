@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from tracea_onnx.ir import dims
-from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.operators import slice_ranges
@@ -53,7 +53,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: np.float64(a) * b,
     "Div": lambda a, b: np.float64(a) / b, "Neg": lambda a: -a,
     "Equal": lambda a, b: a == b, "Less": lambda a, b: a < b, "Greater": lambda a, b: a > b,
-    "Min": min, "Max": max,
+    "Min": lambda *v: min(v), "Max": lambda *v: max(v),
     "Not": lambda a: not a, "And": lambda a, b: bool(a and b), "Or": lambda a, b: bool(a or b),
     "Where": lambda c, a, b: a if c else b,
 }  # fmt: skip
@@ -66,11 +66,21 @@ def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> BandMask | Non
     Reads constants, chains of Trilu, comparisons of Range ramps, and the arithmetic exporters put
     around them.
     """
-    found = _read(g, s, value, depth)
+    found = _read(g, s, value, depth, {})
     return found if isinstance(found, BandMask) else None
 
 
-def _read(g: Graph, s: Shapes, value: str, depth: int) -> BandMask | Iota | None:
+#: What values were read as: operators share their operands.
+_Known = dict[str, BandMask | Iota | None]
+
+
+def _read(g: Graph, s: Shapes, value: str, depth: int, known: _Known) -> BandMask | Iota | None:
+    if value not in known:
+        known[value] = _found(g, s, value, depth, known)
+    return known[value]
+
+
+def _found(g: Graph, s: Shapes, value: str, depth: int, known: _Known) -> BandMask | Iota | None:
     number = s.graph.scalar(value)
     if number is not None:
         return BandMask(number, number)
@@ -82,19 +92,16 @@ def _read(g: Graph, s: Shapes, value: str, depth: int) -> BandMask | Iota | None
         return None
 
     def read(k: int) -> BandMask | Iota | None:
-        return _read(g, s, node.input(k), depth - 1)
+        return _read(g, s, node.input(k), depth - 1, known)
 
     if node.op == "Range":
-        first, delta = s.content(node.input(0)), s.content(node.input(2))
-        return (
-            Iota(-1, first.reshape(-1)[0])
-            if first is not None and delta is not None and delta.reshape(-1)[0] == 1
-            else None
-        )
+        first, delta = _size(s, node.input(0)), _size(s, node.input(2))
+        return Iota(-1, first) if first is not None and delta == 1 else None
     if node.op == "ConstantOfShape":
         fill = node.attr("value")
-        v = numpy_helper.to_array(fill).reshape(-1)[0].item() if fill is not None else 0.0
-        return BandMask(v, v)
+        held = np.zeros(1) if fill is None else numpy_helper.to_array(fill).reshape(-1)
+        usable = held.size == 1 and held.dtype.kind in "iufb"
+        return BandMask(held[0].item(), held[0].item()) if usable else None
     if node.op in ("Expand", "Identity"):  # broadcasting keeps places counted from the end
         return read(0)
     if node.op == "Cast":
@@ -130,6 +137,13 @@ def _read(g: Graph, s: Shapes, value: str, depth: int) -> BandMask | Iota | None
     return None
 
 
+def _size(s: Shapes, value: str) -> DimLike | None:
+    """The one integer that a value holds, possibly symbolic."""
+    found = s.content(value)
+    v = found.reshape(-1)[0] if found is not None and found.size == 1 else None
+    return v if isinstance(v, (int, Dim)) else None
+
+
 def _combine(f: Callable[..., Any], args: list[BandMask]) -> BandMask | None:
     offsets = [a.offset for a in args if not a.uniform]
     if any(not same(o, offsets[0]) for o in offsets):
@@ -153,11 +167,10 @@ def _compare(op: str, a: Iota, b: Iota) -> BandMask | None:
 
 
 def _trilu(g: Graph, s: Shapes, node: Node, inner: BandMask | Iota | None) -> BandMask | None:
-    k = s.content(node.input(1)) if node.input(1) else np.array(0, dtype=object)
-    if not isinstance(inner, BandMask) or not inner.uniform or k is None:
+    shift = _size(s, node.input(1)) if node.input(1) else 0
+    if not isinstance(inner, BandMask) or not inner.uniform or shift is None:
         return None
     zero: Any = False if isinstance(inner.below, bool) else 0.0
-    shift: DimLike = k.reshape(-1)[0]
     if node.attr("upper", 1):
         return BandMask(zero, inner.below, dims.sub(shift, 1))
     return BandMask(inner.below, zero, shift)
@@ -177,7 +190,7 @@ def _axes(
     if isinstance(inner, BandMask):
         return inner if inner.uniform or kept[-2:] == [-2, -1] else None
     if node.op == "Unsqueeze":
-        return Iota(kept[inner.axis], inner.first)
+        return Iota(kept[inner.axis], inner.first) if len(kept) >= -inner.axis else None
     return Iota(kept.index(inner.axis) - len(kept), inner.first) if inner.axis in kept else None
 
 

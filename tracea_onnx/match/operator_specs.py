@@ -211,7 +211,7 @@ def attention_mask(g: Graph, node: Node, value: str) -> list[Mask]:
     extent, key = s.dims(value), s.dims(node.input(1))
     if extent is None or not 2 <= len(extent) <= 4:
         raise Refuse(Why.MASK_RANK, node, value=value)
-    last, keys = extent[-1], None if key is None else key[-2]
+    last, keys = extent[-1], None if key is None or len(key) < 2 else key[-2]
     fixed = isinstance(last, int) and isinstance(keys, int)
     # From opset 24 on a mask may be shorter than the keys; before, one that does not broadcast is
     # not valid.

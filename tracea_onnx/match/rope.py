@@ -77,9 +77,9 @@ def halves(g: Graph, one: str, two: str) -> Halves | None:
         return None
     if p is q and p.op == "Split" and len(p.outputs) == 2:
         shape, parts = shapes(g).dims(p.input(0)), [shapes(g).dims(o) for o in p.outputs]
-        if shape is None or None in parts or p.attr("axis", 0) not in (-1, len(shape) - 1):
+        if shape is None or p.attr("axis", 0) not in (-1, len(shape) - 1):
             return None
-        if any(d is None or not same(d[-1], parts[0][-1]) for d in parts if parts[0] is not None):
+        if not all(d and parts[0] and same(d[-1], parts[0][-1]) for d in parts):
             return None
         return Halves(p.input(0), p.outputs[0], p.outputs[1], False, (p,))
     a, b = _part(g, one), _part(g, two)
@@ -122,7 +122,7 @@ def stacked(g: Graph, concat: Node) -> Pair | None:
     x, y = s.dims(first), s.dims(second)
     return (
         Pair(first, second, concat.outputs[0], False, (concat,))
-        if x is not None and y is not None and same(x[-1], y[-1])
+        if x and y and same(x[-1], y[-1])
         else None
     )
 

@@ -31,7 +31,7 @@ from tracea_onnx.ir import dims, edit, op_traits, operator_versions
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.match import find, strided_view
+from tracea_onnx.match import find, masks, rope, strided_view
 from tracea_onnx.model_io import function_calls, model_file
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.plan.builder import read_pack
@@ -93,7 +93,7 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=-2, kv_num_heads=1),
             _QKV,
             {},
-            "has operands of rank 3, but no q_num_heads",
+            "has operands of rank 3, and no number of heads",
         ),
         (
             helper.make_node(
@@ -967,3 +967,73 @@ def test_what_divides_a_tower_of_sizes_is_known_at_once() -> None:
     for _ in range(200):
         d = dims.select(dims.less(d, 7), dims.maximum(dims.mul(d, 2), d), dims.add(d, 4))
     assert dims.factor(d) == 1 and dims.multiple_of(dims.mul(d, 8)) == 8
+
+
+def _triangle(text: str, **constants: Any) -> masks.BandMask | None:
+    m = parse(f"g (int64[1] i, float[n, m] x) => (float[n, m] y) {{ {text} }}", **constants)
+    onnx_inference.infer(m, {})
+    g = Graph(m)
+    return masks.triangle(g, shapes(g), "y")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = Range (z, l, o) b = Unsqueeze (a, d) y = LessOrEqual (a, b)",  # of floats
+        "y = Max (v)",
+        "y = ConstantOfShape <value = float[0] {}> (i)",
+        "y = Trilu (v, e)",
+    ],
+)
+def test_masks_of_odd_operands_are_none(text: str) -> None:
+    found = _triangle(
+        text,
+        z=np.float32(0.0),
+        l=np.float32(4.0),
+        o=np.float32(1.0),
+        d=np.array([1]),
+        v=np.ones((2, 2), np.float32),
+        e=np.zeros(0, np.int64),
+    )
+    assert found is None or found.uniform
+
+
+def test_a_mask_of_a_tower_is_read_once() -> None:
+    steps = " ".join(f"s{k + 1} = Add (s{k}, s{k})" for k in range(14))
+    assert _triangle(f"s0 = Relu (x) {steps} y = Mul (s14, s14)") is None
+
+
+def test_an_operand_that_the_match_makes_itself_is_refused() -> None:
+    """Of one row, a step of a norm has the dims of a weight."""
+    m = parse(
+        "g (float[8] x) => (float[8] y) { b = Mul (x, x) v = ReduceMean <axes = [0]> (b) "
+        "w = Add (v, e) r = Sqrt (w) c = Div (x, r) y = Mul (c, b) }",
+        e=np.float32(1e-5),
+    )
+    onnx_inference.infer(m, {})
+    assert not find.find(Graph(m), ["rmsnorm"])[0] or all(
+        "b" not in match.inputs for match in find.find(Graph(m), ["rmsnorm"])[0]
+    )
+
+
+def test_attention_of_no_heads_is_refused() -> None:
+    m = model_of(
+        helper.make_node("Attention", ["q", "k", "v"], ["y"]),
+        {"q": (1, 2, 3, 4), "k": (1, 0, 3, 4), "v": (1, 0, 3, 4)},
+    )
+    assert not find.find(Graph(m), ["attention_op"])[0]
+    m = model_of(
+        helper.make_node("MultiHeadAttention", [*"qkv"], ["y"], domain="com.microsoft",
+                         num_heads=-1, scale=1.0),
+        dict.fromkeys("qkv", (1, 2, 4)),
+    )  # fmt: skip
+    matches, refusals = find.find(Graph(m), ["attention_op"])
+    assert not matches and "no number of heads" in refusals[0].reason
+
+
+def test_halves_without_an_axis_are_none() -> None:
+    m = parse("g (float[4] x) => (float[4] y) { a, b = Split (x) y = Concat <axis = 0> (b, a) }")
+    for name in ("a", "b"):
+        m.graph.value_info.append(helper.make_tensor_value_info(name, _F, ()))
+    g = Graph(m)
+    assert rope.halves(g, "a", "b") is None and rope.stacked(g, g.nodes[1]) is None
