@@ -79,6 +79,17 @@ def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
     assert "default-src 'none'" in text  # a browser would load nothing, whatever names say
 
 
+def test_what_is_said_of_many_nodes_is_said_once() -> None:
+    nodes = "".join(f"y{k} = LRN <size = 3> (x{k}) " for k in range(4))
+    of = ", ".join(f"float[1, 3, 8, 8] {{}}{k}" for k in range(4))
+    m = parse(f"g ({of.format(*'xxxx')}) => ({of.format(*'yyyy')}) {{ {nodes} }}")
+    text = page(m)
+    said = explanation.explain(m, backend="cpu").anchors[0].refusals[0].said
+    assert text.count(f"<span>{escape(said)}</span>") == 1 and "<summary>3 more</summary>" in text
+    listed = [a["data-go"] for _, a in Page(text).tags if "data-go" in a]
+    assert listed == [f"LRN_y{k}" for k in range(4)]
+
+
 def test_controls_have_names() -> None:
     tags = Page(page(branches(), provider=True)).tags
     for tag, a in tags:

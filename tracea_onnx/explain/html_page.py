@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.explain.explanation import ExplainReport, Explanation
@@ -27,6 +27,16 @@ from tracea_onnx.ir.graph import Graph, Node
 #: input or output of the graph); title, name; rule: its number; says: lines about it; values: what
 #: it makes; nodes: those it was fused from; fix; leaves: why it leaves the provider.
 Box = dict[str, Any]
+
+
+class _Item(NamedTuple):
+    """A node of a list: others of its kind are folded."""
+
+    kind: object
+    node: str
+    op: str
+    said: str
+    fix: str = ""
 
 
 def page(account: ExplainReport) -> str:
@@ -44,7 +54,7 @@ def page(account: ExplainReport) -> str:
     choices = "".join(
         f'<option value="{k}">{escape(g["title"])}</option>' for k, g in enumerate(graphs)
     )
-    rows = "".join(_row(n.node, n.op, n.reason, "") for n in leaving)
+    rows = _lines([_Item(n.reason, n.node, n.op, n.reason) for n in leaving])
     kinds = Counter(b["kind"] for g in graphs for b in g["boxes"])
     parts = {
         "title": escape(account.report.model),
@@ -69,7 +79,7 @@ def page(account: ExplainReport) -> str:
             ]
         ),
         "count": str(len(left)),
-        "unfused": "".join(_unfused(e) for e in left)
+        "unfused": _lines([_unfused(e) for e in left])
         or '<li class="none">Nothing that computes much was left.</li>',
         "leaving": f'<h2>Leaving the provider <b>{len(leaving)}</b></h2><ul class="why">{rows}</ul>'
         if rows
@@ -132,16 +142,33 @@ def _key(what: str, value: str, style: str, label: str, count: int) -> str:
     )
 
 
-def _unfused(e: Explanation) -> str:
-    return _row(e.anchor, e.op, e.refusals[0].said, e.fix)
+def _lines(items: Sequence[_Item]) -> str:
+    """The list of nodes with what is said of each; those of one kind below the first of them."""
+    kinds: dict[object, list[_Item]] = {}
+    for item in items:
+        kinds.setdefault(item.kind, []).append(item)
+    out = []
+    for first, *others in kinds.values():
+        fix = f"<em>Fix: {escape(first.fix)}</em>" if first.fix else ""
+        more = "".join(f"<li>{_go(o, '')}</li>" for o in others)
+        fold = f"<details><summary>{len(others)} more</summary><ul>{more}</ul></details>"
+        said = f"<span>{escape(first.said)}</span>{fix}"
+        out.append(f"<li>{_go(first, said)}{fold if others else ''}</li>")
+    return "".join(out)
 
 
-def _row(node: str, op: str, said: str, fix: str) -> str:
-    mend = f"<em>Fix: {escape(fix)}</em>" if fix else ""
+def _go(item: _Item, more: str) -> str:
+    """A button that shows the node."""
     return (
-        f'<li><button data-go="{escape(node, quote=True)}"><b>{escape(op)}</b> '
-        f"{escape(node)}<span>{escape(said)}</span>{mend}</button></li>"
+        f'<button data-go="{escape(item.node, quote=True)}"><b>{escape(item.op)}</b> '
+        f"{escape(item.node)}{more}</button>"
     )
+
+
+def _unfused(e: Explanation) -> _Item:
+    nearest = e.refusals[0]
+    kind = (e.op, nearest.rule, nearest.because.code, e.fix)
+    return _Item(kind, e.anchor, e.op, nearest.said, e.fix)
 
 
 def hue(k: int, n: int) -> int:

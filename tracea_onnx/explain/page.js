@@ -21,7 +21,8 @@ for (const graph of data.graphs) {
     Object.assign(box, {graph, above: [], below: [], ways: []});
     box.sub = short(box.kind === "fused" && box.nodes
       ? `${box.name.replace(/\/[^/]*$/, "")} +${box.nodes.length - 1}` : box.name || "", 25);
-    box.label = short(box.title, 20);
+    const op = box.title.replace(/^.*\./, ""); // without its domain
+    box.label = op.length > 20 ? `${op.slice(0, 19)}…` : op;
     box.text = [box.title, box.name, ...(box.values || []), ...(box.says || []),
       ...(box.nodes || []), box.leaves || "", box.fix || ""].join("\n").toLowerCase();
     band(box.y).boxes.push(box);
