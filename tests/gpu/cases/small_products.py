@@ -424,7 +424,7 @@ def odd_products(rng: Rng) -> Iterator[Case]:
             lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3),
             lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2), lane(8, 4, 1, 1, 8),
             lane(8, 4, 1, 1, 4, 3, 2), lane(8, 8, 1, 1, 4, split=4),
-            lane(4, 4, 1, 1, 4, 3, tall=True), lane(8, 4, 1, 1, 8, tall=True),
+            lane(4, 4, 1, 1, 8, 3), lane(8, 4, 4),
         ):  # fmt: skip
             yield with_tile(
                 matmul(rng, F32, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t
