@@ -9,7 +9,11 @@
 
 struct OrtStatus;
 
+#if defined(_WIN32)
+#define TRACEA_EXPORT extern "C" __declspec(dllexport)
+#else
 #define TRACEA_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace tracea {
 

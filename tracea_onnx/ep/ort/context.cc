@@ -1,15 +1,10 @@
 #include "ort/context.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "ort/options.h"
 #include "plan/failure.h"
+#include "plan/files.h"
 
 namespace tracea {
 namespace {
@@ -33,46 +28,6 @@ std::vector<const char*> pointers(const std::vector<std::string>& names) {
   std::vector<const char*> out;
   for (const std::string& name : names) out.push_back(name.c_str());
   return out;
-}
-
-// The file appears whole or not at all.
-void write_file(const std::string& path, const std::string& bytes) {
-  const std::string temporary = path + ".tmp" + std::to_string(getpid());
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  bool good = fd >= 0;
-  for (size_t done = 0; good && done < bytes.size();) {
-    const ssize_t n = write(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0)
-      good = false;
-    else
-      done += size_t(n);
-  }
-  if (fd >= 0 && close(fd)) good = false;
-  if (good && rename(temporary.c_str(), path.c_str())) good = false;
-  if (good) return;
-  const std::string why = strerror(errno);
-  if (fd >= 0) unlink(temporary.c_str());
-  throw Failure("cannot write '" + path + "': " + why);
-}
-
-std::string read_file(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  struct stat info;
-  const bool regular = fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode);
-  std::string bytes(regular ? size_t(info.st_size) : 0, '\0');
-  size_t done = 0;
-  while (regular && done < bytes.size()) {
-    const ssize_t n = read(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    done += size_t(n);
-  }
-  if (fd >= 0) close(fd);
-  if (!regular || done != bytes.size())
-    throw Failure("cannot read '" + path +
-                  "', which the compiled model names; it must lie beside it");
-  return bytes;
 }
 
 std::string stem(const std::string& model) {
@@ -113,10 +68,13 @@ ContextPart read_part(const Node& node) {
 std::shared_ptr<const Pack> load_pack(const ContextPart& part, const std::string& folder) {
   std::string bytes = part.content;
   if (!part.embedded) {
-    if (bytes.empty() || bytes.find('/') != std::string::npos ||
+    if (bytes.empty() || bytes.find_first_of(kPathSeparators) != std::string::npos ||
         bytes.find('\0') != std::string::npos)
       throw Failure("the compiled model names a file that does not lie beside it");
-    bytes = read_file(folder + bytes);
+    const std::string path = folder + bytes;
+    if (!read_regular_file(path, bytes))
+      throw Failure("cannot read '" + path +
+                    "', which the compiled model names; it must lie beside it");
   }
   auto pack = Pack::parse(bytes.data(), bytes.size());
   if (pack->sha256() != part.pack)
@@ -124,12 +82,10 @@ std::shared_ptr<const Pack> load_pack(const ContextPart& part, const std::string
   return pack;
 }
 
-std::string folder_of(const std::string& model) { return model.substr(0, model.rfind('/') + 1); }
-
 std::string model_path(const OrtGraph* graph) {
-  const char* path = nullptr;
+  const PathChar* path = nullptr;
   check(ort.Graph_GetModelPath(graph, &path));
-  return path ? path : "";
+  return utf8(path);
 }
 
 OrtNode* context_node(const OrtNode* fused, const Pack& pack, size_t entry, bool main,
@@ -144,7 +100,9 @@ OrtNode* context_node(const OrtNode* fused, const Pack& pack, size_t entry, bool
           "a model in memory has no folder for its pack: set the session entry "
           "ep.context_file_path, or ep.context_embed_mode to 1");
     content = stem(model) + "_tracea_" + pack.sha256().substr(0, 16) + ".bin";
-    write_file(folder_of(model) + content, pack.bytes());
+    const std::string path = folder_of(model) + content;
+    if (const std::string why = write_whole_file(path, pack.bytes()); !why.empty())
+      throw Failure("cannot write '" + path + "': " + why);
   }
   std::vector<OrtOpAttr*> attributes;
   const auto add = [&](const char* name, const void* data, size_t n, int type) {

@@ -34,8 +34,6 @@ bool is_context(const Node& node);
 ContextPart read_part(const Node& node);
 // The pack of a main part. folder: the compiled model's. Throws Failure.
 std::shared_ptr<const Pack> load_pack(const ContextPart& part, const std::string& folder);
-// Folder of a model, where its file and that of a compiled one lie; "" for the working directory.
-std::string folder_of(const std::string& model);
 // Path of the file that a graph was read from; "" for none.
 std::string model_path(const OrtGraph* graph);
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ort/boundary.h"
+#include "plan/files.h"
 
 extern "C" {
 struct OrtStatus;
@@ -237,7 +238,7 @@ struct OrtEpFactory {
   X(326, ValueInfo_GetInitializerValue, OrtStatus*(const OrtValueInfo*, const OrtValue**))         \
   X(331, ValueInfo_IsConstantInitializer, OrtStatus*(const OrtValueInfo*, bool*))                  \
   X(333, Graph_GetName, OrtStatus*(const OrtGraph*, const char**))                                 \
-  X(334, Graph_GetModelPath, OrtStatus*(const OrtGraph*, const char**))                            \
+  X(334, Graph_GetModelPath, OrtStatus*(const OrtGraph*, const tracea::PathChar**))                \
   X(335, Graph_GetOnnxIRVersion, OrtStatus*(const OrtGraph*, int64_t*))                            \
   X(336, Graph_GetNumOperatorSets, OrtStatus*(const OrtGraph*, size_t*))                           \
   X(337, Graph_GetOperatorSets, OrtStatus*(const OrtGraph*, const char**, int64_t*, size_t))       \

@@ -7,6 +7,7 @@
 #include "ort/compatibility.h"
 #include "ort/compiler.h"
 #include "plan/failure.h"
+#include "plan/files.h"
 #include "plan/stats.h"
 
 namespace tracea {

@@ -1,11 +1,20 @@
 #include "ort/python.h"
 
+#if defined(_WIN32)
+#include <windows.h>
+// after it
+#include <psapi.h>
+#else
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
+#if defined(__APPLE__)
+#include <crt_externs.h>
+#endif
 
 #include <algorithm>
 #include <cerrno>
@@ -15,14 +24,73 @@
 
 #include "ort/boundary.h"
 #include "plan/failure.h"
+#include "plan/files.h"
 
 namespace tracea {
 namespace {
+
+#if defined(_WIN32)
+
+// Path of this library.
+std::string own_path() {
+  HMODULE library = nullptr;
+  wchar_t path[1 << 12] = {};
+  constexpr DWORD kByAddress =
+      GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+  if (!GetModuleHandleExW(kByAddress, reinterpret_cast<const wchar_t*>(&own_path), &library) ||
+      GetModuleFileNameW(library, path, sizeof path / sizeof *path) == sizeof path / sizeof *path)
+    return "";
+  return utf8(path);
+}
+
+// A function of the program or of any of its libraries.
+void* function_of_process(const char* name) {
+  HMODULE libraries[1 << 10];
+  DWORD bytes = 0;
+  if (!K32EnumProcessModules(GetCurrentProcess(), libraries, sizeof libraries, &bytes))
+    return nullptr;
+  for (size_t k = 0; k < std::min(size_t(bytes), sizeof libraries) / sizeof *libraries; k++)
+    if (void* const found = reinterpret_cast<void*>(GetProcAddress(libraries[k], name)))
+      return found;
+  return nullptr;
+}
+
+#else
 
 // Path of this library.
 std::string own_path() {
   Dl_info info;
   return dladdr(reinterpret_cast<void*>(&own_path), &info) && info.dli_fname ? info.dli_fname : "";
+}
+
+// A function of the program or of any of its libraries.
+void* function_of_process(const char* name) { return dlsym(RTLD_DEFAULT, name); }
+
+#if defined(__APPLE__)
+char** environment() { return *_NSGetEnviron(); }
+constexpr int kNoSignal = 0;  // SO_NOSIGPIPE below
+#else
+char** environment() { return environ; }
+constexpr int kNoSignal = MSG_NOSIGNAL;
+#endif
+
+#if defined(SOCK_CLOEXEC)
+constexpr int kStream = SOCK_STREAM | SOCK_CLOEXEC;
+#else
+constexpr int kStream = SOCK_STREAM;  // FD_CLOEXEC below
+#endif
+
+// Two ends that no other child inherits, and that raise no signal when the other end is closed.
+bool make_sockets(int (&ends)[2]) {
+  if (socketpair(AF_UNIX, kStream, 0, ends)) return false;
+  for (const int end : ends) {
+    fcntl(end, F_SETFD, FD_CLOEXEC);
+#if defined(__APPLE__)
+    const int on = 1;
+    setsockopt(end, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
+  }
+  return true;
 }
 
 // The child: a socket to its standard input, on which both sides write.
@@ -47,7 +115,7 @@ class Child {
       const auto found = std::find_if(constants.begin(), constants.end(), named);
       expect(found != constants.end() && send(found->data, found->bytes));
     }
-    uint64_t bytes;
+    uint64_t bytes = 0;
     expect((kind == 'r' || kind == 'e') && receive(&bytes, sizeof bytes) && bytes < kMostBytes);
     reply.resize(bytes);
     expect(receive(reply.data(), bytes));
@@ -63,7 +131,7 @@ class Child {
   void start(const std::string& python) {
     end();
     int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+    if (!make_sockets(ends))
       throw Failure(std::string("no socket for the compiler: ") + strerror(errno));
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
@@ -72,7 +140,7 @@ class Child {
     // -P: the working directory is no place to import from
     const char* arguments[] = {python.c_str(), "-P", "-m", "tracea_onnx.compiler.serve", nullptr};
     const int error = posix_spawn(&pid_, python.c_str(), &actions, nullptr,
-                                  const_cast<char**>(arguments), environ);
+                                  const_cast<char**>(arguments), environment());
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
     if (error) {
@@ -94,7 +162,7 @@ class Child {
 
   bool send(const void* data, size_t n) {
     for (auto p = static_cast<const char*>(data); n;) {
-      const ssize_t sent = ::send(socket_, p, n, MSG_NOSIGNAL);
+      const ssize_t sent = ::send(socket_, p, n, kNoSignal);
       if (sent < 0 && errno == EINTR) continue;
       if (sent <= 0) return false;
       p += sent, n -= size_t(sent);
@@ -124,13 +192,15 @@ class Child {
 std::mutex child_mutex;
 Child child;
 
+#endif  // _WIN32
+
 }  // namespace
 
 bool attach_own_python() {
   // Python's C API, from whatever program or library has it.
   struct Object;
   const auto function = [](auto*& f, const char* name) {
-    return (f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(dlsym(RTLD_DEFAULT, name)));
+    return (f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(function_of_process(name)));
   };
   int (*initialized)();
   int (*ensure)();
@@ -154,6 +224,19 @@ bool attach_own_python() {
   release(state);
   return attached;
 }
+
+#if defined(_WIN32)
+
+std::string child_python(const std::string& wanted) { return wanted; }
+
+std::string ask_child(const std::string& python, const std::string&, const std::vector<Blob>&,
+                      bool&) {
+  throw Failure("'" + python +
+                "' is not started on Windows; compile the model with `tracea-onnx compile`, or "
+                "give the session a kernel_pack");
+}
+
+#else
 
 std::string child_python(const std::string& wanted) {
   if (!wanted.empty()) return wanted;
@@ -183,5 +266,7 @@ std::string ask_child(const std::string& python, const std::string& request,
   throw Failure("'" + python +
                 "' cannot compile: the package tracea-onnx is not installed there, or is broken");
 }
+
+#endif
 
 }  // namespace tracea

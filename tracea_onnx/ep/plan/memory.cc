@@ -1,12 +1,14 @@
 #include "plan/memory.h"
 
+#if !defined(_WIN32)
 #include <sys/mman.h>
+#endif
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
-#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "plan/failure.h"
@@ -14,9 +16,11 @@
 
 namespace tracea {
 
-constexpr size_t kHugePage = size_t(2) << 20;
+constexpr std::align_val_t kLine{kAlign};
 
 Memory::Memory(size_t bytes) : bytes_(bytes) {
+#if !defined(_WIN32)
+  constexpr size_t kHugePage = size_t(2) << 20;
   if (bytes >= kHugePage) {
     length_ = align_up(bytes, kHugePage) + kHugePage;  // room to start on a huge page
     mapped_ = length_ > bytes ? mmap(nullptr, length_, PROT_READ | PROT_WRITE,
@@ -33,19 +37,22 @@ Memory::Memory(size_t bytes) : bytes_(bytes) {
 #endif
     return;
   }
-  void* p = nullptr;
-  if (posix_memalign(&p, kAlign, bytes ? bytes : kAlign)) throw Failure("out of memory");
-  data_ = static_cast<char*>(p);
+#endif
+  data_ = static_cast<char*>(::operator new(bytes ? bytes : kAlign, kLine, std::nothrow));
+  if (!data_) throw Failure("out of memory: " + std::to_string(bytes) + " bytes were asked for");
   memset(data_, 0, bytes);
   stats.live_memory += long(bytes_);
 }
 
 Memory::~Memory() {
   stats.live_memory -= long(bytes_), stats.live_mapped -= long(length_);
-  if (mapped_)
+#if !defined(_WIN32)
+  if (mapped_) {
     munmap(mapped_, length_);
-  else
-    free(data_);
+    return;
+  }
+#endif
+  ::operator delete(data_, kLine);
 }
 
 void return_free_memory() {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "plan/failure.h"
+#include "plan/files.h"
 #include "plan/sha256.h"
 
 namespace tracea {
@@ -20,7 +21,7 @@ struct Head {
 static_assert(sizeof(Head) == 64, "the pack's head is 64 bytes");
 
 struct File {
-  explicit File(const std::string& path) : f(fopen(path.c_str(), "rb")) {}
+  explicit File(const std::string& path) : f(open_file(path, "rb")) {}
   ~File() {
     if (f) fclose(f);
   }

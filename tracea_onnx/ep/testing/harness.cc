@@ -4,28 +4,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <ctime>
-#include <new>
 #include <thread>
 #include <vector>
 
 #include "cpu/registry.h"
 #include "ort/boundary.h"
+#include "plan/memory.h"
 
 using namespace tracea;
 
 namespace {
-
-struct Scratch {
-  explicit Scratch(size_t bytes)
-      : p(bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr) {
-    if (bytes && !p) throw std::bad_alloc();
-  }
-  ~Scratch() { std::free(p); }
-  void* p;
-};
 
 double now(bool thread_cpu) {
 #if defined(CLOCK_THREAD_CPUTIME_ID)
@@ -80,10 +69,10 @@ TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* c
     int error = 0;
     const Launch launch{buf, ints, floats, program, &error};
     const size_t bytes = k->scratch ? k->scratch(launch, threads) : 0;
-    std::vector<Scratch> owned;
+    std::vector<Memory> owned;
     owned.reserve(size_t(threads));
     std::vector<void*> scratch;
-    for (int t = 0; t < threads; t++) scratch.push_back(owned.emplace_back(bytes).p);
+    for (int t = 0; t < threads; t++) scratch.push_back(owned.emplace_back(bytes).data());
     for (int r = 0; r < repeat; r++) {
       const double start = now(threads == 1);
       run_once(*k, launch, threads, scratch);
