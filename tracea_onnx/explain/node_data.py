@@ -33,6 +33,8 @@ KINDS = ("fused", "reason", "time")
 _MAIN = "<main>"
 _INK = "#16191d"
 _LEFT = {"bgColor": "#fde0d0", "textColor": _INK}
+#: Words have no sum.
+_WORDS = {"hideInAggregatedStatsTable": True}
 #: Colours from the shortest time to the longest one.
 _HEAT = ("#fffbe6", "#f6b26b", "#c0392b")
 
@@ -47,8 +49,8 @@ def node_data(
     graphs = _graphs(source.model.graph, source.model.graph.name or _MAIN)
     heat = [{"stop": k / (len(_HEAT) - 1), "bgColor": c} for k, c in enumerate(_HEAT)]
     kinds: dict[str, tuple[Mapping[str, Result], dict[str, Any]]] = {
-        "fused": (_fused(account), {"showExpandedSummaryOnGroupNode": True}),
-        "reason": (_reasons(account), {}),
+        "fused": (_fused(account), {"showExpandedSummaryOnGroupNode": True, **_WORDS}),
+        "reason": (_reasons(account), {"hideInChildrenStatsTable": True, **_WORDS}),
         "time": (_times(source, where, account.report.backend), {"gradient": heat}),
     }
     return {

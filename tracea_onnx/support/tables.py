@@ -36,18 +36,18 @@ def html(parts: Sequence[str | Table]) -> str:
             out += [f'<div style="white-space: pre-wrap">{escape(part)}</div>'] if part else []
         else:
             head, *rows = part
+            sides = ["right" if _is_number(c) else "left" for c in (rows or [head])[0]]
+            body = "".join(_row("td", row, sides) for row in rows)
             out.append(
-                f"<table><thead><tr>{''.join(f'<th>{escape(c)}</th>' for c in head)}</tr></thead>"
-                f"<tbody>{''.join(map(_row, rows))}</tbody></table>"
+                f"<table><thead>{_row('th', head, sides)}</thead><tbody>{body}</tbody></table>"
             )
     return f"<div>{''.join(out)}</div>"
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    sides = ("right" if _is_number(c) else "left" for c in cells)
+def _row(tag: str, cells: tuple[str, ...], sides: Sequence[str]) -> str:
     made = (
-        f'<td style="text-align: {side}">{escape(c)}</td>'
-        for c, side in zip(cells, sides, strict=True)
+        f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>'
+        for cell, side in zip(cells, sides, strict=True)
     )
     return f"<tr>{''.join(made)}</tr>"
 
