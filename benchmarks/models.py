@@ -2,15 +2,15 @@
 
     python -m benchmarks.models [NAME|FILE.onnx ...] [--threads 1] [--batch 1]      # on the CPU
     python -m benchmarks.models [NAME ...] --backend cuda [--batch 1 32] [--peers ort graph compile]
-    python -m benchmarks.models stft:400/160 stft:512/128 --batch 1 8
+    python -m benchmarks.models stft:400/160 dft:512 --batch 1 8
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
-Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz. On the CPU: the
-provider, and the optimized file on stock ONNX Runtime (`optimized`), beside the file on stock ONNX
-Runtime (`ort`). On a GPU: fp16 (--single: fp32 without TF32), tensors on the device, each run
-synchronised; the peers are those of `gpu_peers`. Results are compared with ONNX Runtime's CPU
-provider on the fp32 model before anything is timed. Times are medians; a ratio is a peer's time
-over ours (above 1: ours is faster).
+Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
+64 real signals, both of one side. On the CPU: the provider, and the optimized file on stock ONNX
+Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32
+without TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`.
+Results are compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed.
+Times are medians; a ratio is a peer's time over ours (above 1: ours is faster).
 """
 
 from __future__ import annotations
@@ -60,13 +60,30 @@ def stft(frame: int, step: int) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
 
 
+def dft(length: int) -> onnx.ModelProto:
+    """One DFT of 64 real signals."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("DFT", ["signals"], ["spectra"], onesided=1)],
+        "dft",
+        [onnx.helper.make_tensor_value_info("signals", 1, ["batch", 64, length, 1])],
+        [onnx.helper.make_tensor_value_info("spectra", 1, ["batch", 64, None, 2])],
+    )
+    opset = onnx.helper.make_opsetid("", 20)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
+
+
+#: Models by what stands before the sizes in their names.
+_BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {"stft": stft, "dft": dft}
+
+
 def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     """`ours` is the provider."""
     with tempfile.TemporaryDirectory() as scratch:
-        built = name.startswith("stft:") or name in discovery.names("models")
+        kind, _, sizes_of = name.partition(":")
+        built = kind in _BY_SIZES or name in discovery.names("models")
         source = Path(scratch) / f"{name.replace('/', '-')}.onnx" if built else Path(name)
-        if name.startswith("stft:"):
-            onnx.save(stft(*map(int, name.removeprefix("stft:").split("/"))), source)
+        if kind in _BY_SIZES:
+            onnx.save(_BY_SIZES[kind](*map(int, sizes_of.split("/"))), source)
         elif built:
             onnx.save(discovery.module("models", name).build(), source)
         model = onnx.load(source, load_external_data=False)
@@ -172,7 +189,7 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument(
-        "models", nargs="*", help="names of the zoo, .onnx files, stft:.., further:NAME"
+        "models", nargs="*", help="names of the zoo, .onnx files, stft:.., dft:.., further:NAME"
     )
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", nargs="*", type=int, default=[1])
