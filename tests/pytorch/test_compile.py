@@ -4,6 +4,7 @@ and the report says what ran where.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -449,3 +450,27 @@ def test_the_backend_is_found_by_its_entry_point(tmp_path: Path) -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_sentence_is_printed_where_nobody_listens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tracea_onnx.torch import reasons
+
+    monkeypatch.setattr(logging.getLogger("tracea_onnx"), "handlers", [logging.NullHandler()])
+    reasons.once("it is heard by some")
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    for _ in range(2):
+        reasons.once("it is heard by nobody")
+    assert capsys.readouterr().err == "it is heard by nobody\n"
+
+
+def test_memory_of_old_weights_is_not_mistaken_for_theirs() -> None:
+    model = nn.Linear(300, 200)
+    g, x = compiled(model), torch.randn(2, 300)
+    with torch.no_grad():
+        for _ in range(4):
+            same(g(x), model(x))
+            # its memory would be free for the next one
+            model.weight = nn.Parameter(torch.randn(200, 300))

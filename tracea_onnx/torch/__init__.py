@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from tracea_onnx.torch.backend import Graph, Report, report, tracea
+from tracea_onnx.torch.backend import tracea
 from tracea_onnx.torch.conv2d import patch_conv2d, unpatch
+from tracea_onnx.torch.graphs import Graph, Report, report
 
 __all__ = ["Graph", "Report", "patch_conv2d", "report", "tracea", "unpatch"]
 

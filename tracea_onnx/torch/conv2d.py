@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tracea_onnx.torch import devices, reasons
 from tracea_onnx.torch.reasons import RunsInEagerError
-from tracea_onnx.torch.session import Slot, TensorSession
+from tracea_onnx.torch.session import Slot, TensorSession, external
 
 _TYPES = {
     devices.HOST: (torch.float32,),
@@ -74,12 +74,12 @@ class _Trial:
 
 
 class _Weight:
-    """What is known of a weight with one window: its contents when it was first seen, and its
-    session, or why it has none.
+    """What is known of a weight with one window: its contents when it was first seen, whose memory
+    is kept from being somebody else's, and its session, or why it has none.
     """
 
-    def __init__(self, stamp: Any) -> None:
-        self.stamp = stamp
+    def __init__(self, stamp: Any, *held: torch.Tensor) -> None:
+        self.stamp, self.held = stamp, held
         self.session: TensorSession | None = None
         self.refused: RunsInEagerError | None = None
         self.trials: dict[int, _Trial] = {}
@@ -143,7 +143,8 @@ class Patch:
 
     def _known(self, weight: torch.Tensor, bias: torch.Tensor | None, window: _Window) -> _Weight:
         """Of the weight with this window; with a session from the second call on."""
-        stamp = [(id(t), t.data_ptr(), t._version) for t in (weight, bias) if t is not None]
+        given = (weight,) if bias is None else (weight, bias)
+        stamp = [(id(t), t.data_ptr(), t._version) for t in given]
         with self._lock:
             windows = self._weights.get(weight)
             if windows is None:
@@ -151,7 +152,7 @@ class Patch:
             key = (window, bias is None)
             known: _Weight | None = windows.get(key)
             if known is None or known.stamp != stamp:
-                known = windows[key] = _Weight(stamp)
+                known = windows[key] = _Weight(stamp, *(t.detach() for t in given))
                 return known
         if known.session is None:
             known.prepare(weight, bias, window, self._options)
@@ -333,7 +334,7 @@ def _session(
     weight: torch.Tensor, bias: torch.Tensor | None, window: _Window, options: Mapping[str, str]
 ) -> TensorSession:
     """The convolution of images of any size."""
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     element = devices.ELEMENT_TYPES[weight.dtype]
     weights = {"weight": weight} | ({} if bias is None else {"bias": bias})
@@ -342,19 +343,12 @@ def _session(
         strides=window.stride, dilations=window.dilation, group=window.groups,
     )  # fmt: skip
     channels = weight.shape[1] * window.groups
-    constants = []
-    for name, tensor in weights.items():
-        constant = TensorProto(
-            name=name, dims=tensor.shape, data_type=element, data_location=TensorProto.EXTERNAL
-        )
-        constant.external_data.add(key="location", value="in PyTorch's memory")
-        constants.append(constant)
     graph = helper.make_graph(
         [node],
         "conv2d",
         [helper.make_tensor_value_info("x", element, ["n", channels, "h", "w"])],
         [helper.make_tensor_value_info("y", element, ["n", weight.shape[0], "oh", "ow"])],
-        constants,
+        [external(*named) for named in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     slot = Slot(weight.dtype, weight.device)

@@ -121,6 +121,18 @@ def _value(tensor: torch.Tensor) -> Any:
     return ort.OrtValue(native.OrtValue.from_dlpack(capsule, flags))
 
 
+def external(name: str, tensor: torch.Tensor) -> Any:
+    """An initializer whose contents a session is given beside the model."""
+    from onnx import TensorProto
+
+    made = TensorProto(
+        name=name, dims=tensor.shape, data_type=devices.ELEMENT_TYPES[tensor.dtype],
+        data_location=TensorProto.EXTERNAL,
+    )  # fmt: skip
+    made.external_data.add(key="location", value="in PyTorch's memory")
+    return made
+
+
 def _owned(value: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tensor over ONNX Runtime's memory, which lives as long. On a GPU a copy: ONNX Runtime would
     give its memory away while PyTorch's streams still read it.
