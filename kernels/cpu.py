@@ -38,9 +38,7 @@ TEMPLATES = Path(__file__).resolve().parent / "cpu"
 #: live in L2, hence the higher rate.
 _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31")
 _WITHOUT = frozenset({
-    "conv_pool", "copies", "cumsum", "deconv2d_dw", "fold_norm", "gather_along", "gather_tuples",
-    "gemm_norm", "grid_sample", "lrn", "one_hot", "pad",
-    "resize_cubic", "scatter_along", "scatter_tuples", "squeeze_excite", "topk", "triangle",
+    "conv_pool", "copies", "deconv2d_dw", "fold_norm", "gemm_norm", "squeeze_excite",
 })  # fmt: skip
 
 

@@ -28,13 +28,12 @@ static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t 
     const int64_t g = q / per_group, j = q % per_group * kConvPanel,
                   n = std::min(kConvPanel, ocg - j), width = conv_round_up(n, 16);
     float* out = packed + (g * conv_round_up(ocg, 16) + j) * depth;
-    for (int64_t o = 0; o < n; o++) {
-      const float* from = s.w + (g * s.group_oc + j + o) * s.s_oc + g * s.group_ic * s.s_ic;
-      const float scale = s.scale ? s.scale[g * ocg + j + o] : 1.f;
-      for (int64_t i = 0; i < icg; i++)
-        for (int64_t t = 0; t < taps; t++)
-          out[(t * icg + i) * width + o] = from[i * s.s_ic + t] * scale;
-    }
+    const float* from = s.w + (g * s.group_oc + j) * s.s_oc + g * s.group_ic * s.s_ic;
+    for (int64_t i = 0; i < icg; i++)
+      for (int64_t t = 0; t < taps; t++)
+        for (int64_t o = 0; o < n; o++)
+          out[(t * icg + i) * width + o] =
+              from[o * s.s_oc + i * s.s_ic + t] * (s.scale ? s.scale[g * ocg + j + o] : 1.f);
   }
 }
 

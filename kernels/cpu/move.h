@@ -1,5 +1,5 @@
-// Data movement over plain layouts: strided copies (transpose, slice, expand, concat), fills,
-// gathers.
+// Data movement over plain layouts: strided copies (transpose, slice, expand, concat), padding,
+// fills, gathers.
 #pragma once
 #include "common/tasks.h"
 #include "common/transpose.h"
@@ -161,6 +161,77 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
 
 }  // namespace copy_nd
 
+namespace pad {
+
+namespace f = fam::pad;
+enum Mode : int64_t { kConstant, kReflect, kEdge, kWrap };
+constexpr int kLast = f::n4 - f::n0;
+
+// Which of the m elements of an axis is read `at` places behind its first; -1 where none is.
+static inline int64_t read_at(int64_t mode, int64_t at, int64_t m) {
+  if (at >= 0 && at < m) return at;
+  if (mode == kConstant || m == 0) return -1;
+  if (mode == kWrap) return at % m < 0 ? at % m + m : at % m;
+  const int64_t back = mode == kEdge ? at : at < 0 ? -at : 2 * m - 2 - at;
+  return back < 0 ? 0 : back < m ? back : m - 1;
+}
+
+static int64_t rows_of(const Launch& l) {
+  int64_t rows = 1;
+  for (int d = 0; d < kLast; d++) rows *= l.i[f::n0 + d];
+  return rows;
+}
+
+static int64_t tasks(const Launch& l, int threads) {
+  const int64_t rows = rows_of(l), n = l.i[f::n4];
+  return rows && n ? even_tasks(rows, rows * (4 + n * l.i[f::elem] / 8), threads) : 0;
+}
+
+template <class T>
+static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
+  const int64_t rows = rows_of(l), mode = l.i[f::mode], n = l.i[f::n4], m = l.i[f::m4],
+                p = l.i[f::p4], xs = l.i[f::x4], ys = l.i[f::y4];
+  // what is copied of a row as it is
+  const int64_t from = p < 0   ? 0
+                       : p < n ? p
+                               : n,
+                end = p + m < n ? p + m : n, to = end < from ? from : end;
+  const T value = T(uint64_t(l.i[f::value]));
+  int64_t c[kLast], rest = task_begin(rows, task, tasks);
+  for (int d = kLast - 1; d >= 0; d--) c[d] = rest % l.i[f::n0 + d], rest /= l.i[f::n0 + d];
+  for (int64_t r = task_begin(rows, task, tasks); r < task_begin(rows, task + 1, tasks); r++) {
+    const T* x = (const T*)l.buf[f::x];
+    T* y = (T*)l.buf[f::y];
+    bool some = true;
+    for (int d = 0; d < kLast; d++) {
+      const int64_t s = read_at(mode, c[d] - l.i[f::p0 + d], l.i[f::m0 + d]);
+      some = some && s >= 0;
+      if (some) x += s * l.i[f::x0 + d];
+      y += c[d] * l.i[f::y0 + d];
+    }
+    for (int d = kLast - 1; d >= 0 && ++c[d] == l.i[f::n0 + d]; d--) c[d] = 0;
+    const auto around = [&](int64_t k) {
+      const int64_t s = some ? read_at(mode, k - p, m) : -1;
+      y[k * ys] = s < 0 ? value : x[s * xs];
+    };
+    for (int64_t k = 0; k < (some ? from : n); k++) around(k);
+    if (!some) continue;
+    if (to > from) copy_nd::copy_row(y + from * ys, ys, x + (from - p) * xs, xs, to - from);
+    for (int64_t k = to; k < n; k++) around(k);
+  }
+}
+
+static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
+  switch (l.i[f::elem]) {
+    case 1: return run_as<uint8_t>(l, task, tasks);
+    case 2: return run_as<uint16_t>(l, task, tasks);
+    case 4: return run_as<uint32_t>(l, task, tasks);
+    default: return run_as<uint64_t>(l, task, tasks);
+  }
+}
+
+}  // namespace pad
+
 namespace fill {
 
 namespace f = fam::fill;
@@ -247,11 +318,12 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
 }  // namespace gather
 
 static const Kernel kernel_copy = {"copy", copy_nd::tasks, nullptr, copy_nd::run};
+static const Kernel kernel_pad = {"pad", pad::tasks, nullptr, pad::run};
 static const Kernel kernel_fill = {"fill", fill::tasks, nullptr, fill::run};
 static const Kernel kernel_store_ints = {"store_ints", store_ints::tasks, nullptr, store_ints::run};
 static const Kernel kernel_gather = {"gather", gather::tasks, nullptr, gather::run};
-static const Kernel* const table_move[] = {&kernel_copy, &kernel_fill, &kernel_store_ints,
-                                           &kernel_gather, nullptr};
+static const Kernel* const table_move[] = {&kernel_copy,       &kernel_pad,    &kernel_fill,
+                                           &kernel_store_ints, &kernel_gather, nullptr};
 
 }  // namespace TRACEA_NS
 }  // namespace tracea

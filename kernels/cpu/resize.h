@@ -1,7 +1,7 @@
-// Resizing of channels-last images: nearest and bilinear, coordinates in float32 as ONNX Runtime
-// computes them.
+// Resizing of channels-last images: nearest, bilinear and cubic, coordinates in float32 as ONNX
+// Runtime computes them.
 #pragma once
-#include "common/simd.h"
+#include "common/cubic.h"
 #include "common/tasks.h"
 
 namespace tracea {
@@ -112,9 +112,68 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* memory) {
 
 }  // namespace resize2d
 
+namespace resize_cubic {
+
+namespace f = fam::resize_cubic;
+
+// Four neighbours along an axis, those beyond the image replaced by its edge, and their weights.
+struct Four {
+  int64_t at[4];
+  float weight[4];
+};
+
+static inline Four four(const Launch& l, int64_t at, int64_t in, int64_t out, float scale) {
+  const bool same = l.i[f::IH] == l.i[f::OH] && l.i[f::IW] == l.i[f::OW];
+  scale = same ? 1.f : scale > 0.f ? scale : float(out) / float(in);
+  const float s = resize2d::source(l.i[f::coord], at, in, out, scale), low = floorf(s);
+  Four r;
+  cubic_weights(s - low, l.f[f::a], r.weight);
+  for (int k = 0; k < 4; k++) {
+    const int64_t p = int64_t(low) - 1 + k;
+    r.at[k] = p < 0 ? 0 : p < in ? p : in - 1;
+  }
+  return r;
+}
+
+static int64_t tasks(const Launch& l, int threads) {
+  const int64_t rows = l.i[f::N] * l.i[f::OH], count = rows * l.i[f::OW] * l.i[f::C];
+  return count ? even_tasks(rows, 2 * count, threads) : 0;
+}
+
+static size_t scratch(const Launch& l, int) { return size_t(l.i[f::OW]) * sizeof(Four); }
+
+static void run(const Launch& l, int64_t task, int64_t tasks, void* memory) {
+  Four* const columns = (Four*)memory;
+  const int64_t oh = l.i[f::OH], ow = l.i[f::OW], channels = l.i[f::C], cs = l.i[f::x_cs],
+                end = task_begin(l.i[f::N] * oh, task + 1, tasks);
+  for (int64_t w = 0; w < ow; w++) columns[w] = four(l, w, l.i[f::IW], ow, l.f[f::scale_w]);
+  for (int64_t r = task_begin(l.i[f::N] * oh, task, tasks); r < end; r++) {
+    const Four row = four(l, r % oh, l.i[f::IH], oh, l.f[f::scale_h]);
+    const float* const image = (const float*)l.buf[f::x] + r / oh * l.i[f::x_ns];
+    float* y = (float*)l.buf[f::y] + r / oh * l.i[f::y_ns] + r % oh * l.i[f::y_rs];
+    for (int64_t w = 0; w < ow; w++, y += l.i[f::y_cs])
+      for (int64_t c = 0; c < channels; c += W) {
+        const int n = int(channels - c < W ? channels - c : W);
+        vf sum{};
+        for (int i = 0; i < 4; i++) {
+          const float* const line = image + row.at[i] * l.i[f::x_rs] + c;
+          vf part{};
+          for (int j = 0; j < 4; j++)
+            part = fma(load_n(line + columns[w].at[j] * cs, n), splat(columns[w].weight[j]), part);
+          sum = fma(part, splat(row.weight[i]), sum);
+        }
+        store_n(y + c, sum, n);
+      }
+  }
+}
+
+}  // namespace resize_cubic
+
 static const Kernel kernel_resize2d = {"resize2d", resize2d::tasks, resize2d::scratch,
                                        resize2d::run};
-static const Kernel* const table_resize[] = {&kernel_resize2d, nullptr};
+static const Kernel kernel_resize_cubic = {"resize_cubic", resize_cubic::tasks,
+                                           resize_cubic::scratch, resize_cubic::run};
+static const Kernel* const table_resize[] = {&kernel_resize2d, &kernel_resize_cubic, nullptr};
 
 }  // namespace TRACEA_NS
 }  // namespace tracea

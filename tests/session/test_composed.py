@@ -5,46 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from tests.support.sessions import assigned, session
+from tests.support.one_node import run as _run
 
 RNG = np.random.default_rng(0)
-
-
-def _run(
-    op: str,
-    inputs: dict[str, Any],
-    stored: dict[str, Any],
-    opset: int = 22,
-    known: bool = False,
-    **attrs: Any,
-) -> tuple[Any, Any]:
-    """The provider's result, of inputs of unknown sizes but where they are said to be `known`, and
-    ONNX Runtime's.
-    """
-    given = [
-        helper.make_tensor_value_info(
-            k,
-            helper.np_dtype_to_tensor_dtype(v.dtype),
-            v.shape if known else [f"{k}{a}" for a in range(v.ndim)],
-        )
-        for k, v in inputs.items()
-    ]
-    kept = [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()]
-    graph = helper.make_graph(
-        [helper.make_node(op, [*inputs, *stored], ["y"], **attrs)],
-        "g",
-        given,
-        [onnx.ValueInfoProto(name="y")],
-        kept,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    made = session(model, provider=True, everything=True)
-    assert assigned(made) == (1, 1)
-    return made.run(None, inputs)[0], session(model).run(None, inputs)[0]
 
 
 def _signal(*shape: int) -> Any:
@@ -123,6 +89,18 @@ def test_hardmax(shape: tuple[int, ...], axis: int) -> None:
     want = np.arange(shape[axis]) == np.moveaxis(x, axis, -1).argmax(-1)[..., None]
     np.testing.assert_array_equal(got, np.moveaxis(want, -1, axis))
     np.testing.assert_array_equal(got, peer)
+
+
+@pytest.mark.parametrize("k", [0, 2, -3, 100])
+@pytest.mark.parametrize("kind", [None, np.int64, np.int32, np.float32])
+def test_eye_like(kind: Any, k: int) -> None:
+    x = _signal(5, 7)
+    dtype: dict[str, Any] = (
+        {} if kind is None else {"dtype": int(helper.np_dtype_to_tensor_dtype(np.dtype(kind)))}
+    )
+    got, peer = _run("EyeLike", {"x": x}, {}, k=k, **dtype)
+    assert got.dtype == peer.dtype
+    np.testing.assert_array_equal(got, np.eye(5, 7, k))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int64, np.bool_])

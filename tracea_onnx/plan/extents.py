@@ -407,10 +407,13 @@ def _along(p: Launch, o: str) -> dict[str, Extent]:
 
 
 def _tuples(p: Launch, o: str) -> dict[str, Extent]:
-    rows = p.line(p["count"], p["inner"], size=p["elem"])
+    """Rows by tuples of indices: where extents m and strides s lead, in every batch."""
+    batches = D.floordiv(p["count"] - 1, D.maximum(p["each"], 1)) + 1 if o == "x" else 1
+    axes = zip(_five(p, "m"), _five(p, "s"), strict=True)
     return {
         "idx": p.line(p["count"], p["k"], size=size_of(p["idx_dtype"])),
-        ("y" if o == "x" else "u"): rows,
+        ("y" if o == "x" else "u"): p.line(p["count"], p["inner"], size=p["elem"]),
+        o: p.span((batches, p["step"]), *axes, (p["inner"], 1), size=p["elem"]),
     }
 
 
@@ -487,7 +490,7 @@ _TABLE: dict[str, Table] = {
         D.product([p["outer"], p["count"], p["inner"]])),
     "gather_along": lambda p: _along(p, "x"), "scatter_along": lambda p: _along(p, "u"),
     "gather_tuples": lambda p: _tuples(p, "x"),
-    "scatter_tuples": lambda p: _tuples(p, "u"),
+    "scatter_tuples": lambda p: _tuples(p, "y"),
     "one_hot": lambda p: {
         "idx": p.line(p["outer"], p["inner"], size=size_of(p["idx_dtype"])),
         "values": p.line(2, size=p["elem"]),
@@ -569,4 +572,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
     if family == "fft":
         ranges |= {"kind": (0, 2), "N": (1, 1 << 24)}
         ranges |= {f"radix{k}": (1, 16) for k in range(PASSES)}
+    if family.endswith("_along"):
+        ranges["axis"] = (0, 4)
+    if family.endswith("_tuples"):
+        ranges["k"] = (0, 5)
     return ranges, [(a, b) for a, b in sorted(_MULTIPLES) if a in names and b in names]

@@ -129,13 +129,12 @@ FAMILIES: dict[str, Family] = {
         ("scale_h", "scale_w", "a"),
     ),
     # y = x / (bias + alpha / size * sum of squares of the `size` channels around it) ** beta,
-    # channels-last; CUDA only.
+    # channels-last.
     "lrn": Family(
         ("x", "y"), _names("size N C H W x_cs x_rs x_ns y_cs y_rs y_ns"), ("alpha", "beta", "bias")
     ),
-    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2] of type grid_dtype; CUDA
-    # only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border, 2 reflection; corners:
-    # align_corners.
+    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2] of type grid_dtype. mode 0
+    # nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border, 2 reflection; corners: align_corners.
     "grid_sample": Family(
         ("x", "grid", "y"),
         _names("mode pad corners grid_dtype N C IH IW OH OW x_cs x_rs x_ns y_cs y_rs y_ns"),
@@ -291,13 +290,13 @@ FAMILIES: dict[str, Family] = {
     # over n of [outer, n, inner]; dtype F32, or I64/I32 for kinds 0, 2, 3, 4.
     "reduce": Family(("x", "y"), _names("kind outer n inner dtype")),
     # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x
-    # is F32 or I64.
+    # is F32, I64 or I32.
     "argmax": Family(("x", "y"), _names("outer n inner min last dtype")),
     # The k largest (or smallest) of n of [outer, n, inner], in order, and where they lie (I64);
-    # equal ones in the order of the row, NaN above all; CUDA only.
+    # equal ones in the order of the row, NaN above all.
     "topk": Family(("x", "y?", "at?"), _names("outer n inner k largest dtype")),
     # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or
-    # from the end (reverse); CUDA only.
+    # from the end (reverse).
     "cumsum": Family(("x", "y"), _names("outer n inner exclusive reverse dtype")),
     # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as
     # the [R, C] weight of a gemm to R columns, w2 as that of a gemm from C to R columns (so [R, C],
@@ -340,7 +339,7 @@ FAMILIES: dict[str, Family] = {
     # y[o, j, k] = x[o, idx[o, j, k], k] for x [outer, n, inner] and idx, y [outer, count, inner];
     # negative indices and errors as gather.
     "gather_elements": Family(("x", "idx", "y"), _names("elem outer n inner count idx_dtype")),
-    # CUDA only: elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents
+    # Elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents
     # m_* and strides s_*. Along one axis (of those five): y[i] = x[i with i[axis] = idx[i]], and
     # y[i with i[axis] = idx[i]] = u[i]; by tuples of k indices into its first k dims, rows of
     # `inner` elements that follow each other: y[idx[j]] = u[j] for j < count, or y[j] = x[idx[j]],
@@ -353,10 +352,10 @@ FAMILIES: dict[str, Family] = {
     "gather_tuples": Family(
         ("x", "idx", "y"), ("elem", "idx_dtype", "k", "count", "inner", "each", "step", *_FIVE)
     ),
-    # CUDA only: y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the
+    # y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the
     # end.
     "one_hot": Family(("idx", "values", "y"), _names("elem idx_dtype outer depth inner")),
-    # CUDA only: of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
+    # Of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
     "triangle": Family(("x", "y"), _names("elem outer rows columns diagonal upper")),
     # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5
     # (0 = broadcast) and element type k_dtype; y is contiguous of type y_dtype. f32 programs read
@@ -398,7 +397,7 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
     ),
-    # Padding, CUDA only: n elements along each dim of y (outermost first, unused leading dims are
+    # Padding: n elements along each dim of y (outermost first, unused leading dims are
     # 1), of which p (cropped if negative) lie before the first of x's m. Others hold `value` (bits
     # as of `fill`; mode 0), or what x has when read on backwards from its edge (1), at its edge
     # (2), or from its other end (3).

@@ -277,6 +277,26 @@ def _pool(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (*x[:2], *(d.out for d in windows(n, x[2:], n.attr("kernel_shape"))))
 
 
+def _max_unpool(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    x = _first(s, n)
+    axes = windows(n, x[2:], n.attr("kernel_shape"), transposed=True)
+    return (*x[:2], *(w.out for w in axes))
+
+
+def _col2im(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    x, block = _first(s, n), integers(s, n.input(2), "the blocks")
+    image = integers(s, n.input(1), "the sizes of the image")
+    return (x[0], D.floordiv(x[1], D.product(list(block))), *image)
+
+
+def _center(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    d = list(_first(s, n))
+    axes = [axis_of(int(a), len(d)) for a in n.attr("axes") or range(len(d))]
+    for axis, size in zip(axes, integers(s, n.input(1), "the sizes"), strict=True):
+        d[axis] = size
+    return tuple(d)
+
+
 def _global_pool(s: ShapeEnv, n: Operator, _: int) -> Dims:
     x = _first(s, n)
     return (*x[:2], *[1] * (len(x) - 2))
@@ -317,11 +337,12 @@ DIMS: dict[str, Rule] = {
     **dict.fromkeys(operators(Trait.PRODUCT, Trait.FUSED_PRODUCT), _matmul),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "ArgMax": _arg, "ArgMin": _arg, "TopK": _topk, "OneHot": _one_hot, "GatherND": _gather_nd,
-    "ImageScaler": _same, "Einsum": _einsum, "com.microsoft.MultiHeadAttention": _merged_heads,
+    "Einsum": _einsum, "com.microsoft.MultiHeadAttention": _merged_heads,
     "Reshape": _reshape, "Flatten": _flatten, "Transpose": _transpose, "Unsqueeze": _placed,
     "Squeeze": _placed, "Gather": _gather, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,
     "SpaceToDepth": _blocks, "Pad": _pad, "Resize": _resize, "Upsample": _resize,
+    "MaxUnpool": _max_unpool, "Col2Im": _col2im, "CenterCropPad": _center,
     "DFT": dft, "STFT": stft, "AffineGrid": _affine_grid,
     "GatherElements": lambda s, n, _: need(s, n.input(1)),
     "ConstantOfShape": lambda s, n, _: tuple(integers(s, n.input(0), "the shape")),

@@ -230,6 +230,7 @@ OPERATORS: dict[str, Callable[[ShapeEnv, Operator, list[Array]], Array | None]] 
     "Reciprocal": _pointwise(lambda a: 1.0 / a),
     "Pow": _pointwise(_power),
     "Floor": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.floor(a))),
+    "Ceil": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.ceil(a))),
     "Equal": _compare(operator.eq, _equal),
     "Less": _compare(operator.lt, dims.less),
     "Greater": _compare(operator.gt, lambda a, b: dims.less(b, a)),

@@ -62,9 +62,14 @@ def windows(
     for k, (h, taps, s, d) in enumerate(zip(sizes, fixed, strides, dilations, strict=True)):
         begin, end, reach = pads[k], pads[k + count], d * (taps - 1) + 1
         if transposed:
-            same = auto.startswith("SAME")
-            out = D.mul(h, s) if same else D.mul(h - 1, s) + (extra[k] + reach - begin - end)
-            out = given[k] if given else out
+            whole = D.mul(h - 1, s) + (extra[k] + reach)
+            if given or auto.startswith("SAME"):
+                out = given[k] if given else D.mul(h, s)
+                cut = D.maximum(whole - out, 0) if given else max(extra[k] + reach - s, 0)
+                small = D.floordiv(cut, 2)
+                begin, end = (small, cut - small)[:: 1 if auto == "SAME_UPPER" else -1]
+            else:
+                out = whole - (begin + end)
         elif auto.startswith("SAME"):
             out = D.ceildiv(h, s)
             total = D.mul(out - 1, s) + reach - h

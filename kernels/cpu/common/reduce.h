@@ -230,6 +230,8 @@ static void argmax_run(const Launch& l, int64_t task, int64_t tasks, void*) {
     const int64_t at = u / step * count * step + u % step;
     if (l.i[dtype] == kI64)
       py[u] = arg_scan((const int64_t*)l.buf[x] + at, count, step, l.i[min], l.i[last]);
+    else if (l.i[dtype] == kI32)
+      py[u] = arg_scan((const int32_t*)l.buf[x] + at, count, step, l.i[min], l.i[last]);
     else if (step == 1)
       py[u] = arg_row((const float*)l.buf[x] + at, count, l.i[min], l.i[last]);
     else

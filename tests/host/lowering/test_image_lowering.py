@@ -164,14 +164,15 @@ def test_rounding_of_older_operator_sets(op: str, opset: int, rounding: int) -> 
     """ONNX Runtime rounds the places of operator set 10 down, and up where the image shrinks; an
     Upsample never shrinks one.
     """
-    names = ["x", "", "scales"] if opset > 10 else ["x", "scales"]
+    names = ["x", "roi", "scales"] if opset > 10 else ["x", "scales"]
     infos = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, d)
         for n, d in (("x", (1, 8, 4, 20)), ("y", None))
     ]
     scales = numpy_helper.from_array(np.array([1, 1, 1, 2], np.float32), "scales")
+    roi = numpy_helper.from_array(np.array([], np.float32), "roi")
     (_, ints) = launches(
-        [helper.make_node(op, names, ["y"], mode="nearest")], infos, [scales], opset
+        [helper.make_node(op, names, ["y"], mode="nearest")], infos, [scales, roi], opset
     )[-1]
     assert ints["rounding"] == rounding
 

@@ -482,7 +482,7 @@ class Lowering:
                 self.copy(view, View(ref, goal), v.shape, v.dtype)
             self.plan.finish_output(name, v.dtype, v.shape)
 
-    # --- constants prepared once ------------------------------------------------------------------
+    # --- weights in the order that kernels read ---------------------------------------------------
     def packed(
         self,
         family: str,
@@ -493,7 +493,7 @@ class Lowering:
         dtype: DType = DType.F32,
     ) -> Ref:
         """Result of a packing family in elements of `dtype` (a bias is always f32), shared by equal
-        requests.
+        requests: prepared once where the operands are constants, else in every run.
         """
         given = sorted((k, v) for k, v in inputs.items() if v is not None)
         key = (
@@ -506,16 +506,13 @@ class Lowering:
         if key not in self._packed:
             size = DType.F32.size if family == "pack_bias" else dtype.size
             widened = family == "pack_conv2d" and self.target.group_packing and dtype.size == 2
-            ref = self.plan.arena(
-                size
-                * (
-                    packed_elements(family, **params)
-                    + (widened_elements(**params) if widened else 0)
-                )
-            )
+            count = packed_elements(family, **params)
+            count += widened_elements(**params) if widened else 0
+            ref = self.plan.arena(size * count)
+            if not all(self.plan.is_constant(r) for _, r in given):
+                zeros: dict[str, DimLike] = {"elem": size, "count": count, "value": 0}
+                self.plan.launch("fill", {}, {"y": ref}, zeros, whole=False)
             self.plan.launch(family, inputs, {"packed": ref}, params, floats, dtype=dtype)
-            if not self.plan.is_constant(ref):
-                raise Unsupported(f"an operand of {family} is not constant")
             self._packed[key] = ref
         return self._packed[key]
 

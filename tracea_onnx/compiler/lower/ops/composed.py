@@ -1,5 +1,5 @@
-"""Operators that are a few launches of others: norms that no kernel has, one-hot maxima, sampling
-grids, reversed sequences.
+"""Operators that are a few launches of others: norms that no kernel has, one-hot maxima, identity
+matrices, sampling grids, reversed sequences.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tracea_onnx.compiler.lower.axes import around
-from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.contrib import counted
 from tracea_onnx.compiler.lower.ops.gemm import product
@@ -19,7 +19,7 @@ from tracea_onnx.compiler.lower.ops.image import pool
 from tracea_onnx.compiler.lower.ops.movement import gather
 from tracea_onnx.compiler.lower.ops.norm import reduce
 from tracea_onnx.compiler.lower.ops.pointwise import cast, lower_expression
-from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -117,12 +117,34 @@ def hardmax(ctx: Lowering, op: Op) -> None:
     ints = {**around(x.shape, axis), "min": 0, "last": 0, "dtype": int(x.dtype)}
     ints["outer"] = D.select(D.equal(n, 0), 0, ints["outer"])  # nothing reads places of nothing
     ctx.run("argmax", {"x": x}, most, ints, dtype=x.dtype)
-    places = counted(ctx, f"{name}\0places", n)
-    shape = tuple(d if k == axis else 1 for k, d in enumerate(x.shape))
-    at = ctx.define(f"{name}\0at", places.dtype, shape)
-    at.view = View(ctx.plain(places), contiguous(shape))
+    at = _places(ctx, f"{name}\0at", x.shape, axis)
     code = Code(("most", "at"))
     lower_expression(ctx, code.finish(code.op("eq", -1, -2)), [most, at], name, x.dtype)
+
+
+def _places(ctx: Lowering, name: str, shape: Dims, axis: int) -> Value:
+    """Where the elements of a tensor lie along an axis: 0, 1, ... there, 1 on the other axes."""
+    return _along(ctx, name, counted(ctx, f"{name}\0line", shape[axis]), len(shape), axis)
+
+
+def _along(ctx: Lowering, name: str, line: Value, rank: int, axis: int) -> Value:
+    out = ctx.define(
+        name, line.dtype, tuple(line.shape[0] if k == axis else 1 for k in range(rank))
+    )
+    out.view = View(ctx.plain(line), contiguous(out.shape))
+    return out
+
+
+def eye_like(ctx: Lowering, op: Op) -> None:
+    """1 on one diagonal of a matrix with the shape of the operand."""
+    x, name = ctx.value(op.input(0)), op.outputs[0]
+    if x.rank != 2:
+        raise Unsupported(f"EyeLike has an operand of rank {x.rank}; it must be 2")
+    dtype = element_type(name, int(op.attr("dtype", int(x.dtype))))
+    row, column = (_places(ctx, f"{name}\0{k}", x.shape, k) for k in range(2))
+    code = Code(("row", "column"))
+    out = code.op("eq", code.op("add", -1, code.const(int(op.attr("k", 0)))), -2)
+    lower_expression(ctx, code.finish(out), [row, column], name, dtype)
 
 
 def cast_like(ctx: Lowering, op: Op) -> None:
@@ -187,19 +209,13 @@ def reverse_sequence(ctx: Lowering, op: Op) -> None:
     )
     count = D.product(x.shape[:2])
 
-    def along(axis: int, v: Value) -> Value:
-        shape = tuple(d if k == axis else 1 for k, d in enumerate(x.shape[:2]))
-        out = ctx.define(f"{name}\0along{axis}", v.dtype, shape)
-        out.view = View(ctx.plain(v), contiguous(shape))
-        return out
-
     places = counted(ctx, f"{name}\0places", count)
     at = ctx.define(f"{name}\0at", DType.I64, x.shape[:2])
     at.view = View(ctx.plain(places), contiguous(at.shape))
     values = [
         at,
-        along(time, counted(ctx, f"{name}\0time", x.shape[time])),
-        along(batch, lengths),
+        _places(ctx, f"{name}\0time", x.shape[:2], time),
+        _along(ctx, f"{name}\0lengths", lengths, 2, batch),
         _scalar(ctx, f"{name}\0step", x.shape[1] if time == 0 else 1),
         _scalar(ctx, f"{name}\0longest", x.shape[time]),
         _scalar(ctx, f"{name}\0count", count),
@@ -218,7 +234,8 @@ def reverse_sequence(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "AffineGrid": affine_grid, "CastLike": cast_like, "GlobalLpPool": global_lp_pool,
+    "AffineGrid": affine_grid, "CastLike": cast_like, "EyeLike": eye_like,
+    "GlobalLpPool": global_lp_pool,
     "Hardmax": hardmax, "LpNormalization": lp_normalization, "LpPool": lp_pool,
     "MeanVarianceNormalization": mean_variance, "ReverseSequence": reverse_sequence,
 }  # fmt: skip

@@ -35,7 +35,7 @@ def counted(ctx: Lowering, name: str, n: DimLike) -> Value:
 
 def embedding(ctx: Lowering, op: Op) -> None:
     """EmbedLayerNormalization: norm(word[ids] + position[0, 1, ...] + segment[segments]); the
-    number of valid tokens of each row; the sum.
+    number of valid tokens of each row, 0 without a mask; the sum.
     """
     ids, segments, word, position, segment, gamma, beta, mask, places = (
         op.input(k) for k in range(9)
@@ -62,9 +62,9 @@ def embedding(ctx: Lowering, op: Op) -> None:
     layernorm(ctx, of_roles(spec, roles, outputs, op.nodes, op.label))
     if len(op.outputs) > 1 and op.outputs[1]:
         if not mask:
-            raise Unsupported(
-                "EmbedLayerNormalization counts the tokens of a mask, and has no mask"
-            )
+            out = ctx.define(op.outputs[1], DType.I32, ctx.value(ids).shape[:1])
+            ctx.run("fill", {}, out, {"elem": out.dtype.size, "count": out.elements, "value": 0})
+            return
         m = ctx.value(mask)
         out = ctx.define(op.outputs[1], m.dtype, m.shape[:1])
         ints = {"kind": 0, "dtype": int(m.dtype), **around(m.shape, 1)}

@@ -109,6 +109,7 @@ def conv(ctx: Lowering, op: Op) -> None:
         and g == 1
         and ic >= 16
         and oc >= 16
+        and w.is_constant  # which pays for the transform
     )
     (top, bottom), (left, right) = (a.padding() for a in axes)
     border = (top, left, bottom + wino, right + wino) if ctx.target.border else (0, 0, 0, 0)
@@ -238,9 +239,13 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
         raise Unsupported(
             f"the input has {ic} channels, and the weight takes {w.shape[0]} in {g} groups"
         )
-    if spec.output_shape or spec.auto_pad not in ("", "NOTSET", "VALID"):
-        raise Unsupported("no kernel computes ConvTranspose with output_shape or auto_pad")
     axes = over_axes(op, x, w.shape[2:], transposed=True)
+    if (
+        spec.auto_pad.startswith("SAME")
+        and not spec.output_shape
+        and any(a.stride > a.dilation * (a.kernel - 1) + 1 for a in axes)
+    ):
+        raise Unsupported("ConvTranspose leaves gaps; ONNX Runtime's sizes are not ONNX's then")
     src = ctx.nhwc(x)
     shape = (n, oc, *(a.out for a in axes[4 - x.rank :]))
     after = scaled(ctx, op, spec, roles, oc, shape)
@@ -259,9 +264,10 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
 
 
 def _check(ctx: Lowering, x: Value, w: Value) -> None:
-    if not w.is_constant:
+    if not D.is_static(w.shape):
         raise Unsupported(
-            "the weight of the convolution is computed at run time; the kernels need a constant"
+            f"the weight of the convolution has shape [{', '.join(map(str, w.shape))}]; the kernels"
+            " need to know it"
         )
     ctx.require(x, "a convolution")
     if w.dtype != x.dtype:
@@ -276,10 +282,6 @@ def _check(ctx: Lowering, x: Value, w: Value) -> None:
 
 def _bias(ctx: Lowering, roles: Mapping[str, str], after: Scaled, channels: int) -> Ref:
     b = ctx.optional(roles.get("b"))
-    if b is not None and not b.is_constant:
-        raise Unsupported(
-            "the bias of the convolution is computed at run time; the kernels need a constant"
-        )
     if b is not None and b.elements != channels:
         raise Unsupported(
             f"the convolution has {channels} output channels, and a bias of shape {list(b.shape)}"

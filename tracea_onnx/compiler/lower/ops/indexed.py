@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -150,6 +150,25 @@ def scatter_elements(ctx: Lowering, op: Op) -> None:
     ctx.plan.launch(
         "scatter_along", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False
     )
+
+
+def scatter_flat(ctx: Lowering, op: Op, x: Value, idx: Value, shape: Dims) -> None:
+    """Zeros of that shape, and x at places that count its elements."""
+    _require(ctx, op, idx, 1)
+    if idx.rank != x.rank:
+        raise Unsupported(f"{op.kind} has indices of rank {idx.rank}, and elements of {x.rank}")
+    for a, (d, e) in enumerate(zip(idx.shape, x.shape, strict=True)):
+        ctx.same(d, e, f"the indices and elements of {op.kind} '{op.label}' along axis {a}")
+    index, update = ctx.plain(idx), ctx.plain(x)
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+    zeros: dict[str, DimLike] = {"elem": x.dtype.size, "count": out.elements, "value": 0}
+    y = ctx.new_plain(out)
+    ctx.plan.launch("fill", {}, {"y": y}, zeros, whole=False)
+    ints = {
+        "elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": _RANK - 1,
+        **_five((x.elements,), (1,), (out.elements,)),
+    }  # fmt: skip
+    ctx.plan.launch("scatter_along", {"idx": index, "u": update}, {"y": y}, ints, whole=False)
 
 
 def scatter_nd(ctx: Lowering, op: Op) -> None:

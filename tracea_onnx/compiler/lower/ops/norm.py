@@ -234,9 +234,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
 def argmax(ctx: Lowering, op: Op) -> None:
     """ArgMax and ArgMin along one axis."""
     x = ctx.value(op.input(0))
-    # kernels that sort take i32
-    whole = {DType.I64, DType.I32} if "topk" in ctx.target.families else {DType.I64}
-    if x.dtype not in whole | ctx.target.types:
+    if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
         raise Unsupported(f"no kernel computes {op.kind} of type {x.dtype.name}")
     axis = axis_of(op.attr("axis", 0), x.rank)
     ctx.at_least(

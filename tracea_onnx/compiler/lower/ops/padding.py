@@ -1,10 +1,8 @@
-"""Padding: one launch where the target has a kernel for it, else a fill or copies that read
-backwards.
-"""
+"""Padding, and cropping, in one launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import helper
@@ -13,7 +11,7 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.copies import bits
 from tracea_onnx.compiler.lower.ops.movement import identity
-from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -28,8 +26,9 @@ def pad(ctx: Lowering, op: Op) -> None:
     """Pad: constant, edge, reflect and wrap; a crop where pads are negative."""
     x = ctx.value(op.input(0))
     mode = op.attr("mode", "constant")
-    if mode not in MODES or (mode == "wrap" and "pad" not in ctx.target.families):
-        raise Unsupported(f"no {ctx.plan.backend} kernel computes Pad in mode '{mode}'")
+    ctx.available("pad", "Pad")
+    if mode not in MODES:
+        raise Unsupported(f"no kernel computes Pad in mode '{mode}'")
     pads = pads_of(ctx, op, x.rank)
     if op.attr("pads") is not None:
         fill = np.asarray(op.attr("value", 0.0), helper.tensor_dtype_to_np_dtype(int(x.dtype)))
@@ -40,56 +39,20 @@ def pad(ctx: Lowering, op: Op) -> None:
         return
     if not fill.any():
         fill = np.zeros(1, np.int64)
-    if "pad" in ctx.target.families:
-        _pad_at_once(ctx, op.outputs[0], x, pads, MODES[mode], bits(fill))
-        return
-    amounts = [p for p in pads if isinstance(p, int)]
-    if len(amounts) < len(pads):
-        raise Unsupported("the pads are symbolic; the CPU kernels need constants")
-    if min(amounts, default=0) < 0:
-        raise Unsupported("Pad crops (negative pads); the CPU kernels only add")
-    if mode != "constant":
-        _pad_mirrored(ctx, op, x, amounts, reflect=mode == "reflect")
-        return
-    _fill_and_copy(ctx, op.outputs[0], x, amounts, bits(fill))
+    for k, p in enumerate(pads if mode == "reflect" else ()):
+        if not isinstance(p, int) or p > 0:
+            axis = k % x.rank
+            least = D.add(p, 1)
+            ctx.at_least(x.shape[axis], least, f"axis {axis} of what Pad '{op.label}' reflects")
+    surround(ctx, op.outputs[0], x, pads, MODES[mode], bits(fill))
 
 
-def with_zeros(ctx: Lowering, name: str, x: Value, pads: Sequence[int]) -> Value:
-    """`x` with zeros before and behind each axis."""
-    return (
-        _pad_at_once(ctx, name, x, pads, 0, 0)
-        if "pad" in ctx.target.families
-        else _fill_and_copy(ctx, name, x, pads, 0)
-    )
-
-
-def _fill_and_copy(ctx: Lowering, name: str, x: Value, pads: Sequence[int], value: int) -> Value:
-    out = ctx.define(name, x.dtype, padded(x.shape, pads))
-    ref, strides = ctx.new_plain(out), contiguous(out.shape)
-    ctx.plan.launch(
-        "fill",
-        {},
-        {"y": ref},
-        {"elem": x.dtype.size, "count": out.elements, "value": value},
-        whole=False,
-    )
-    start: DimLike = 0
-    for k in range(x.rank):
-        start = start + D.mul(strides[k], pads[k])
-    ctx.copy(
-        ctx.strided(x),
-        View(ref.at(D.mul(start, x.dtype.size)), strides),
-        x.shape,
-        x.dtype,
-        whole=False,
-    )
-    return out
-
-
-def _pad_at_once(
-    ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mode: int, value: int
+def surround(
+    ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mode: int = 0, value: int = 0
 ) -> Value:
-    """An image stays one where its height and width are padded."""
+    """`x` with so many elements before and behind each axis: zeros, by default. An image stays one
+    where its height and width are padded.
+    """
     before, after = pads[: x.rank], pads[x.rank :]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported(f"the kernel does not pad elements of {x.dtype.size} bytes")
@@ -152,54 +115,6 @@ def numbers(rows: Sequence[Row], dtype: DType, mode: int, value: int) -> dict[st
     for k, row in enumerate([*[(1, 1, 0, 0, 0)] * (PADDED - len(rows)), *rows]):
         ints |= {f"{c}{k}": d for c, d in zip("mnpxy", row, strict=True)}
     return ints
-
-
-def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: bool) -> None:
-    """Reflect or edge padding, two axes at a time: of each the middle, then each side read
-    backwards (or its edge repeated).
-    """
-    axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
-    for k in axes if reflect else ():
-        least = max(pads[k], pads[k + x.rank]) + 1
-        ctx.at_least(x.shape[k], least, f"axis {k} of what Pad '{op.label}' reflects")
-    if not axes:
-        raise Unsupported("Pad adds nothing")
-    for first in range(0, len(axes), 2):
-        pair = axes[first : first + 2]
-        shape_ = tuple(
-            d + (pads[k] + pads[k + x.rank]) if k in pair else d for k, d in enumerate(x.shape)
-        )
-        out = ctx.define(
-            op.outputs[0] if pair[-1] == axes[-1] else f"{op.outputs[0]}\0pad{pair[-1]}",
-            x.dtype,
-            shape_,
-        )
-        strides, src = contiguous(shape_), ctx.strided(x)
-        moves: list[tuple[View, DimLike, Dims]] = [(src, 0, x.shape)]
-        for axis in pair:
-            step, to = src.strides[axis], strides[axis]
-            moves = [
-                (View(v.ref.at(D.mul(D.mul(start, step), x.dtype.size)),
-                tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(v.strides))),
-                 at + D.mul(begin, to), tuple(count if k == axis else d for k,
-                 d in enumerate(shape)))
-                for v, at, shape in moves
-                for count, start, direction, begin in _segments(x.shape[axis], pads[axis],
-                pads[axis + x.rank], reflect=reflect)
-            ]  # fmt: skip
-        ctx.copy_all(ctx.fresh(out), out.dtype, moves)
-        x = out
-
-
-def _segments(
-    n: DimLike, before: int, after: int, *, reflect: bool
-) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
-    """The parts of a padded axis: elements, first source index, source step, first target index."""
-    yield n, 0, 1, before
-    if before:
-        yield before, before if reflect else 0, -1 if reflect else 0, 0
-    if after:
-        yield after, n - 2 if reflect else n - 1, -1 if reflect else 0, before + n
 
 
 OPS = {"Pad": pad}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
-from tracea_onnx.compiler.lower.ops.padding import with_zeros
+from tracea_onnx.compiler.lower.ops.padding import surround
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
 from tracea_onnx.compiler.lower.window import launch_pool, over_axes
 from tracea_onnx.ir import dims as D
@@ -27,7 +27,7 @@ def slices(ctx: Lowering, x: Value, depth: Window) -> tuple[Nhwc, DimLike, int]:
     c = x.channels
     before, after = depth.padding()
     if before or after:
-        x = with_zeros(ctx, f"{x.name}\0deep", x, (0, 0, before, 0, 0, 0, 0, after, 0, 0))
+        x = surround(ctx, f"{x.name}\0deep", x, (0, 0, before, 0, 0, 0, 0, after, 0, 0))
     n, _, _, h, w = x.shape
     s_n, s_c, s_d, s_h, s_w = ctx.strided(x).strides
     count, taps = D.mul(n, depth.out), depth.kernel
