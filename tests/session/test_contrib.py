@@ -186,8 +186,35 @@ def test_attention_of_many_heads(form: str, mask: str) -> None:
     )
 
 
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("past", [None, 0, 1, 6])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_with_a_cache(causal: int, past: int | None, mask: bool) -> None:
+    feeds: Arrays = {"x": _normal(0, B, S, H)}
+    weights: Arrays = {"w": _normal(1, H, 3 * H) * 0.2, "b": _normal(2, 3 * H)}
+    inputs = ["x", "w", "b", "-", "-"]
+    if past is not None:
+        feeds["p"], inputs[4] = _normal(3, 2, B, N, past, H // N), "p"
+    if mask:
+        feeds["m"], inputs[3] = _mask(B, S + (past or 0)), "m"
+    m = _model(
+        "Attention", " ".join(inputs), "y present", feeds, weights, num_heads=N,
+        unidirectional=causal,
+    )  # fmt: skip
+    if past is not None:
+        for axis, d in enumerate((2, "batch", N, "past", H // N)):
+            dim = next(i for i in m.graph.input if i.name == "p").type.tensor_type.shape.dim[axis]
+            dim.Clear()
+            if isinstance(d, int):
+                dim.dim_value = d
+            else:
+                dim.dim_param = d
+    _agrees(m, feeds)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [
     ("ids - words places - gamma beta", "y -"),
+    ("ids - words places - gamma beta", "y count"),
     ("ids kinds words places sorts gamma beta mask", "y count"),
     ("ids kinds words places sorts gamma beta - at", "y - sum"),
 ])  # fmt: skip

@@ -43,8 +43,8 @@ _CONTRIB_KINDS = {
         AttributeProto.FLOAT: "activation_alpha activation_beta activation_gamma alpha beta "
         "epsilon mask_filter_value scale",
         AttributeProto.STRING: "activation auto_pad",
-        AttributeProto.INTS: "dilations kernel_shape pads qkv_hidden_sizes strides",
-        AttributeProto.FLOATS: "activation_params",
+        AttributeProto.INTS: "border dilations kernel_shape pads qkv_hidden_sizes strides",
+        AttributeProto.FLOATS: "activation_params bias",
     }.items()
     for name in names.split()
 }
@@ -127,7 +127,8 @@ def _kinds(
     try:
         known = defs.get_schema(op, opset, "").attributes
     except (defs.SchemaError, TypeError):  # TypeError: no 32 bits hold the opset
-        return (_CONTRIB_KINDS if op in READ else {}), frozenset()
+        kinds = {**_CONTRIB_KINDS, "scale": AttributeProto.INTS} if op == "Crop" else _CONTRIB_KINDS
+        return (kinds if op in READ else {}), frozenset()
     # onnx's stubs lack the names of its enumerations
     kinds = {k: AttributeProto.AttributeType.Value(a.type.name) for k, a in known.items()}  # type: ignore[attr-defined]
     return kinds, frozenset(name for name, a in known.items() if a.required)

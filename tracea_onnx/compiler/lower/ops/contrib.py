@@ -16,7 +16,7 @@ from tracea_onnx.compiler.lower.ops.gemm import product
 from tracea_onnx.compiler.lower.ops.movement import gather
 from tracea_onnx.compiler.lower.ops.norm import layernorm
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.value import Unsupported, Value, View
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -117,14 +117,12 @@ def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtyp
 
 def attention(ctx: Lowering, op: Op) -> None:
     """Attention of com.microsoft: softmax(q k^T * scale + mask) v of the heads of (q, k, v) = x w +
-    b, side by side again.
+    b, side by side again; keys and values behind those of a cache, where there is one.
     """
     _ranked(ctx, op, 3, op.input(0))
     _ranked(ctx, op, 2, op.input(1))
     x, w, heads = ctx.value(op.input(0)), ctx.value(op.input(1)), int(op.attr("num_heads", 0))
-    more = [what for k, what in ((4, "a cache"), (6, "a cache")) if op.input(k)] + [
-        "a cache as output"
-    ] * any(op.outputs[1:])
+    more = ["a cache in place"] * bool(op.input(6))
     more += [a for a in ("do_rotary", "qkv_hidden_sizes") if op.attr(a)]
     width = w.shape[-1]
     if more or not isinstance(width, int) or heads < 1 or width % (3 * heads):
@@ -140,10 +138,54 @@ def attention(ctx: Lowering, op: Op) -> None:
         part = ctx.define(f"{qkv.name}\0{role}", x.dtype, (*x.shape[:-1], size))
         part.view = View(view.ref.at(k * size * x.dtype.size), view.strides)
         roles[role] = part.name
+    layouts, keys = dict.fromkeys("qkv", "bsx"), x.shape[1]
+    if op.input(4) or any(op.outputs[1:]):
+        both = _extended(ctx, op, [ctx.value(roles[r]) for r in "kv"], heads)
+        keys = both[0].shape[2]
+        roles |= {r: v.name for r, v in zip("kv", both, strict=True)}
+        layouts |= dict.fromkeys("kv", "bhsd")
     mask = op.input(5) or (
-        _hidden(ctx, op, op.input(3), x.shape[0], x.shape[1], x.dtype) if op.input(3) else ""
+        _hidden(ctx, op, op.input(3), x.shape[0], keys, x.dtype) if op.input(3) else ""
     )
-    _attend(ctx, op, roles, dict.fromkeys("qkv", "bsx"), heads, size // heads, mask)
+    _attend(ctx, op, roles, layouts, heads, size // heads, mask)
+
+
+def _extended(ctx: Lowering, op: Op, parts: Sequence[Value], heads: int) -> list[Value]:
+    """Keys and values [batch, sequence, heads * size] behind those of the cache [2, batch, heads,
+    past, size]: the parts of the new cache.
+    """
+    batch, seq, width = parts[0].shape
+    assert isinstance(width, int)
+    dtype, size = parts[0].dtype, width // heads
+    past: Dims = (2, batch, heads, 0, size)
+    if op.input(4):
+        cache = ctx.value(op.input(4))
+        if cache.rank != 5 or cache.dtype != dtype:
+            raise Unsupported(f"the cache of {op.kind} has rank {cache.rank}; it must be 5")
+        for k, (have, want) in enumerate(zip(cache.shape, past, strict=True)):
+            if k != 3:
+                ctx.same(have, want, f"axis {k} of the cache of {op.kind} '{op.label}'")
+        past = (*past[:3], cache.shape[3], size)
+    whole: Dims = (2, batch, heads, past[3] + seq, size)
+    strides = contiguous(whole)
+    name = op.outputs[1] if any(op.outputs[1:]) else f"{op.outputs[0]}\0cache"
+    sources = [(ctx.strided(v), k) for k, v in enumerate(parts)]
+    old = ctx.strided(ctx.value(op.input(4))) if op.input(4) else None
+    out = ctx.define(name, dtype, whole)
+    ref = ctx.new_plain(out)
+    if old is not None:
+        ctx.copy(old, View(ref, strides), past, dtype, whole=False)
+    made = []
+    for view, k in sources:
+        first = ref.at(D.mul(D.mul(strides[0], k), dtype.size))
+        b, s, d = view.strides
+        source = View(view.ref, (b, D.mul(d, size), s, d))
+        behind = View(first.at(D.mul(D.mul(past[3], size), dtype.size)), strides[1:])
+        ctx.copy(source, behind, (batch, heads, seq, size), dtype, whole=False)
+        part = ctx.define(f"{name}\0{k}", dtype, whole[1:])
+        part.view = View(first, strides[1:])
+        made.append(part)
+    return made
 
 
 def _attend(
@@ -168,6 +210,7 @@ def _attend(
         kv_heads=heads,
         scale=float(op.attr("scale") or size**-0.5),
         causal=bool(op.attr("unidirectional", 0)),
+        past="kv" if op.attr("unidirectional", 0) else None,
         mask_kind="add" if mask else "none",
     )
     attention_of(ctx, of_roles(spec, roles, op.outputs[:1], op.nodes, op.label))
