@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime as ort
 import pytest
+from onnx import helper
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -474,3 +477,36 @@ def test_memory_of_old_weights_is_not_mistaken_for_theirs() -> None:
             same(g(x), model(x))
             # its memory would be free for the next one
             model.weight = nn.Parameter(torch.randn(200, 300))
+
+
+def test_other_sessions_of_the_process_are_left_alone() -> None:
+    """They may have threads of their own."""
+    with torch.no_grad():
+        check(Block(4, 8, 1).eval(), torch.randn(2, 4, 9, 9))
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2])],
+        [helper.make_tensor_value_info("y", 1, [2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_convolutions_of_bfloat16_are_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a kernel is the device's affair."""
+    from tracea_onnx.torch import compiled as graphs
+
+    made = list[Any]()
+    export = graphs.export
+
+    def kept(*args: Any) -> Any:
+        made.append(export(*args))
+        return made[-1]
+
+    monkeypatch.setattr(graphs, "export", kept)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().bfloat16()
+    with torch.no_grad():
+        compiled(model, fallback=1)(torch.randn(2, 3, 16, 16).bfloat16())
+    (one,) = made
+    onnx.shape_inference.infer_shapes(one.model, check_type=True, strict_mode=True)

@@ -350,7 +350,7 @@ def _session(
         [helper.make_tensor_value_info("y", element, ["n", weight.shape[0], "oh", "ow"])],
         [external(*named) for named in weights.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     slot = Slot(weight.dtype, weight.device)
     try:
         made = TensorSession(

@@ -19,6 +19,7 @@ from tracea_onnx.torch.reasons import RunsInEagerError
 from tracea_onnx.torch.sizes import Sizes, hint, symbolic
 
 OPSET = 18  # the one torch.onnx's conversions are written for
+OPSET_OF_BF16 = 22
 #: Loggers of PyTorch that tell developers of exporters what is missing or was skipped.
 _LOGGERS = (
     "torch.onnx._internal.exporter._registration", "torch.onnx._internal.exporter._core",
@@ -50,7 +51,11 @@ def export(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Result
                 strict=False,
             )  # fmt: skip
             converted = torch.onnx.export(
-                program, dynamo=True, optimize=False, opset_version=OPSET, verbose=False
+                program,
+                dynamo=True,
+                optimize=False,
+                opset_version=_opset(gm, examples),
+                verbose=False,
             )
             assert converted is not None and converted.exported_program is not None
             for node in converted.exported_program.graph.nodes:
@@ -69,6 +74,16 @@ def export(gm: fx.GraphModule, examples: Sequence[Any], results: Sequence[Result
         raise
     except Exception as e:
         raise RunsInEagerError(reasons.of_conversion(e)) from e
+
+
+def _opset(gm: fx.GraphModule, examples: Sequence[Any]) -> int:
+    """Of the model: convolutions, poolings and others of bfloat16 are of newer ones alone."""
+    tensors = [*gm.parameters(), *gm.buffers(), *examples]
+    return (
+        OPSET_OF_BF16
+        if any(isinstance(t, torch.Tensor) and t.dtype == torch.bfloat16 for t in tensors)
+        else OPSET
+    )
 
 
 #: What may be done with a number that changes, as tensors.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,8 +33,8 @@ class TensorSession:
         self._stream = devices.Stream(device)
         settings = ort.SessionOptions()
         settings.log_severity_level = 3
-        _share_threads()
-        settings.use_per_session_threads = False
+        settings.intra_op_num_threads = torch.get_num_threads()
+        settings.inter_op_num_threads = 1
         # PyTorch's own threads have work between the runs
         settings.add_session_config_entry("session.force_spinning_stop", "1")
         if weights:
@@ -97,14 +96,6 @@ class TensorSession:
 
 #: For tensors without elements, for which ONNX Runtime wants an address, too.
 _NOWHERE = 64
-
-
-@functools.cache
-def _share_threads() -> None:
-    """All sessions have one pool of as many threads as PyTorch's operators."""
-    import onnxruntime as ort
-
-    ort.set_global_thread_pool_sizes(torch.get_num_threads(), 1)
 
 
 def _value(tensor: torch.Tensor) -> Any:
