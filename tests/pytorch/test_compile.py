@@ -495,16 +495,15 @@ def test_other_sessions_of_the_process_are_left_alone() -> None:
 
 def test_convolutions_of_bfloat16_are_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether there is a kernel is the device's affair."""
-    from tracea_onnx.torch import compiled as graphs
+    from tracea_onnx.torch.exported import export
 
     made = list[Any]()
-    export = graphs.export
 
     def kept(*args: Any) -> Any:
         made.append(export(*args))
         return made[-1]
 
-    monkeypatch.setattr(graphs, "export", kept)
+    monkeypatch.setattr("tracea_onnx.torch.compiled.export", kept)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().bfloat16()
     with torch.no_grad():
         compiled(model, fallback=1)(torch.randn(2, 3, 16, 16).bfloat16())
