@@ -12,6 +12,7 @@ that repeats them. The same seed gives the same cases. Exit status 1 when there 
 from __future__ import annotations
 
 import argparse
+import atexit
 import itertools
 import os
 import shutil
@@ -170,6 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    from tests.fuzz import kinds
     from tests.fuzz.kinds import KINDS, node_tests
 
     parser.add_argument("--seconds", type=float, default=0)
@@ -202,6 +204,8 @@ def main() -> int:
     onnxruntime.set_default_logger_severity(4)
     onnxruntime.SessionOptions = _OneThread
     provider.register()
+    kinds.shared = Path(tempfile.mkdtemp(prefix="fuzz-seeds", dir=workers.PLACE))
+    atexit.register(shutil.rmtree, kinds.shared, ignore_errors=True)  # workers end without
     if set(args.kinds) - {"pack", "plan", "compiled", "cache", "tuning"}:
         node_tests()
     if args.replay:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import re
 import sys
 import tempfile
@@ -47,6 +48,7 @@ from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import compiled_model, optimizer
 from tracea_onnx.plan import builder
 from tracea_onnx.runtime import device_caps
+from tracea_onnx.shapes import onnx_inference
 from tracea_onnx.support import artifact_cache
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.verify import verification as verification
@@ -134,6 +136,39 @@ def _drawn(r: Random) -> tuple[ModelProto, dict[str, Any]]:
     return model, fed
 
 
+#: Where what many cases begin with is kept for all workers; None: each makes it anew.
+shared: Path | None = None
+
+
+def _kept(make: Callable[..., bytes]) -> Callable[..., bytes]:
+    """What `make` gives for these arguments, made once for all workers, each of which ends after a
+    few cases.
+    """
+
+    def found(*key: Any) -> bytes:
+        if shared is None:
+            return make(*key)
+        name = hashlib.sha256(repr((make.__name__, key)).encode()).hexdigest()
+        with contextlib.suppress(FileNotFoundError):
+            return (shared / name).read_bytes()
+        data = make(*key)
+        fresh = shared / f"{name}.{os.getpid()}"
+        fresh.write_bytes(data)
+        fresh.rename(shared / name)
+        return data
+
+    return cache(found)
+
+
+@_kept
+def _fused(model: bytes) -> bytes:
+    """The model with fused ops in it, where the optimizer takes it."""
+    with contextlib.suppress(TraceaError):
+        found = optimizer.optimize(ModelProto.FromString(model), verify=False)
+        return bytes(found.model.SerializeToString())
+    return model
+
+
 def _seed(c: Case) -> ModelProto:
     model = ModelProto()
     kind = c.random.random()
@@ -145,9 +180,8 @@ def _seed(c: Case) -> ModelProto:
         model.CopyFrom(_drawn(c.random)[0])
         if model.ByteSize() > 1 << 20:
             model.ParseFromString(_export(c.random.choice(exports())))
-    if c.random.random() < 0.25:  # with fused ops in it
-        with contextlib.suppress(TraceaError):
-            model.CopyFrom(optimizer.optimize(model, verify=False).model)
+    if c.random.random() < 0.25:
+        model.ParseFromString(_fused(bytes(model.SerializeToString())))
     return model
 
 
@@ -205,7 +239,9 @@ def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
     differ.
     """
     before = len(_said())
-    code = main.main(list(argv))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        code = main.main(list(argv))
     text = _LIBRARIES_LOG.sub("", _said()[before:])
     if code not in _CODES or "error: internal" in text:
         try:
@@ -271,7 +307,7 @@ def _inline(c: Case) -> Verdict:
 def _explain(c: Case) -> Verdict:
     page = c.folder / "page.html"
     page.unlink(missing_ok=True)
-    more = c.random.choice(([], ["--all"], ["--backend", "cpu"], ["--json"]))
+    more = c.random.choice(([], ["--all"], ["--backend", "cpu"], ["--json"], ["--backend", "cuda"]))
     found = command(["explain", str(c.write(model_of(c))), "--html", str(page), *more])
     if found.status == OK and mutations.SCRIPT in page.read_text():
         return Verdict("escape", "a name is markup in the page", "escape in explain --html")
@@ -304,6 +340,7 @@ def _optimize(c: Case) -> Verdict:
             ["--dry-run"],
             ["--external-data", "always"],
             ["--precision", "fp16", "--no-verify"],
+            ["--precision", "bf16", "--no-verify"],
             ["--json"],
         )
     )
@@ -717,9 +754,9 @@ def on_stock(path: Path) -> None:
 # --- packs, Plans, caches, records, requests ------------------------------------------------------
 
 
-@cache
-def _packed(number: int) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...]]:
-    """A small model, its inputs, its pack, and the requests that were made for it."""
+@_kept
+def _made(number: int) -> bytes:
+    """`_packed`, as bytes."""
     for k in range(100):
         model, fed = _drawn(Random(f"packed {number} {k}"))
         data = bytes(model.SerializeToString())
@@ -733,8 +770,16 @@ def _packed(number: int) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...
             sessions.session(data, provider=True, everything=True)
             pack = builder.merge_packs(packs, "fuzz")
             if builder.read_pack(pack)[0]["entries"]:
-                return data, fed, pack, tuple(r.SerializeToString() for r in requests)
+                asked = tuple(r.SerializeToString() for r in requests)
+                return pickle.dumps((data, fed, pack, asked))
     raise RuntimeError("no model could be packed")
+
+
+@cache
+def _packed(number: int) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...]]:
+    """A small model, its inputs, its pack, and the requests that were made for it."""
+    found: tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...]] = pickle.loads(_made(number))
+    return found
 
 
 def _some(c: Case) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...]]:
@@ -806,7 +851,7 @@ def _plan(c: Case) -> Verdict:
     return _run_pack(c, data, fed, changed)
 
 
-@cache
+@_kept
 def _compiled_of(data: bytes) -> bytes:
     """The model's compiled form (EPContext), with its pack inside."""
     with tempfile.TemporaryDirectory() as folder:
@@ -902,11 +947,10 @@ def _tuning(c: Case) -> Verdict:
     model = ModelProto.FromString(c.random.choice(requests))
     folder = c.folder / "records"
     with mock.patch.dict(os.environ, {"XDG_DATA_HOME": str(folder)}):
-        offers: kernel_choice.Offers = {}
         try:
-            _compile_cuda(model, kernel_choice.Choices(offers=offers))
+            offers = json.loads(_offers(bytes(model.SerializeToString())))
             found = {
-                k: tuning_records.Measured(c.random.choice(sorted(v)), 1.0, 2.0, [{}])
+                k: tuning_records.Measured(c.random.choice(v), 1.0, 2.0, [{}])
                 for k, v in offers.items()
             }
             device = device_caps.usual(90, 132)
@@ -927,6 +971,14 @@ def _tuning(c: Case) -> Verdict:
         finally:
             tuning_records.clear()
     return Verdict(OK)
+
+
+@_kept
+def _offers(request: bytes) -> bytes:
+    """Which kernels each launch of a request may be, as JSON."""
+    offers: kernel_choice.Offers = {}
+    _compile_cuda(ModelProto.FromString(request), kernel_choice.Choices(offers=offers))
+    return json.dumps({k: sorted(v) for k, v in offers.items()}).encode()
 
 
 def _compile_cuda(model: ModelProto, choices: kernel_choice.Choices) -> None:
@@ -958,6 +1010,11 @@ def _request(c: Case) -> Verdict:
             if p.key == "backend":  # kernels for a GPU would be compiled, for minutes
                 continue
             p.value = r.choice((p.value, "", "x", "all", "cpu"))
+    if r.random() < 0.6:  # as ONNX Runtime, which tells types and shapes
+        with contextlib.suppress(Exception):
+            checked = model_file.load(model).model
+            onnx_inference.infer(checked, onnx_inference.user_types(checked))
+            model = checked
     data = bytes(model.SerializeToString())
     if r.random() < 0.1:
         data = mutations.damage(data, r)

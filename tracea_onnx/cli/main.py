@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ _EVERYWHERE: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     p = argparse.ArgumentParser(

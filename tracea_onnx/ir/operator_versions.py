@@ -123,7 +123,7 @@ def _may_lack_result(op: str, opset: int) -> bool:
 def _kinds(
     op: str, opset: int
 ) -> tuple[Mapping[str, AttributeProto.AttributeType], frozenset[str]]:
-    """The kinds of an operator's attributes, and which it must have."""
+    """The kinds of an operator's attributes as far as they are known, and which it must have."""
     try:
         known = defs.get_schema(op, opset, "").attributes
     except (defs.SchemaError, TypeError):  # TypeError: no 32 bits hold the opset
@@ -143,6 +143,8 @@ def _senseless(op: str, node: NodeProto, opset: int) -> str:
         if wanted is not None and kind != wanted:
             names = AttributeProto.AttributeType.Name
             return f"{op} has {a.name} as {names(kind)}, which must be {names(wanted)}"
+        if wanted is None and "." not in op and _version(op, opset):
+            return f"{op} has the attribute '{a.name}', which is not of opset {opset}"
     if len(set(given)) < len(given):
         twice = next(name for name in given if given.count(name) > 1)
         return f"{op} has the attribute '{twice}' twice"

@@ -111,7 +111,9 @@ def result(
         user = users[0] if len(users) == 1 else None
         step = (
             strided_view.step_of(g, s, user, user.outputs[0])
-            if user is not None and user.op not in ("Expand", "Tile", "Gather", "Slice", "Split")
+            if user is not None
+            and user.outputs
+            and user.op not in ("Expand", "Tile", "Gather", "Slice", "Split")
             else None
         )
         if step is None or step.source != current or step.scale != 1.0:
