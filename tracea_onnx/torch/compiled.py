@@ -234,8 +234,9 @@ def _dynamic(placeholders: Sequence[fx.Node]) -> list[str]:
 
 
 def _overlap(arguments: Sequence[Any]) -> bool:
-    storages = [a.untyped_storage()._cdata for a in arguments if isinstance(a, torch.Tensor)]
-    return len(set(storages)) < len(storages)
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    begins = [begin for t in tensors if (begin := t.untyped_storage().data_ptr())]
+    return len(set(begins)) < len(begins)
 
 
 def _tensor(argument: Any) -> torch.Tensor:
