@@ -58,6 +58,8 @@ def windows(
             f" auto_pad {auto} do not fit {count} spatial dims"
         )
     given = (n.attr("output_shape") or [])[-count:]
+    if given and len(given) != count:
+        raise Unsupported(f"output_shape {given} does not fit {count} spatial dims")
     found = []
     for k, (h, taps, s, d) in enumerate(zip(sizes, fixed, strides, dilations, strict=True)):
         begin, end, reach = pads[k], pads[k + count], d * (taps - 1) + 1

@@ -1052,3 +1052,43 @@ def test_what_reads_a_result_of_attention_may_make_nothing() -> None:
     del m.graph.output[:]
     m.graph.output.append(helper.make_empty_tensor_value_info("q"))
     find.find(Graph(m), ["attention_op"])
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "opset", "why"),
+    [
+        (
+            helper.make_node("Crop", ["x"], ["y"], border=[1, 1]),
+            {"x": (1, 2, 4, 4)},
+            1,
+            "Crop takes no borders",
+        ),
+        (
+            helper.make_node("Crop", ["x"], ["y"], border=[0, 0, 0, 0], scale=[2]),
+            {"x": (1, 2, 4, 4)},
+            1,
+            "Crop takes no borders",
+        ),
+        (
+            helper.make_node("Col2Im", ["x", "i", "b"], ["y"], strides=[2, 2]),
+            {"x": (2, 4)},
+            18,
+            "Col2Im has a tensor of rank 2",
+        ),
+        (
+            helper.make_node("ConvTranspose", ["x", "w"], ["y"], output_shape=[8]),
+            {"x": (1, 4, 4, 4), "w": (4, 4, 2, 2)},
+            11,
+            "",
+        ),
+    ],
+    ids=lambda v: f"{v.op_type}" if isinstance(v, NodeProto) else "",
+)
+def test_operators_that_the_provider_learnt_later(
+    node: NodeProto, given: dict[str, tuple[int, ...]], opset: int, why: str
+) -> None:
+    m = model_of(node, given, opset, i=[4, 4], b=[2, 2])
+    if "w" in given:
+        del m.graph.input[1]
+        m.graph.initializer.append(numpy_helper.from_array(np.ones(given["w"], np.float32), "w"))
+    assert why in reason(m)

@@ -32,6 +32,8 @@ def col2im(ctx: Lowering, op: Op) -> None:
     ):
         raise Unsupported("Col2Im adds up blocks that overlap, or leaves gaps; no kernel does")
     n, c, *sides = shape
+    if x.rank != 3 or len(sides) != axes:
+        raise Unsupported(f"Col2Im has a tensor of rank {x.rank}, and {axes} sizes of blocks")
     for d, b in zip(sides, block, strict=True):
         ctx.multiple(d, b, f"a side of the image of Col2Im '{op.label}'")
     counts = [D.floordiv(d, b) for d, b in zip(sides, block, strict=True)]

@@ -37,9 +37,10 @@ def image_scaler(ctx: Lowering, op: Op) -> None:
 def crop(ctx: Lowering, op: Op) -> None:
     """An image without its border, or `scale` rows and columns of it from there: a view."""
     x, scale = ctx.value(op.input(0)), op.attr("scale")
-    left, top, right, bottom = (int(b) for b in op.attr("border", (0, 0, 0, 0)))
-    if x.rank != 4 or min(left, top, right, bottom) < 0:
+    border = [int(b) for b in op.attr("border", (0, 0, 0, 0))]
+    if x.rank != 4 or len(border) != 4 or min(border) < 0 or len(scale or (0, 0)) != 2:
         raise Unsupported("Crop takes no borders off an image of rank 4")
+    left, top, right, bottom = border
     before, after = (top, left), (bottom, right)
     sizes = [
         d - (b + e) if scale is None else int(scale[k])
