@@ -318,11 +318,13 @@ static void read(const Launch& l, const Transform& t, int64_t index, const float
   } else {
     clear(into, 0, n);
     for (int64_t j = 0; j < most; j++) {
-      if (real && t.halved)
-        (j % 2 ? into.im : into.re)[j / 2] = x[j * step] * factors[j];
-      else
-        into.re[j] = x[j * step] * factors[j],
-        into.im[j] = real ? 0.f : x[j * step + 1] * factors[j];
+      const float value = x[j * step] * factors[j];
+      if (real && t.halved) {
+        float* const plane = j % 2 ? into.im : into.re;
+        plane[j / 2] = value;
+      } else {
+        into.re[j] = value, into.im[j] = real ? 0.f : x[j * step + 1] * factors[j];
+      }
     }
   }
   if (!joined) return;
