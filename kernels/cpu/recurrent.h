@@ -68,7 +68,7 @@ struct Act {
 struct Layer {
   int64_t T, B, H, G, panels, pitch, stages;
   int64_t x_t, x_b, y_t, y_b, h_b, m0, m1;
-  bool before, coupled, backward;
+  bool coupled, backward, plain;
   const float *x, *r, *bias, *peephole, *h0, *c0;
   const int32_t* lens;
   float *y, *y_h, *y_c;
@@ -83,64 +83,81 @@ struct Layer {
   int64_t length(int64_t b) const { return lens ? std::min<int64_t>(std::max(lens[b], 0), T) : T; }
   int64_t tickets() const { return T * stages + 2; }
 
-  // sums[i, :] = a[i, :H] times `count` panels of R.
+  // sums[i, :] = a[i, :H] times `count` panels of R. Every other step goes through them from last
+  // to first: it begins with what the one before has left in the caches.
   void product(const float* a, int64_t rows, const float* w, int64_t count) const {
     static const float zeros[4 * kPanel] = {};
     const int64_t blocks = div_up(H, kDepth), size = H * kPanel, ld = count * kPanel;
-    const int64_t group = rows <= kWideRows ? kWidePanels[rows] : 1;
+    const int64_t group = rows <= kWideRows ? kWidePanels[rows] : 1,
+                  whole = group > 1 ? count / group * group : 0;
+    const bool back = step & 1;
+    const WideTile tile = whole ? (back ? kBackTiles : kSteadyTiles)[rows] : nullptr;
     const Epilogue none{};
-    for (int64_t q = 0; q < blocks; q++) {
+    for (int64_t j = 0; j < blocks; j++) {
+      const int64_t q = back ? blocks - 1 - j : j;
       const int64_t k0 = part(H, blocks, q), k = part(H, blocks, q + 1) - k0;
       const float* const from = w + k0 * kPanel;
-      int64_t p = 0;
-      for (; group > 1 && p + group <= count; p += group)
-        kWideTiles[rows](a + k0, pitch, from + p * size, size, sums + p * kPanel, ld,
-                         q ? nullptr : zeros, k);
-      if (p == count) continue;
+      for (int64_t i = 0; i < whole; i += group) {
+        const int64_t p = back ? whole - group - i : i;
+        tile(a + k0, pitch, from + p * size, size, sums + p * kPanel, ld, j ? nullptr : zeros, k);
+      }
+      if (whole == count) continue;
       Block b{};
-      b.a = a + k0, b.lda = pitch, b.b = from + p * size, b.b_pitch = size;
-      b.y = sums + p * kPanel, b.ldy = ld, b.rows = rows, b.cols = (count - p) * kPanel, b.k = k;
-      b.first = q == 0, b.last = q == blocks - 1, b.epilogue = &none;
+      b.a = a + k0, b.lda = pitch, b.b = from + whole * size, b.b_pitch = size;
+      b.y = sums + whole * kPanel, b.ldy = ld, b.rows = rows, b.cols = (count - whole) * kPanel;
+      b.k = k, b.first = j == 0, b.last = j == blocks - 1, b.epilogue = &none;
       run_block(b);
     }
   }
 
+  // Activations of what is clipped. PLAIN: those that ONNX has by default, of what is not.
+  template <bool PLAIN>
+  __attribute__((always_inline)) vf f(vf v) const {
+    if (PLAIN) return G == 3 || G == 4 ? splat(1.f) / one_plus_exp_neg(v) : vtanh(v);
+    return act_f(clipped(v));
+  }
+  template <bool PLAIN>
+  __attribute__((always_inline)) vf g(vf v) const {
+    return PLAIN ? vtanh(v) : act_g(clipped(v));
+  }
   vf clipped(vf v) const { return clip > 0.f ? clamp(v, splat(-clip), splat(clip)) : v; }
   // What is added to the sum of one gate: of unit u on.
   vf biased(int64_t gate, int64_t u) const { return bias ? load(bias + gate * H + u) : vf{}; }
-  vf peeped(vf v, int64_t gate, int64_t u, vf state) const {
-    return peephole ? fma(load(peephole + gate * H + u), state, v) : v;
-  }
 
   // New h of units u..u+W of one row from the sums of their gates, 32 apart; stage 0 of two leaves
   // z and r * h.
+  template <bool PLAIN>
   vf cell(int64_t stage, int64_t b, int64_t u, const float* sum, const float* xs) const {
     const auto in = [&](int64_t gate) {
       return load(xs + gate * H) + load(sum + (gate - first_gate(stage)) * kPanel) +
              biased(gate, u);
     };
+    const auto peeped = [&](int64_t gate, int64_t k, vf state) {
+      const vf v = in(gate);
+      return !PLAIN && peephole ? fma(load(peephole + k * H + u), state, v) : v;
+    };
     float* const cs = c + b * pitch + u;
     const vf old = load(h_at(b) + u);
     if (G == 4) {
       const vf state = load(cs);
-      const vf i = act_f(clipped(peeped(in(0), 0, u, state)));
-      const vf forget = coupled ? 1.f - i : act_f(clipped(peeped(in(2), 2, u, state)));
-      const vf next = fma(forget, state, i * act_g(clipped(in(3))));
+      const vf i = f<PLAIN>(peeped(0, 0, state));
+      const vf forget = !PLAIN && coupled ? 1.f - i : f<PLAIN>(peeped(2, 2, state));
+      const vf next = fma(forget, state, i * g<PLAIN>(in(3)));
       store(cs, next);
-      return act_f(clipped(peeped(in(1), 1, u, next))) * act_h(next);
+      return f<PLAIN>(peeped(1, 1, next)) * (PLAIN ? vtanh(next) : act_h(next));
     }
-    if (G != 3) return act_f(clipped(in(0)));
+    if (G != 3) return f<PLAIN>(in(0));
     if (stage == 0) {
-      const vf z = act_f(clipped(in(0))), reset = act_f(clipped(in(1)));
+      const vf z = f<PLAIN>(in(0)), reset = f<PLAIN>(in(1));
       if (stages == 2) {
         store(cs, z);
         store(more + b * pitch + u, reset * old);
         return old;
       }
-      const vf g = load(sum + 2 * kPanel) + biased(2, u);
-      return mixed(z, act_g(clipped(fma(reset, g, load(xs + 2 * H)))), old);
+      const vf own = load(sum + 2 * kPanel) + biased(2, u);
+      return mixed(z, g<PLAIN>(fma(reset, own, load(xs + 2 * H))), old);
     }
-    return mixed(load(cs), act_g(clipped(in(2))), old);
+    return mixed(load(cs), g<PLAIN>(in(2)), old);
   }
   static vf mixed(vf z, vf made, vf old) { return fma(z, old - made, made); }
 
@@ -148,6 +165,7 @@ struct Layer {
   const float* h_at(int64_t b) const { return h[step & 1] + b * pitch; }
 
   // Units u0..u1 of rows b..b+rows, whose sums are there.
+  template <bool PLAIN>
   void gates_of(int64_t stage, int64_t b, int64_t rows, int64_t u0, int64_t u1) const {
     const int64_t n = gates(stage), ld = div_up(u1 - u0, kPanel) * n * kPanel;
     const bool last = stage == stages - 1;
@@ -161,7 +179,7 @@ struct Layer {
       for (int64_t u = u0; u < u1; u += W) {
         const int64_t panel = (u - u0) / kPanel;
         const float* const sum = sums + i * ld + panel * n * kPanel + (u - u0) % kPanel;
-        const vf made = live ? cell(stage, b, u, sum, xs + u) : load(h_at(b) + u);
+        const vf made = live ? cell<PLAIN>(stage, b, u, sum, xs + u) : load(h_at(b) + u);
         if (!last) continue;
         store(next + u, made);
         if (ys) put(ys, u, live ? made : vf{});
@@ -205,12 +223,15 @@ struct Layer {
     const float* const w = r + first_gate(stage) * panels * H * kPanel;
     const float* const a = stage ? more : h[step & 1];
     const int64_t across = panels_at_once(std::min(m1 - m0, kRowBlock), n);
-    for (int64_t p = p0; p < p1; p += across) {
-      const int64_t q = std::min(p + across, p1);
+    const int64_t chunks = div_up(p1 - p0, across);
+    for (int64_t k = 0; k < chunks; k++) {
+      const int64_t p = p0 + (step & 1 ? chunks - 1 - k : k) * across, q = std::min(p + across, p1);
       for (int64_t b = m0; b < m1; b += kRowBlock) {
         const int64_t rows = std::min(kRowBlock, m1 - b);
         product(a + b * pitch, rows, w + p * n * H * kPanel, (q - p) * n);
-        gates_of(stage, b, rows, p * kPanel, std::min(q * kPanel, H));
+        const int64_t from = p * kPanel, to = std::min(q * kPanel, H);
+        plain ? gates_of<true>(stage, b, rows, from, to)
+              : gates_of<false>(stage, b, rows, from, to);
       }
     }
   }
@@ -247,7 +268,7 @@ static Layer layer(const Launch& l, int64_t d, float* sums) {
   v.panels = div_up(v.H, kPanel), v.pitch = v.panels * kPanel, v.stages = 1 + two_stages(l);
   v.x_t = l.i[f::x_t], v.x_b = l.i[f::x_b], v.y_t = l.i[f::y_t], v.y_b = l.i[f::y_b];
   v.h_b = l.i[f::h_b], v.m1 = v.B;
-  v.before = l.i[f::before], v.coupled = l.i[f::coupled], v.backward = (d & 1) != l.i[f::reverse];
+  v.coupled = l.i[f::coupled], v.backward = (d & 1) != l.i[f::reverse];
   v.x = at(f::x, d * v.G * v.H), v.r = at(f::r, d * v.G * v.pitch * v.H);
   v.bias = at(f::bias, d * l.i[f::bias_d]), v.peephole = at(f::peephole, d * 3 * v.H);
   v.h0 = at(f::h, d * l.i[f::h_d]), v.c0 = at(f::c, d * l.i[f::h_d]);
@@ -261,6 +282,9 @@ static Layer layer(const Launch& l, int64_t d, float* sums) {
   v.act_f = {l.i[f::act_f], l.f[f::f0], l.f[f::f1]};
   v.act_g = {l.i[f::act_g], l.f[f::g0], l.f[f::g1]};
   v.act_h = {l.i[f::act_h], l.f[f::h0], l.f[f::h1]};
+  const auto gate = v.G == 3 || v.G == 4 ? kSigmoid : kTanh;
+  v.plain = v.act_f.code == gate && v.act_g.code == kTanh && v.act_h.code == kTanh && !v.peephole &&
+            !v.coupled && v.clip <= 0.f;
   return v;
 }
 

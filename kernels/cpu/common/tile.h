@@ -26,7 +26,8 @@ typedef void (*WideTile)(const float* a, int64_t lda, const float* b, int64_t pi
                          int64_t ldc, const float* init, int64_t k);
 extern const Tile kTiles[kTileRows + 1],
     kNarrowTiles[kTileRows + 1];  // narrow: only the first W columns
-extern const WideTile kWideTiles[kWideRows + 1];
+extern const WideTile kWideTiles[kWideRows + 1], kSteadyTiles[kWideRows + 1],
+    kBackTiles[kWideRows + 1];
 extern const int kWidePanels[kWideRows + 1];
 
 static inline Tile tile_for(int64_t rows, int64_t cols) {
