@@ -3,14 +3,16 @@
     python -m benchmarks.models [NAME|FILE.onnx ...] [--threads 1] [--batch 1]      # on the CPU
     python -m benchmarks.models [NAME ...] --backend cuda [--batch 1 32] [--peers ort graph compile]
     python -m benchmarks.models stft:400/160 dft:512 --batch 1 8
+    python -m benchmarks.models lstm:100/1/128 gru:100/16/256
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
-64 real signals, both of one side. On the CPU: the provider, and the optimized file on stock ONNX
-Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32
-without TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`.
-Results are compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed.
-Times are medians; a ratio is a peer's time over ours (above 1: ours is faster).
+64 real signals, both of one side; lstm:STEPS/BATCH/UNITS, gru:.. and rnn:.. are a layer with as
+many inputs as units. On the CPU: the provider, and the optimized file on stock ONNX Runtime
+(`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without
+TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`. Results are
+compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed. Times are
+medians; a ratio is a peer's time over ours (above 1: ours is faster).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +75,33 @@ def dft(length: int) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
 
 
+def recurrent(kind: str, steps: int, batch: int, units: int) -> onnx.ModelProto:
+    """One layer forwards, as PyTorch's exporter spells it."""
+    rng, rows = np.random.default_rng(0), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * units
+    shapes = {"w": (1, rows, units), "r": (1, rows, units), "b": (1, 2 * rows)}
+    stored = [
+        onnx.numpy_helper.from_array(rng.uniform(-1, 1, s).astype(np.float32) * units**-0.5, k)
+        for k, s in shapes.items()
+    ]
+    reset: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
+    node = onnx.helper.make_node(kind, ["x", *shapes], ["y", "last"], hidden_size=units, **reset)
+    graph = onnx.helper.make_graph(
+        [node],
+        kind,
+        [onnx.helper.make_tensor_value_info("x", 1, [steps, batch, units])],
+        [onnx.helper.make_tensor_value_info(o, 1, None) for o in ("y", "last")],
+        stored,
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
+
+
 #: Models by what stands before the sizes in their names.
-_BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {"stft": stft, "dft": dft}
+_BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
+    "stft": stft,
+    "dft": dft,
+    **{kind.lower(): partial(recurrent, kind) for kind in ("LSTM", "GRU", "RNN")},
+}
 
 
 def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
@@ -189,7 +217,7 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument(
-        "models", nargs="*", help="names of the zoo, .onnx files, stft:.., dft:.., further:NAME"
+        "models", nargs="*", help="names of the zoo, .onnx files, stft:.., lstm:.., further:NAME"
     )
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", nargs="*", type=int, default=[1])

@@ -83,15 +83,16 @@ struct Layer {
   int64_t length(int64_t b) const { return lens ? std::min<int64_t>(std::max(lens[b], 0), T) : T; }
   int64_t tickets() const { return T * stages + 2; }
 
-  // sums[i, :] = a[i, :H] times `count` panels of R. Every other step goes through them from last
-  // to first: it begins with what the one before has left in the caches.
+  // sums[i, :] = a[i, :H] times `count` panels of R. The first step has them from farther away.
+  // Every other step goes through them from last to first: it begins with what the one before has
+  // left in the caches.
   void product(const float* a, int64_t rows, const float* w, int64_t count) const {
     static const float zeros[4 * kPanel] = {};
     const int64_t blocks = div_up(H, kDepth), size = H * kPanel, ld = count * kPanel;
     const int64_t group = rows <= kWideRows ? kWidePanels[rows] : 1,
                   whole = group > 1 ? count / group * group : 0;
     const bool back = step & 1;
-    const WideTile tile = whole ? (back ? kBackTiles : kSteadyTiles)[rows] : nullptr;
+    const WideTile* const tiles = step == 0 ? kWideTiles : back ? kBackTiles : kSteadyTiles;
     const Epilogue none{};
     for (int64_t j = 0; j < blocks; j++) {
       const int64_t q = back ? blocks - 1 - j : j;
@@ -99,7 +100,8 @@ struct Layer {
       const float* const from = w + k0 * kPanel;
       for (int64_t i = 0; i < whole; i += group) {
         const int64_t p = back ? whole - group - i : i;
-        tile(a + k0, pitch, from + p * size, size, sums + p * kPanel, ld, j ? nullptr : zeros, k);
+        tiles[rows](a + k0, pitch, from + p * size, size, sums + p * kPanel, ld,
+                    j ? nullptr : zeros, k);
       }
       if (whole == count) continue;
       Block b{};

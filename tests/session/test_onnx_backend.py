@@ -32,6 +32,7 @@ GROUPS = {
     r"rms_normalization|softmax|logsoftmax|lrn)(_.*)?",
     "pooling": r"(maxpool|averagepool|globalaveragepool|globalmaxpool|resize|upsample)(_.*)?",
     "reductions": r"(reduce_.*|argmax.*|argmin.*|cumsum.*)",
+    "recurrent": r"(lstm|gru|rnn|simple_rnn)_.*",
     "modules": r"(Conv2d|Linear|BatchNorm2d|MaxPool2d|AvgPool2d|ConvTranspose2d|GLU|PReLU|"
     r"Softmax|PixelShuffle)(_.*)?",
     "operators": r"operator_.*",
@@ -58,7 +59,10 @@ def test_passes_what_ort_passes(leg: str, group: str) -> None:
 
 
 def test_the_provider_runs_nodes_of_each_kind() -> None:
-    kinds = ("activations", "arithmetic", "convolution", "linear", "normalisation", "pooling")
+    kinds = (
+        "activations", "arithmetic", "convolution", "linear", "normalisation", "pooling",
+        "recurrent",
+    )  # fmt: skip
     ran = {
         g: sum(
             run_case(c, "constants").ours > 0 or run_case(c, "provider").ours > 0

@@ -202,3 +202,40 @@ def test_sequences_without_steps(kind: str) -> None:
     given = feeds(kind, (4, 3, 5, 6), "B sequence_lens initial_h", {})
     given["sequence_lens"][:] = [0, 4, 2]
     check(kind, given, {})
+
+
+def test_behind_a_branch_of_unknown_rank() -> None:
+    """PyTorch's exporter adds the axis of the batch in an If, whose result has no rank before it
+    runs; the operator takes rank 3 alone.
+    """
+    given = feeds("LSTM", (3, 1, 4, 20), "B", {})
+    made = model("LSTM", given, {}, variable=())
+    axes = numpy_helper.from_array(np.array([1]), "axes")
+    flat = helper.make_tensor_value_info("flat", TensorProto.FLOAT, [None, 4])
+    joined = helper.make_graph(
+        [helper.make_node("Unsqueeze", ["flat", "axes"], ["with"])],
+        "then",
+        [],
+        [onnx.ValueInfoProto(name="with")],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["flat"], ["without"])],
+        "else",
+        [],
+        [onnx.ValueInfoProto(name="without")],
+    )
+    fork = helper.make_node("If", ["batched"], ["X"], then_branch=joined, else_branch=other)
+    yes = helper.make_tensor_value_info("batched", TensorProto.BOOL, [])
+    weights = [t for t in made.graph.initializer if t.name != "X"]
+    graph = helper.make_graph(
+        [fork, *made.graph.node], "g", [flat, yes], made.graph.output, [*weights, axes]
+    )
+    built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    s = session(built, provider=True)
+    ours, _ = assigned(s)
+    got = s.run(None, {"flat": given["X"][:, 0], "batched": np.array(True)})
+    assert ours == 1
+    for v, want in zip(got, recurrent.run("LSTM", given, {}), strict=True):
+        np.testing.assert_allclose(v, want, rtol=0, atol=2e-5)
+    with pytest.raises(Exception, match="rank"):
+        s.run(None, {"flat": given["X"][:, 0], "batched": np.array(False)})

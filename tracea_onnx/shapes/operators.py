@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dim_proofs import Dims, same
@@ -29,8 +29,24 @@ from tracea_onnx.shapes.operands import (
 from tracea_onnx.shapes.spectra import dft, stft
 from tracea_onnx.shapes.windows import windows
 
+#: Ranks of the operands of operators that take no others.
+RANKS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (3, 3, 3, 2, 1, 3, 3, 2)),
+    "Gemm": (2, 2),
+}
 #: The dims of result `k`. Raises Unsupported where they are not known.
 Rule = Callable[[ShapeEnv, Operator, int], Dims]
+
+
+def rank_asked(readers: Iterable[Operator], name: str) -> int | None:
+    """The rank that one of the readers of a value takes; None where they say nothing."""
+    ranks = (
+        rank
+        for n in readers
+        for i, rank in zip(n.inputs, RANKS.get(n.op, ()), strict=False)
+        if i == name
+    )
+    return next(ranks, None)
 
 
 def result(s: ShapeEnv, n: Operator, k: int = 0) -> Dims:

@@ -18,6 +18,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io import function_calls
 from tracea_onnx.rewrite.inline import inline
 from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.shapes.operators import RANKS
 from tracea_onnx.verify.operator_constraints import Follower
 from tracea_onnx.verify.size_constraints import Facts
 from tracea_onnx.verify.size_solver import Solver
@@ -144,9 +145,6 @@ def _seeds(
     return out
 
 
-_RANKS = {"LSTM": 3, "GRU": 3, "RNN": 3, "Gemm": 2}
-
-
 def _rank(model: ModelProto, name: str) -> int:
     """The rank of an input without a shape: what the operator that reads it takes, else 1."""
     stored = {t.name: len(t.dims) for t in model.graph.initializer}
@@ -154,8 +152,9 @@ def _rank(model: ModelProto, name: str) -> int:
         if name in n.input:
             if "Conv" in n.op_type and len(n.input) > 1 and n.input[0] == name:
                 return stored.get(n.input[1], 4)
-            if n.op_type in _RANKS:
-                return _RANKS[n.op_type]
+            asked = RANKS.get(n.op_type, ())
+            if (k := list(n.input).index(name)) < len(asked):
+                return asked[k]
             if n.op_type == "MatMul":
                 return 2
             perm = [len(a.ints) for a in n.attribute if a.name == "perm"]
