@@ -8,11 +8,13 @@ import copy
 import random
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 import tracea_onnx
 from tests.session.provider.provider_plans import Entries, Install
+from tests.session.test_log_mel import whisper
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
 from tracea_onnx.compiler import partition_compiler
@@ -32,12 +34,12 @@ def constant(plan: dict[str, Any], value: int) -> int:
     return len(plan["exprs"]) - 1
 
 
-def changed(entries: Entries, part: str, pick: random.Random) -> Entries:
-    """The Plans with one integer of one launch set to another."""
+def changed(entries: Entries, part: str, pick: random.Random, family: str = "") -> Entries:
+    """The Plans with one integer of one launch (of this family) set to another."""
     out = copy.deepcopy(entries)
     for _, plan, _ in out:
-        if plan[part]:
-            launch = pick.choice(plan[part])
+        if launches := [r for r in plan[part] if family in ("", r["k"])]:
+            launch = pick.choice(launches)
             launch["i"][pick.randrange(len(launch["i"]))] = constant(
                 plan, pick.choice([-1, 0, 3, 10**6, 2**40, 2**62])
             )
@@ -71,6 +73,20 @@ def test_changed_integers_are_refused_or_harmless(part: str, answer: Install, mo
     answer(lambda g: changed(plans(g), part, pick))
     lines = [outcome(model, feed) for _ in range(40)]
     assert sum(map(bool, lines)) > 10
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.slow
+def test_changed_integers_of_a_transform(answer: Install) -> None:
+    """Radices, sizes and strides that do not belong together."""
+    model = whisper().SerializeToString()
+    feed = {"audio": np.zeros((2, 2000), np.float32)}
+    answer(plans)
+    assert outcome(model, feed) == ""
+    pick = random.Random(3)
+    answer(lambda g: changed(plans(g), "run", pick, "fft"))
+    lines = [outcome(model, feed) for _ in range(60)]
+    assert sum(map(bool, lines)) > 30
     assert all("\n" not in line for line in lines)
 
 

@@ -96,7 +96,7 @@ def _check(model: onnx.ModelProto, name: str, x: Any, want: Any) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
 
 
-def _whisper() -> onnx.ModelProto:
+def whisper() -> onnx.ModelProto:
     return _model(
         WHISPER, pads=_numbers(0, 200, 0, 200), last=_numbers(-1), n=np.int64(400),
         step=np.int64(160), zero=_numbers(0), one=_numbers(1), bands=np.int64(80),
@@ -116,11 +116,11 @@ def test_whisper(samples: int) -> None:
     energies = power[:, :-1] @ _mel(80, 400, 0, 8000)
     tenths = np.log10(np.maximum(energies.swapaxes(1, 2), 1e-10))
     want = (np.maximum(tenths, tenths.max((1, 2), keepdims=True) - 8) + 4) / 4
-    _check(_whisper(), "audio", x, want)
+    _check(whisper(), "audio", x, want)
 
 
 def test_a_signal_too_short_to_be_reflected_fails() -> None:
-    made = session(_whisper(), provider=True)
+    made = session(whisper(), provider=True)
     with pytest.raises(Exception, match="axis 1 of what Pad"):
         made.run(None, {"audio": np.zeros((1, 200), np.float32)})
 
