@@ -9,6 +9,7 @@ one that waits for ever, `RLIMIT_AS` one that wants too much memory.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import resource
@@ -212,6 +213,8 @@ def run(
     passed.
     """
     limits = limits or Limits()
+    gc.collect()
+    gc.freeze()  # workers need not look again at what the parent has made
     began, todo, end = time.monotonic(), first, first + cases
     workers: list[_Worker] = []
 

@@ -122,7 +122,7 @@ def leaving() -> ModelProto:
         {
           a = Conv <pads = [1, 1, 1, 1]> (x, w)
           y = Relu (a)
-          h = EyeLike <dtype = 1> (i)
+          h = RandomUniformLike <dtype = 1> (i)
           d = Det2 (y)
         }
         """.replace("Det2", "com.microsoft.Unheard"),

@@ -255,7 +255,7 @@ def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None
     found = explanation.explain(leaving(), backend=backend, provider=True).coverage
     assert found is not None and (found.backend, found.total) == (backend, 3)
     assert {n.op: n.reason for n in found.leaving} == {
-        "EyeLike": "no kernel computes EyeLike",
+        "RandomUniformLike": "no kernel computes RandomUniformLike",
         "com.microsoft.Unheard": "no kernel computes com.microsoft.Unheard",
     }
     assert found.to_json()["leaving"][0].keys() == {"node", "op", "reason"}
@@ -280,7 +280,7 @@ def test_the_gpu_backend_is_the_one_that_sessions_compile_with(
     assert [b.target for b in asked] == [session.target]
 
 
-def test_running_sums_of_positions_stay_on_the_gpu() -> None:
+def test_running_sums_of_positions_stay_on_the_provider() -> None:
     m = parse(
         """
         g (int64[b, s] ids) => (float[b, s, 8] y)
@@ -295,12 +295,9 @@ def test_running_sums_of_positions_stay_on_the_gpu() -> None:
         table=normal(64, 8),
         w=normal(8, 8),
     )
-    left = {}
     for b in ("cpu", "cuda"):
         coverage = explanation.explain(m, backend=b, provider=True).coverage
-        assert coverage is not None
-        left[b] = [n.op for n in coverage.leaving]
-    assert "CumSum" in left["cpu"] and left["cuda"] == []
+        assert coverage is not None and not coverage.leaving
 
 
 def test_a_decoder_that_onnx_runtime_searches_leaves_the_gpu() -> None:

@@ -68,7 +68,7 @@ def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
     assert "Fused by conv, saves about" in fused["says"][0]
     assert fused["nodes"] == ["Conv_a", "Relu_y"] and fused["values"] == ["y [1, 4, 8, 8]"]
     gone = [b["leaves"] for b in graph["boxes"] if "leaves" in b]
-    assert len(gone) == 2 and "no kernel computes EyeLike" in gone
+    assert len(gone) == 2 and "no kernel computes RandomUniformLike" in gone
     names = {b["name"] for b in graph["boxes"]}
     listed = {a["data-go"] for _, a in found.tags if "data-go" in a}
     assert listed and listed <= names
@@ -224,7 +224,8 @@ addEventListener("DOMContentLoaded", async () => {
   key("Enter"); result.inside = document.activeElement === detail;
   key("Escape"); result.closed = say() === "" && document.activeElement === canvas;
   key("/"); result.searching = document.activeElement.id;
-  $("#find").value = "EyeLike"; $("#find").dispatchEvent(new Event("input", {bubbles: true}));
+  $("#find").value = "RandomUniformLike";
+  $("#find").dispatchEvent(new Event("input", {bubbles: true}));
   result.hits = $("#hits").textContent;
   key("Enter"); result.hit = say();
   key("Escape"); result.cleared = $("#find").value === "" && hits === null;
@@ -296,7 +297,7 @@ def test_the_page_works_by_keys_and_by_mouse(tmp_path: Path, dark: bool, width: 
     assert found["home"] != found["down"] != found["further"] and found["up"] == found["down"]
     assert found["centred"] == [0, 0]
     assert found["inside"] and found["closed"] and found["searching"] == "find"
-    assert found["hits"].startswith("1 found") and found["hit"] == "EyeLike_h"
+    assert found["hits"].startswith("1 found") and found["hit"] == "RandomUniformLike_h"
     for key in ("cleared", "nearer", "fits", "help", "all", "wide"):
         assert found[key], key
     assert found["shown"] == ["fused"] and found["gone"] in names

@@ -16,6 +16,8 @@ WIDTH, HEIGHT, GAP, RISE = 150.0, 38.0, 22.0, 34.0
 #: Pixels of a row that a value only passes through.
 _THREAD = 12.0
 _SWEEPS = 12
+#: Rows that all edges together pass; where they are more, an edge is one curve.
+_MOST = 1 << 18
 #: Rows on each side over which the middle of a drawing is kept straight.
 _AROUND = 30
 
@@ -48,8 +50,9 @@ def layout(
     first reader.
     """
     row = _rows(boxes, edges, sources)
+    straight = sum(row[b] - row[a] for a, b in edges) > _MOST
     ways: list[list[Stop]] = [
-        [a, *((a, k) for k in range(row[a] + 1, row[b])), b] for a, b in edges
+        [a, *((a, k) for k in range(row[a] + 1, row[b]) if not straight), b] for a, b in edges
     ]
     steps = dict.fromkeys(s for way in ways for s in pairwise(way))
     above: _Beside = {b: [] for b in boxes}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tracea_onnx.canonicalize import canonical_form, constant_ifs, identities, s
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.errors import ModelError, TraceaError
-from tracea_onnx.explain import contents, explanation, html_page
+from tracea_onnx.explain import contents, explanation, html_page, layout
 from tracea_onnx.ir import dims, edit, op_traits, operator_versions
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
@@ -1092,3 +1093,9 @@ def test_operators_that_the_provider_learnt_later(
         del m.graph.input[1]
         m.graph.initializer.append(numpy_helper.from_array(np.ones(given["w"], np.float32), "w"))
     assert why in reason(m)
+
+
+def test_a_node_that_reads_very_many_is_drawn_with_straight_edges() -> None:
+    boxes = [f"# {k}" for k in range(800)]
+    edges = [(a, b) for a, b in pairwise(boxes)] + [(b, boxes[-1]) for b in boxes[:-2]]
+    assert len(layout.layout(boxes, edges, []).curves) == len(edges)
