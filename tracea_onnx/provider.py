@@ -242,13 +242,18 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
     """
     given = {k: str(v) for k, v in (options or {}).items()}
     name = given.get("backend", "")
-    known = name in backends.names()
-    if known:
+    known, devices = name in backends.names(), _devices(ort)
+    own = next((d for d in devices if known and d.ep_metadata.get(_BACKEND) == name), None)
+    if own is not None:  # which the library has, and says all of
+        host = own.ep_metadata.get(_DEVICE_ID, "-1") == "-1"
+    elif known:
         backends.get(name).attach(_keep[0])
-    host = backends.get(name).host if known else "device_id" not in given
+        host = backends.get(name).host
+    else:
+        host = "device_id" not in given
     # by it ONNX Runtime finds the device
     wanted = "-1" if host else given.setdefault("device_id", "0")
-    for d in _devices(ort):
+    for d in devices:
         if d.ep_metadata.get(_DEVICE_ID, "-1") == wanted and (
             host or not known or d.ep_metadata[_BACKEND] == name
         ):
