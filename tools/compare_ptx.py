@@ -51,8 +51,8 @@ def kernels(only: re.Pattern[str]) -> Found:
 
 
 def ptx(symbol: str, source: str, arch: int) -> str:
-    """Hash of the PTX without comments, the name of its entry point and compile-time constants,
-    which the code has as immediates.
+    """Hash of the PTX without comments, names of its entry point and of shared variables, and
+    compile-time constants, which the code has as immediates.
     """
     compiler = discovery.module("kernels", "cuda.compiler")
     target = compiler.target(arch).replace("sm_", "compute_")
@@ -64,6 +64,8 @@ def ptx(symbol: str, source: str, arch: int) -> str:
         r"^\.global \.align \d+ \.\w+ \w+(\[\d+\])?( = .*)?;$", "", text, flags=re.MULTILINE
     )
     text = re.sub(rf"\b(_ZZ\d+)?{symbol}(?=\b|_param|E\d)", "ENTRY", re.sub(r"//.*", "", text))
+    for k, variable in enumerate(dict.fromkeys(re.findall(r"\bENTRYE\d+\w+", text))):
+        text = re.sub(rf"\b{variable}\b", f"VARIABLE{k}", text)
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
 
 

@@ -138,9 +138,12 @@ def works(r: Request) -> tuple[dict[str, Any], dict[str, float]]:
     cost models of their own.
     """
     offers: dict[str, dict[str, float]] = {}
-    with model().listening() as heard, kernel_choice.choosing(kernel_choice.Choices(offers=offers)):
+    with (
+        model().collecting() as collected,
+        kernel_choice.choosing(kernel_choice.Choices(offers=offers)),
+    ):
         backend().emit(r)
-    found = {repr(config): work for config, work in heard.items()}
+    found = {repr(config): work for config, work in collected.items()}
     others = next(iter(offers.values()), {})
     return found, {n: price for n, price in others.items() if n not in found}
 
@@ -162,7 +165,7 @@ def prepared(given: tuple[dict[str, Any], DeviceCaps, Path]) -> dict[str, list[K
     """The kernels of the configurations that are worth it. Sources lie in files, by their hash."""
     layer, caps, folder = given
     r = _read(layer, caps)
-    model().NEAR = _FAR  # also those that no one would choose
+    model().SLACK = _FAR  # also those that no one would choose
     found, others = works(r)
     prices = model().prices(found, caps) | others
     key, out = kernel_choice.cache_key(r), dict[str, list[Kernel]]()

@@ -284,6 +284,6 @@ def _bool(value: bool) -> str:
 SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 
-def dear(r: Request) -> bool:
-    """Whether finishing a result takes many instructions."""
+def expensive(r: Request) -> bool:
+    """Whether the epilogue takes many instructions for a result."""
     return r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in SIMPLE

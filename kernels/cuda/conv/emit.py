@@ -94,7 +94,7 @@ def _product(r: Request) -> list[Kernel]:
     """Output channels times pixels, y = x w^T; of few channels `narrow_simt` competes."""
     i, oc, ic = r.ints, select.static(r, "OC"), select.static(r, "IC")
     residual, line = i.get("r_cs", 0), narrow_simt.pixels(r)
-    narrow = gemm.Beside(
+    narrow = gemm.Competitor(
         narrow_simt.NarrowTile,
         lambda pixels: narrow_simt.beside_products(line, pixels),
         lambda tile, active: narrow_simt.emit(line, tile, active)[0],

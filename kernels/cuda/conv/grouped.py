@@ -128,15 +128,15 @@ def alone(r: Request) -> tuple[int, int]:
     return (channels, columns) if g > 1 and apart and columns < b.columns <= 64 else (0, 0)
 
 
-def made(r: Request) -> float:
-    """Of the clocks of a step's products those that a step takes in which there are not so many."""
+def mma_scale(r: Request) -> float:
+    """Clocks of the MMAs of a stage of 64 k, relative to a stage with all four of them."""
     return 0.5 + products(r) / 8
 
 
 def constants(r: Request | None = None) -> str:
     """What kernels must know of the groups of their columns; None: there are none."""
     if r is None or r.ints["G"] == 1:
-        one = {"PRODUCTS": 4 if r is None else products(r)}
+        one = {"STAGE_MMAS": 4 if r is None else products(r)}
         return constexprs({**one, "BUNDLE_COLUMNS": 0, "BUNDLE_CHANNELS": 0}) + "#define MIXED 0\n"
     b, i, g = of(r), r.ints, int(r.ints["G"])
     own = {
@@ -146,7 +146,7 @@ def constants(r: Request | None = None) -> str:
         **{n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")},
     }
     numbers = {
-        "PRODUCTS": products(r),
+        "STAGE_MMAS": products(r),
         "BUNDLE_COLUMNS": b.columns if b.count > 1 else 0,
         "BUNDLE_CHANNELS": b.channels,
         **{f"OWN_{n}": v for n, v in own.items()},

@@ -90,7 +90,7 @@ class HaloTile:
         return max(0, self.behind - self.weights)
 
     @property
-    def clustered(self) -> int:
+    def cluster_size(self) -> int:
         return self.split * self.share
 
     @property
@@ -208,7 +208,7 @@ def _resident_cost(t: HaloTile, r: Request, m: int) -> float:
     high, wide = r.ints["OH"], int(r.ints["OW"])
     tiles = m / (high * wide) * -(-high // t.rows) if isinstance(high, int) else m / (t.rows * wide)
     turns = -(-tiles // max(1, r.sms // tiles_n)) * -(-tiles_n // r.sms)
-    flops = t.stages * 2.0 * _PIXELS * t.columns * 64 * grouped.straddling(r) * grouped.made(r)
+    flops = t.stages * 2.0 * _PIXELS * t.columns * 64 * grouped.straddling(r) * grouped.mma_scale(r)
     multiply = flops / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
     multiply *= _APART if grouped.alone(r)[1] else 1.0
     finish = _PIXELS * t.columns / 4096 * _PANEL_CLOCKS
@@ -253,7 +253,7 @@ def _streamed_cost(t: HaloTile, r: Request, m: int) -> float:
     body = max(
         steps + fill * slabs * (t.slabs == 1), min(tiles * t.split, r.sms) * read / _CHIP_BYTES
     )
-    finish = t.blocks * t.columns / 64 * (_PANEL + _SMOOTH * epilogue.dear(r)) + _EDGE
+    finish = t.blocks * t.columns / 64 * (_PANEL + _SMOOTH * epilogue.expensive(r)) + _EDGE
     if t.split > 1:
         sums = t.blocks * 64 * t.columns
         finish = finish / t.split + _CLUSTER + sums * (t.split - 1) / t.split * _FLOAT
@@ -315,7 +315,7 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
     else:
         grid = D.mul(D.ceildiv(tiles, tile.share), tiles_n)
         grid = grid if tile.split > 1 else D.minimum(grid, r.sms // tile.share)
-        grid = D.mul(grid, tile.clustered)
+        grid = D.mul(grid, tile.cluster_size)
     kernel = instantiate(
         r,
         "conv_halo",
@@ -341,6 +341,6 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
         constants=constants,
         text=grouped.constants(r),
         smem=tile.smem,
-        cluster=tile.clustered,
+        cluster=tile.cluster_size,
     )
     return [kernel]

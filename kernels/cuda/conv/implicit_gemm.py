@@ -36,17 +36,15 @@ class TensorMaps:
         if problem.transposed(r):
             return _prices_of_phases(r, pixels)
         bundle, several = grouped.of(r), r.ints["G"] != 1
-        costs = select.prices(
+        costs = select.sm90_prices(
+            r,
             pixels,
             bundle.columns,
-            0,
-            1,
-            r,
-            maps=int(r.ints["KH"]) * int(r.ints["KW"]) * bundle.chunks,
+            int(r.ints["KH"]) * int(r.ints["KW"]) * bundle.chunks,
             stored=problem.stored_by_tensor_maps(r),
             bundles=bundle.count,
             pixel=grouped.pixel(r),
-            made=grouped.made(r),
+            mma_scale=grouped.mma_scale(r),
         )
         split = cluster_splitk_sm90.SplitTile
         start = grouped.START if several else 0.0
@@ -56,22 +54,15 @@ class TensorMaps:
         windows = phased.problem if problem.transposed(r) else sm90.windows
         persistent = isinstance(tile, persistent_sm90.HopperTile)
         scheduler = persistent_sm90 if persistent else cluster_splitk_sm90
-        return [scheduler.product(windows(r, problem.rows(r)), tile, active)]
+        return [scheduler.emit(windows(r, problem.rows(r)), tile, active)]
 
 
 def _prices_of_phases(r: Request, pixels: int) -> dict[Any, float]:
     """Of a transposed convolution: phases have `least` steps along k or more, `mean` on average."""
     least, mean = phased.steps(r)
     for steps in (mean, least):
-        costs = select.prices(
-            pixels // problem.phases(r),
-            int(r.ints["OC"]),
-            0,
-            1,
-            r,
-            maps=steps,
-            bundles=problem.phases(r),
-        )
+        phases, oc = problem.phases(r), int(r.ints["OC"])
+        costs = select.sm90_prices(r, pixels // phases, oc, steps, bundles=phases)
         if found := {t: cost for t, cost in costs.items() if t.split <= least}:
             return found
     return {}
@@ -99,7 +90,7 @@ class Tiles:
             p = select.problem(
                 r, pixels // phases, oc, taps * pitch // phases, batch, a, b, True, "_conv", whole
             )
-            return prices(select.single(r, p, split=r.arch >= 90 or batch == 1), r.caps)
+            return prices(select.works(r, p, split=r.arch >= 90 or batch == 1), r.caps)
 
         def priced(windows: str) -> dict[Any, float]:
             return select.prices(
@@ -146,7 +137,7 @@ class Tiles:
             grid_z=g * problem.phases(r),
         )
         macros, constants = {"TRANSPOSED": transposed}, {"Y_FLAT": flat}
-        return select.product(
+        return select.emit(
             r, tile, operands, source=1, macros=macros, constants=constants, group=columns
         )
 

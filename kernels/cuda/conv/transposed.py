@@ -101,5 +101,5 @@ def problem(r: Request, rows: DimLike) -> Problem:
     pitches = (ldy, *(i.get(f"y_{p}", 0) for p in ("rs", "ns")))
     return Problem(
         r, 1, rows, oc, ldy, ldr, maps, parameters, pitches, full,
-        beside=(phases(r), 1), turned=True, constants=constants,
+        grid_yz=(phases(r), 1), transposed=True, constants=constants,
     )  # fmt: skip

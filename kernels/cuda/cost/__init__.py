@@ -1,1 +1,1 @@
-"""What kernels take: one model for all, and the efficiencies of each on a device."""
+"""Cost model of kernels, with measured efficiencies of each kernel on each device."""

@@ -1,1 +1,1 @@
-"""Matrix products."""
+"""GEMM, GEMV and batched matmul."""

@@ -1,27 +1,28 @@
-// GEMM on Hopper (gemm/sm90_mainloop.cuh) with few tiles: a CTA has one, and none waits for the
-// last wave.
+// GEMM on Hopper (gemm/sm90_mainloop.cuh) with one tile per CTA and split-K over a cluster, for
+// results of few tiles.
 //
 // wgmma multiplies ROWS rows of its left operand (64 per warpgroup) by COLUMNS rows of its right
-// one. SWAP: the weight is the left operand (swap-AB), so that few rows of y cost no more than they
-// must. SPLIT CTAs of a cluster divide k; SHARE CTAs of it have neighbouring left rows and share
-// the right operand by multicast, SHARE_LEFT have neighbouring right rows and share the left one.
-// Sums go through shared memory as f32: each CTA of the cluster gets those of its rows, adds them
-// up, always in the same order, and finishes them. The last warp copies. TURNED (of SOURCE 1): a
-// transposed convolution. Of each phase of its output, blockIdx.y, the taps that meet it form a
-// window that moves by one pixel; OH, OW, SH, SW, PT, PL are those of the union of these windows.
-// Matrices of a batch (SOURCE 2) are blockIdx.y and z.
+// one. SWAP: the weight is the left operand (swap-AB), so that few rows of y need few columns of
+// wgmma. Of a cluster, SPLIT CTAs split k; RIGHT_MULTICAST CTAs have neighbouring left rows and
+// share copies of the right operand by multicast; LEFT_MULTICAST CTAs have neighbouring right rows
+// and share copies of the left one. Partial sums are exchanged through shared memory as f32: each
+// of the SPLIT CTAs reduces a part of the tile's rows, always in the same order, and runs the
+// epilogue. The last warp is the producer. TRANSPOSED_CONV (SOURCE 1): a transposed convolution:
+// each phase of its output (blockIdx.y) is a convolution of stride 1; OH, OW, SH, SW, PT, PL are
+// those of the union of the phases' windows. Matrices of a batch (SOURCE 2) are blockIdx.y and z.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-constexpr int ROWS = 128, COLUMNS = 128;  // a tile: a multiple of 64, of 8 up to 256
-constexpr int SPLIT = 2;                  // 1 to 8
-constexpr int SHARE = 1, SHARE_LEFT = 1;  // SHARE_LEFT above 1: SOURCE 2
-constexpr int RESIDENT = 1;               // CTAs of an SM
-constexpr int Y_EACH = 4;                 // elements at multiples of which rows of y begin and end
+constexpr int ROWS = 128, COLUMNS = 128;                // a tile: a multiple of 64, of 8 up to 256
+constexpr int SPLIT = 2;                                // 1 to 8
+constexpr int RIGHT_MULTICAST = 1, LEFT_MULTICAST = 1;  // LEFT_MULTICAST > 1: SOURCE 2
+constexpr int RESIDENT = 1;                             // CTAs per SM
+constexpr int Y_EACH = 4;  // elements at multiples of which rows of y begin and end
 constexpr bool SWAP = false;
-constexpr bool LEFT_ACROSS = false, RIGHT_ACROSS = false;  // A_ACROSS, B_ACROSS as SWAP has them
-constexpr bool R_VECTOR = true;  // rows of the residual begin at multiples of 16 bytes
-#define TURNED 0
+constexpr bool LEFT_MN_MAJOR = false,
+               RIGHT_MN_MAJOR = false;  // contiguous along rows, not k
+constexpr bool R_VECTOR = true;         // rows of the residual are aligned to 16 bytes
+#define TRANSPOSED_CONV 0
 #define PARAMETERS                                                                               \
   const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_w, T *y, int M, \
       int N, i64 ldy, i64 ldr, int K
@@ -30,52 +31,52 @@ DEV void load_columns(const T*, int, float (&)[WIDTH]) {}
 
 #endif  // GENERATED
 #include "gemm/sm90_mainloop.cuh"
-#if TURNED
+#if TRANSPOSED_CONV
 #include "conv/transposed.cuh"
 #endif
 
-constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE * SHARE_LEFT;
+constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS,
+              CLUSTER = SPLIT * RIGHT_MULTICAST * LEFT_MULTICAST;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128,
               STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
-constexpr int PITCH =
-    SWAP ? ROWS + 4
-         : (COLUMNS + 31) / 32 * 32 +
-               8;  // floats per row of the staged tile: its writes meet no bank twice
-// A block owns OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows
-// apart: 64 columns of a row are those of 8 neighbouring threads.
+constexpr int PITCH = SWAP ? ROWS + 4
+                           : (COLUMNS + 31) / 32 * 32 +
+                                 8;  // floats per row of the staged tile, without bank conflicts
+// A CTA finishes OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows
+// apart: 8 neighbouring threads have 64 columns of a row.
 constexpr int OWN = (TILE_M + SPLIT - 1) / SPLIT, CHUNKS = TILE_N / 8, ROUND = WORKERS / CHUNKS,
               UNITS = (OWN + ROUND - 1) / ROUND;
-// When all is multiplied the ring holds the tile's sums, the other parts' sums of the rows of this
-// block, and the norms of these.
+// After the main loop the ring is overlaid by the tile's sums, the partial sums of this CTA's rows
+// from the other CTAs, and the norms of these rows.
 constexpr int SUMS_BYTES = TILE_M * PITCH * 4, PART_BYTES = OWN * PITCH * 4,
               NORMS_AT = SUMS_BYTES + (SPLIT - 1) * PART_BYTES, FINISH_BYTES = NORMS_AT + OWN * 16;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES > FINISH_BYTES ? STAGES* STAGE_BYTES : FINISH_BYTES;
 constexpr bool SPARE =
-    FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // all but the last stage has room for them
-// The residual is read while the tile is multiplied, where a thread has the registers for it beside
-// its sums; else, AHEAD units before it is added.
+    FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // they fit into all but the last stage
+// RESIDUAL_PREFETCHED: the residual is read during the main loop, where registers suffice; else it
+// is read AHEAD units before it is added.
 constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS + 4) / 5;
-constexpr bool HELD = RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
-constexpr int AHEAD = HELD ? UNITS : (UNITS + PASSES - 1) / PASSES;
-// Whether the copying warp, too, waits for the blocks of the cluster before it begins: it must if
-// they share what it copies. (Under racecheck no warp gets past such a wait before all have come to
-// it.)
+constexpr bool RESIDUAL_PREFETCHED =
+    RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
+constexpr int AHEAD = RESIDUAL_PREFETCHED ? UNITS : (UNITS + PASSES - 1) / PASSES;
+// Whether the producer warp waits for the cluster before its first copy: it must with multicast.
+// (Under racecheck, all warps must arrive at such a wait before any continues.)
 #ifdef RACECHECK
-constexpr bool MEETS = CLUSTER > 1;
+constexpr bool COPY_WARP_WAITS = CLUSTER > 1;
 #else
-constexpr bool MEETS = SHARE * SHARE_LEFT > 1;
+constexpr bool COPY_WARP_WAITS = RIGHT_MULTICAST * LEFT_MULTICAST > 1;
 #endif
 static_assert(ROWS % 64 == 0 && COLUMNS % 8 == 0 && COLUMNS <= 256, "tile");
-static_assert(SOURCE == 2 || SHARE_LEFT == 1, "tile");
-static_assert(RIGHT_ACROSS ? COLUMNS % 64 == 0 : COLUMNS % (8 * SHARE) == 0, "tile");
+static_assert(SOURCE == 2 || LEFT_MULTICAST == 1, "tile");
+static_assert(RIGHT_MN_MAJOR ? COLUMNS % 64 == 0 : COLUMNS % (8 * RIGHT_MULTICAST) == 0, "tile");
 
-DEV u32 address_in(u32 address, u32 block) {
+DEV u32 address_in(u32 address, u32 cta) {
   u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cta));
   return there;
 }
-// Copies to the shared memory of a block of the cluster; the bytes count at a barrier there.
+// Copies to the shared memory of a CTA of the cluster, and counts the bytes at its barrier `b`.
 DEV void copy_to(u32 to, u32 from, u32 bytes, u32 b) {
   asm volatile(
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -98,8 +99,8 @@ DEV uint4 load8(const T* p, int count) {
   load_columns<false>(p, count, v);
   return pack8(v);
 }
-// Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are
-// aligned, of Y_EACH where all rows begin and end at multiples of so many.
+// Columns [0, end) of an unaligned row by one warp: Y_EACH elements a store where all rows begin
+// and end at multiples of so many, else words of two elements where these are aligned.
 DEV void store_row(T* y, const float* from, int end, int lane) {
   if (Y_EACH == 4) {
     for (int c = 4 * lane; c < end; c += 128)
@@ -126,52 +127,52 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   extern __shared__ char shared[];
   const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip,
             full = ring + RING_BYTES, empty = full + 8 * STAGES;
-  const u32 ready = empty + 8 * STAGES,
-            arrived = ready +
-                      8;  // the ring of every part may take sums; those of the other parts are here
+  // ready: all rings of the split may be overlaid; arrived: partial sums of the other CTAs are here
+  const u32 ready = empty + 8 * STAGES, arrived = ready + 8;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0);
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0, part = rank / (SHARE * SHARE_LEFT),
-            peer = rank % SHARE, beside = rank / SHARE % SHARE_LEFT;
-  const auto rank_of = [&](int part, int beside, int peer) {
-    return (part * SHARE_LEFT + beside) * SHARE + peer;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0,
+            part = rank / (RIGHT_MULTICAST * LEFT_MULTICAST), left_index = rank % RIGHT_MULTICAST,
+            right_index = rank / RIGHT_MULTICAST % LEFT_MULTICAST;
+  const auto rank_of = [&](int part, int right_index, int left_index) {
+    return (part * LEFT_MULTICAST + right_index) * RIGHT_MULTICAST + left_index;
   };
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++)
-      barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * (SHARE + SHARE_LEFT - 1));
+      barrier_init(full + 8 * i, 1),
+          barrier_init(empty + 8 * i, GROUPS * (RIGHT_MULTICAST + LEFT_MULTICAST - 1));
     if (SPLIT > 1) barrier_init(ready, GROUPS * SPLIT), barrier_init(arrived, 1);
     barriers_ready();
     if (SPLIT > 1)
       expect_bytes(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
   }
-  if (CLUSTER > 1) cluster_arrive();  // who uses barriers of other blocks waits for these
+  if (CLUSTER > 1) cluster_arrive();  // before barriers of other CTAs are used
   __syncthreads();
 
-  // Tiles of y's rows go fastest: a weight is read from memory once.
-  constexpr int DOWN = SWAP ? SHARE_LEFT : SHARE,
-                ALONG = SWAP ? SHARE : SHARE_LEFT;  // tiles of a cluster
+  // Tiles along y's rows are neighbours: a weight is read from memory once.
+  constexpr int DOWN = SWAP ? LEFT_MULTICAST : RIGHT_MULTICAST,
+                ALONG = SWAP ? RIGHT_MULTICAST : LEFT_MULTICAST;  // tiles of a cluster
   const int tile = blockIdx.x / CLUSTER, tiles_m = (M + TILE_M * DOWN - 1) / (TILE_M * DOWN);
-  const int m0 = (tile % tiles_m * DOWN + (SWAP ? beside : peer)) * TILE_M;
+  const int m0 = (tile % tiles_m * DOWN + (SWAP ? right_index : left_index)) * TILE_M;
   const TileColumns columns_here =
-      tile_columns<TILE_N>(tile / tiles_m * ALONG + (SWAP ? peer : beside), N);
+      tile_columns<TILE_N>(tile / tiles_m * ALONG + (SWAP ? left_index : right_index), N);
   const int n0 = columns_here.first, end = columns_here.end;
-#if TURNED
-  const Phase turned(blockIdx.y);
-  const int width = turned.across.taps, steps = turned.down.taps * width * chunks;
-#define TAP(s) turned.tap(s)
-#define BESIDE(s) (u16) turned.across.offset(s.kw), (u16)turned.down.offset(s.kh)
+#if TRANSPOSED_CONV
+  const Phase phase(blockIdx.y);
+  const int width = phase.across.taps, steps = phase.down.taps * width * chunks;
+#define TAP(s) phase.tap(s)
+#define TAP_OFFSETS(s) (u16) phase.across.offset(s.kw), (u16)phase.down.offset(s.kh)
 #elif SOURCE == 1
   const int width = KW, steps = KH * KW * chunks;
 #define TAP(s) (s.kh * KW + s.kw)
-#define BESIDE(s) (u16)(s.kw * DW), (u16)(s.kh * DH)
+#define TAP_OFFSETS(s) (u16)(s.kw * DW), (u16)(s.kh * DH)
 #else
   const int steps = (K + 63) / 64, chunks = 1, width = 1;
 #endif
-  // Where row m of the product lies: offsets of y and of the full operands of the epilogue; false
-  // for rows that do not exist.
+  // Offsets of row m in y and in the epilogue's full operands; false if the row does not exist.
   const auto place = [&](int m, i64& to, i64& full) {
-#if TURNED
-    return turned.place(m, OH, OW, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns, OUT_H, OUT_W, to, full);
+#if TRANSPOSED_CONV
+    return phase.place(m, OH, OW, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns, OUT_H, OUT_W, to, full);
 #else
     to = m * ldy, full = m * ldr;
     return true;
@@ -180,30 +181,31 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const int first = SPLIT > 1 ? (STAGES - count % STAGES) % STAGES
-                              : 0;  // the first stage: so that the last one is the ring's last
+                              : 0;  // first slot, so that the last stage has the last slot
   const int own_m = m0 + part * OWN, own_rows = min(min(OWN, TILE_M - part * OWN), M - own_m);
 
   if (warp == WORKERS / 32) {
-    if (MEETS) cluster_wait();
+    if (COPY_WARP_WAITS) cluster_wait();
     if (elected()) {
-      // The right operand's rows are divided among the blocks that share it.
-      constexpr int MINE = COLUMNS / SHARE;
-      const u16 sharers = (u16)(((1 << SHARE) - 1) << rank_of(part, beside, 0));
-      const int right = peer * MINE;
+      // With multicast each CTA copies a part of the right operand's rows.
+      constexpr int MINE = COLUMNS / RIGHT_MULTICAST;
+      const u16 right_ctas = (u16)(((1 << RIGHT_MULTICAST) - 1) << rank_of(part, right_index, 0));
+      const int right = left_index * MINE;
 #if SOURCE == 1
       const Window window(m0 + (SWAP ? right : 0), OH, OW, SH, SW, PT, PL);
 #endif
 #if SOURCE == 2
-      u32 all_left = 0;
-      for (int i = 0; i < SHARE_LEFT; i++) all_left |= 1u << rank_of(part, i, peer);
+      u32 left_ctas = 0;
+      for (int i = 0; i < LEFT_MULTICAST; i++) left_ctas |= 1u << rank_of(part, i, left_index);
       auto copy_left = [&](int slot, const TensorMap* map, int s, int row, int at_1, int at_0) {
-        copy_of_batch<LEFT_ACROSS, ROWS, SHARE_LEFT>(
-            ring + slot * STAGE_BYTES, map, full + 8 * slot, s, row, at_1, at_0, beside, all_left);
+        copy_of_batch<LEFT_MN_MAJOR, ROWS, LEFT_MULTICAST>(ring + slot * STAGE_BYTES, map,
+                                                           full + 8 * slot, s, row, at_1, at_0,
+                                                           right_index, left_ctas);
       };
       auto copy_right = [&](int slot, const TensorMap* map, int s, int row, int at_1, int at_0) {
-        copy_of_batch<RIGHT_ACROSS, COLUMNS, SHARE>(ring + slot * STAGE_BYTES + LEFT_BYTES, map,
-                                                    full + 8 * slot, s, row, at_1, at_0, peer,
-                                                    sharers);
+        copy_of_batch<RIGHT_MN_MAJOR, COLUMNS, RIGHT_MULTICAST>(
+            ring + slot * STAGE_BYTES + LEFT_BYTES, map, full + 8 * slot, s, row, at_1, at_0,
+            left_index, right_ctas);
       };
 #endif
       auto copy_weight = [&](int slot, const Step& s) {
@@ -214,12 +216,12 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #else
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? 0 : LEFT_BYTES + right * 128),
                   b = full + 8 * slot;
-        constexpr bool SHARED = !SWAP && SHARE > 1;
-        const int row = n0 + (SHARED ? right : 0);
+        constexpr bool MULTICAST = !SWAP && RIGHT_MULTICAST > 1;
+        const int row = n0 + (MULTICAST ? right : 0);
 #if SOURCE == 1
-        copy_filters<SHARED>(to, &map_w, b, s, TAP(s), row, sharers);
+        copy_filters<MULTICAST>(to, &map_w, b, s, TAP(s), row, right_ctas);
 #else
-        copy_matrix<SHARED>(to, &map_w, b, s.k, row, sharers);
+        copy_matrix<MULTICAST>(to, &map_w, b, s.k, row, right_ctas);
 #endif
 #endif
       };
@@ -231,15 +233,16 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #else
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? LEFT_BYTES + right * 128 : 0),
                   b = full + 8 * slot;
-        constexpr bool SHARED = SWAP && SHARE > 1;
+        constexpr bool MULTICAST = SWAP && RIGHT_MULTICAST > 1;
 #if SOURCE == 1
-        copy_pixels<SHARED>(to, &map_x, b, s, columns_here.channel, window, BESIDE(s), sharers);
+        copy_pixels<MULTICAST>(to, &map_x, b, s, columns_here.channel, window, TAP_OFFSETS(s),
+                               right_ctas);
 #else
-        copy_matrix<SHARED>(to, &map_x, b, s.k, m0 + (SHARED ? right : 0), sharers);
+        copy_matrix<MULTICAST>(to, &map_x, b, s.k, m0 + (MULTICAST ? right : 0), right_ctas);
 #endif
 #endif
       };
-      // Constant weights need not wait for the kernel before.
+      // Copies of constant weights need not wait for the kernel before.
       if (!EARLY) wait_for_producers();
       Step weight(begin, chunks, width), row(begin, chunks, width);
       const int ahead = min(STAGES, count);
@@ -263,27 +266,27 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       }
     }
     __syncwarp();
-    if (CLUSTER > 1 && !MEETS) cluster_wait();
+    if (CLUSTER > 1 && !COPY_WARP_WAITS) cluster_wait();
     if (SPLIT > 1) cluster_arrive(), cluster_wait();
     return;
   }
 
   const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31,
             row_warp = group * 64 + (warp & 3) * 16;
-  wait_for_producers();  // operands of the epilogue; and what y overwrites has been read
+  wait_for_producers();  // operands of the epilogue; earlier kernels have read what y overwrites
   const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8, n = n0 + column;
   const int rows = row < ROUND && n < end
                        ? own_rows
-                       : 0;  // of which this thread finishes each ROUND-th, beginning with `row`
+                       : 0;  // this thread finishes every ROUND-th of them from `row` on
   const int left = WHOLE_CHUNKS ? 8 : end - n;  // columns from n on
 #if RESIDUAL
-  uint4 given[AHEAD];
+  uint4 residual_bits[AHEAD];
   auto read_residual = [&](uint4& to, int r) {
     if (r < rows) to = load8<R_VECTOR>(res + (own_m + r) * ldr + n, left);
   };
-  if (HELD)
+  if (RESIDUAL_PREFETCHED)
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) read_residual(given[i], row + i * ROUND);
+    for (int i = 0; i < AHEAD; i++) read_residual(residual_bits[i], row + i * ROUND);
 #endif
 #if NORMED
   Norms norms[(OWN + WORKERS - 1) / WORKERS];
@@ -297,40 +300,41 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   if (CLUSTER > 1) cluster_wait();
   if (threadIdx.x < CHUNKS && n < end) touch_columns(epilogue, n);
   float sum[1][COLUMNS / 2];
-  const u64 a0 = descriptor(ring + group * PANEL), b0 = operand<RIGHT_ACROSS>(ring + LEFT_BYTES);
+  const u64 a0 = descriptor(ring + group * PANEL), b0 = operand<RIGHT_MN_MAJOR>(ring + LEFT_BYTES);
 #if SOURCE == 2
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
 #endif
   RingFrom stage{first};
   const auto multiply = [&](int k, int slot) {
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
-    if (LAST == PRODUCTS || begin + k < steps - 1)
-      multiply_stage<PRODUCTS, LEFT_ACROSS, RIGHT_ACROSS>(sum, a, b, k);
+    if (LAST_STAGE_MMAS == STAGE_MMAS || begin + k < steps - 1)
+      multiply_stage<STAGE_MMAS, LEFT_MN_MAJOR, RIGHT_MN_MAJOR>(sum, a, b, k);
     else
-      multiply_stage<LAST, LEFT_ACROSS, RIGHT_ACROSS>(sum, a, b, k);
+      multiply_stage<LAST_STAGE_MMAS, LEFT_MN_MAJOR, RIGHT_MN_MAJOR>(sum, a, b, k);
   };
-  // The stage is free in every CTA that shares it, which those that wait for it are told; the ring
-  // but its last stage is when no other one is being multiplied.
+  // Releases the stage in every CTA that shares it. When only the last stage is left, `ready` says
+  // that the rest of this ring may be overlaid.
   const auto release = [&](int k, int slot) {
-    if (thread < SHARE + SHARE_LEFT - 1 && k + STAGES <= count) {
-      const int other = thread - SHARE, next = other + (other >= beside);
-      if (SHARE * SHARE_LEFT > 1)
-        arrive_at(empty + 8 * slot,
-                  thread < SHARE ? rank_of(part, beside, thread) : rank_of(part, next, peer));
+    if (thread < RIGHT_MULTICAST + LEFT_MULTICAST - 1 && k + STAGES <= count) {
+      const int other = thread - RIGHT_MULTICAST, next = other + (other >= right_index);
+      if (RIGHT_MULTICAST * LEFT_MULTICAST > 1)
+        arrive_at(empty + 8 * slot, thread < RIGHT_MULTICAST ? rank_of(part, right_index, thread)
+                                                             : rank_of(part, next, left_index));
       else
         arrive(empty + 8 * slot);
     }
     if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT)
-      arrive_at(ready, rank_of(thread, beside, peer));
+      arrive_at(ready, rank_of(thread, right_index, left_index));
   };
   mainloop(stage, full, count, multiply, release);
 #if SOURCE == 2
-  if (count == 0)  // fewer steps than parts, where k was not known
+  if (count == 0)  // fewer steps than SPLIT: k is symbolic
 #pragma unroll
     for (int j = 0; j < COLUMNS / 2; j++) sum[0][j] = 0.f;
 #endif
   if (SPLIT > 1) {
-    if ((!SPARE || count < 2) && thread < SPLIT) arrive_at(ready, rank_of(thread, beside, peer));
+    if ((!SPARE || count < 2) && thread < SPLIT)
+      arrive_at(ready, rank_of(thread, right_index, left_index));
     wait(ready, 0);
   } else {
     sync_group(1, WORKERS);
@@ -363,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   if (SPLIT > 1) visible_to_copies();
   sync_group(1, WORKERS);
   if (SPLIT > 1 && threadIdx.x > 0 && threadIdx.x < SPLIT) {
-    // The part after this one has these sums last, behind those of the parts that follow itself.
-    const int owner = (part + threadIdx.x) % SPLIT, to = rank_of(owner, beside, peer),
+    // CTA `owner` has partial sums of the others in the order in which they follow it.
+    const int owner = (part + threadIdx.x) % SPLIT, to = rank_of(owner, right_index, left_index),
               bytes = min(OWN, TILE_M - owner * OWN) * PITCH * 4;
     if (bytes > 0)
       copy_to(address_in(ring + SUMS_BYTES + (SPLIT - 1 - threadIdx.x) * PART_BYTES, to),
@@ -372,9 +376,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   }
   __syncwarp();
 #if RESIDUAL
-  if (!HELD)
+  if (!RESIDUAL_PREFETCHED)
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) read_residual(given[i], row + i * ROUND);
+    for (int i = 0; i < AHEAD; i++) read_residual(residual_bits[i], row + i * ROUND);
 #endif
   Columns columns = {};
   if (rows > 0) columns = columns_at(epilogue, n, end);
@@ -392,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       i64 to, full;
       if (!place(m, to, full)) continue;
       float v[8];
-      // Half of the lanes read their second 16 bytes first: no bank is met twice.
+      // Half of the lanes read their second 16 bytes first, which avoids bank conflicts.
       const int flip = lane & 4, at = r * PITCH + column;
       float4 a = *(const float4*)(mine + at + flip), b = *(const float4*)(mine + at + 4 - flip);
 #pragma unroll
@@ -410,8 +414,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #endif
 #if RESIDUAL
       float residual[8];
-      unpack8(given[i], residual);
-      if (AHEAD < UNITS) read_residual(given[i], r + AHEAD * ROUND);
+      unpack8(residual_bits[i], residual);
+      if (AHEAD < UNITS) read_residual(residual_bits[i], r + AHEAD * ROUND);
       finish(epilogue, columns, v, m, 0, n, left, residual NORMS);
 #else
       finish(epilogue, columns, v, m, full, n, left NORMS);
@@ -438,5 +442,5 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       if (place(own_m + r, to, full))
         store_row(y + to + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
   }
-  if (SPLIT > 1) cluster_wait();  // no block may leave while its sums are on their way
+  if (SPLIT > 1) cluster_wait();  // no CTA may exit while its sums are being copied
 }

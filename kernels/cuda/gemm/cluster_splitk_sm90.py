@@ -1,4 +1,4 @@
-"""Products on Hopper with few tiles (`cluster_splitk_sm90.cuh`): tiles, tensor maps and kernels."""
+"""GEMM on Hopper with split-K over a cluster (`cluster_splitk_sm90.cuh`): tiles, costs, kernels."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from ..common import epilogue
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer
 from . import persistent_sm90
-from .sm90 import Problem, kernel, last_products
+from .sm90 import Problem, Sizes, kernel, last_stage_mmas
 
 _MAP = "const __grid_constant__ TensorMap"
-_FREE = (0.0, 0.0)
-# bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks
-# for
-_SHARED = 233472
+# bytes of shared memory of an SM, of which every CTA takes 1024 more than it asks for
+_SM_SHARED = 233472
 
 
 @dataclass(frozen=True)
 class SplitTile:
-    """Rows of the left operand and of the right one. swap: the weight is the left one; split:
-    blocks that divide k; share: neighbouring tiles along the left operand that share copies of the
-    right one; resident: blocks that one multiprocessor has room for. Of batches: beside:
-    neighbouring tiles along the right operand that share copies of the left one."""
+    """rows, columns: of the tile, from the left and the right operand of wgmma. swap: the weight is
+    the left operand (swap-AB); split: split-K over so many CTAs of a cluster; right_multicast:
+    tiles along the left operand that share copies of the right one; resident: CTAs per SM. Of
+    batches: left_multicast: tiles along the right operand that share copies of the left one.
+    """
 
     rows: int
     columns: int
     swap: bool
     split: int = 1
-    share: int = 1
+    right_multicast: int = 1
     resident: int = 1
-    beside: int = 1
+    left_multicast: int = 1
 
     @property
     def bm(self) -> int:
@@ -47,13 +46,8 @@ class SplitTile:
         return self.rows if self.swap else self.columns
 
     @cached_property
-    def cluster(self) -> int:
-        return self.split * self.share * self.beside
-
-    @property
-    def clustered(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster
+    def cluster_size(self) -> int:
+        return self.split * self.right_multicast * self.left_multicast
 
     @property
     def stage(self) -> int:
@@ -61,7 +55,7 @@ class SplitTile:
 
     @cached_property
     def stages(self) -> int:
-        return min(10, (_SHARED // self.resident - 1024 - 1280) // self.stage)
+        return min(10, (_SM_SHARED // self.resident - 1024 - 1280) // self.stage)
 
     @property
     def smem(self) -> int:
@@ -69,7 +63,7 @@ class SplitTile:
             self.rows + 4 if self.swap else -(-self.columns // 32) * 32 + 8,
             -(-self.bm // self.split),
         )
-        # the ring, then the sums and norms
+        # the ring of stages; partial sums and norms overlay it
         return 1280 + max(
             self.stages * self.stage, (self.bm + (self.split - 1) * own) * pitch * 4 + own * 16
         )
@@ -80,8 +74,8 @@ class SplitTile:
 
     @property
     def fits(self) -> bool:
-        """Whether so many blocks have their shared memory and registers on one multiprocessor."""
-        shared = self.smem <= HOPPER_SHARED and (self.smem + 1024) * self.resident <= _SHARED
+        """Whether shared memory and registers of an SM suffice for `resident` CTAs."""
+        shared = self.smem <= HOPPER_SHARED and (self.smem + 1024) * self.resident <= _SM_SHARED
         return (
             shared
             and self.stages >= 3
@@ -89,12 +83,11 @@ class SplitTile:
         )
 
 
-#: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and
-#: of five and more, more where copies are shared, after the last product of a block, for 64 x 64 x
-#: 64 products, until a copy comes, per float exchanged and per float finished, more with an
-#: activation that needs the special functions, for a residual; bytes a clock from L2 for one block
-#: and for all, from memory for all.
-_CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = (
+#: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two or more and
+#: of five or more, more with multicast, after the last MMA of a CTA, of 64 x 64 x 64 MACs, of a
+#: copy, per float exchanged and per result finished, more with an expensive epilogue, with a
+#: residual; bytes a clock from L2 to one CTA and to all, from memory to all.
+_CLUSTER, _WIDE_CLUSTER, _MULTICAST, _FINISH, _MULTIPLY, _LATENCY = (
     532.0,
     523.0,
     556.0,
@@ -102,27 +95,25 @@ _CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = (
     165.1,
     1961.0,
 )
-_FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
-#: Clocks to start a kernel, for each row of a warp that begins anywhere and each result in such a
-#: row.
+_FLOAT, _RESULT, _EXPENSIVE, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
+#: Clocks to start a kernel, per unaligned row of y that a warp stores and per result in such a row.
 START, _ROW, _RESULTS = 2100.0, 150.0, 6.4e-4
-#: Clocks more between launches that wait for each other: of each further wave of blocks, where
-#: copies are shared, per float finished and exchanged, more where these lie across the rows beside
-#: norms. Fitted to 2,760 tiles of 254 launches, each in its place in one of 44 networks.
-_NEXT_WAVE, _SHARED_BETWEEN, _RESULT_BETWEEN, _FLOAT_BETWEEN, _ACROSS_NORMS = (
+#: Further clocks in a network, where each launch waits for the one before: of each further wave of
+#: CTAs, with multicast, per result and per float exchanged, more per result with swap-AB and norms.
+#: Fitted to 2,760 tiles of 254 launches, each in its place in one of 44 networks.
+_NETWORK_WAVE, _NETWORK_MULTICAST, _NETWORK_RESULT, _NETWORK_FLOAT, _NETWORK_SWAP_NORMS = (
     4164.0,
     1844.0,
     0.362,
     0.17,
     0.157,
 )
-#: Of batches: clocks to start a kernel, a cluster of two and more, of five and more, where blocks
-#: share copies, where more than two do, of a wave of blocks, of a result of a multiprocessor, per
-#: float exchanged, for 64 x 64 x 64 products, how much longer these take of one warpgroup alone,
-#: until a copy comes, more for a byte with few rows or columns; bytes a clock from L2 for one block
-#: and for all, read from memory and written to it; how much more of y is written where its rows do
-#: not begin at multiples of 32 bytes.
-_BATCH_START, _BATCH_CLUSTER, _BATCH_WIDE, _BATCH_SHARED, _BATCH_MANY = (
+#: Of batches: clocks to start a kernel, a cluster of two or more, of five or more, with multicast,
+#: with multicast to more than two CTAs, of a wave of CTAs, per result of an SM, per float
+#: exchanged, of 64 x 64 x 64 MACs, growth of these with one warpgroup per SM, clocks of a copy, per
+#: byte with few rows or columns; bytes a clock from L2 to one CTA and to all, read from memory and
+#: written to it; growth of written bytes where rows of y are not aligned to 32 bytes.
+_BATCH_START, _BATCH_CLUSTER, _BATCH_WIDE, _BATCH_MULTICAST, _BATCH_MULTICAST_WIDE = (
     801.0,
     303.0,
     317.0,
@@ -137,7 +128,7 @@ _BATCH_WAVE, _BATCH_RESULT, _BATCH_FLOAT, _BATCH_MULTIPLY, _BATCH_ALONE, _BATCH_
     0.244,
     1806.0,
 )
-_NARROW, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = (
+_SKINNY_BYTE, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = (
     3.5e-4,
     114.3,
     8311.0,
@@ -145,20 +136,27 @@ _NARROW, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = (
     6798.0,
     1.986,
 )
-_FEW = 16  # rows or columns
+_SKINNY = 16  # rows or columns
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
-#: Tiles that share copies: of the right operand, and of the left one.
-_SHARES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
-#: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
-_ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
+#: (right_multicast, left_multicast)
+_MULTICASTS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
+#: Concurrent clusters by their size, on 132 SMs with one CTA each.
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
 
 
 def candidates(
-    m: int, n: int, steps: int, sms: int, bundles: int = 1, batch: int = 1, across: tuple[bool, bool] = (False, False)
-) -> Iterator[SplitTile]:  # fmt: skip
-    """Tiles worth a thought for m x n with `steps` stages of k. bundles: of n columns each; they
-    see different pixels, so these cannot be shared. batch: of such products; across: whether A and
-    B are contiguous along their rows."""
+    m: int,
+    n: int,
+    steps: int,
+    sms: int,
+    bundles: int = 1,
+    batch: int = 1,
+    mn_major: tuple[bool, bool] = (False, False),
+) -> Iterator[SplitTile]:
+    """Candidate tiles for m x n results over `steps` stages of k. bundles: of n columns each; they
+    read different channels, so copies of pixels cannot be multicast. batch: number of such GEMMs;
+    mn_major: whether A, B are contiguous along their rows.
+    """
     m, n = max(m, 1), max(n, 1)
     for swap in (True, False) if m > 48 else (True,):
         left, right = (n, m) if swap else (m, n)
@@ -167,7 +165,7 @@ def candidates(
             (right + 8 * parts - 1) // (8 * parts) * 8
             for parts in range(least, max(least + 5, -(-right // 64)))
         }
-        if across[0 if swap else 1]:
+        if mn_major[0 if swap else 1]:
             widths = {-(-width // 64) * 64 for width in widths}
         for rows in (64, 128, 192):
             if rows > 64 and left <= rows - 64:
@@ -177,141 +175,149 @@ def candidates(
                 for split in (1, 2, 3, 4, 6, 8):
                     if split > 1 and (steps < 2 * split or tiles * split > 3 * sms):
                         break
-                    for share, beside in _shared(
+                    for right_multicast, left_multicast in _multicasts(
                         -(-left // rows), -(-right // width), split, swap and bundles > 1, batch
                     ):
-                        if width % (8 * share) and not across[0 if swap else 1]:
+                        if width % (8 * right_multicast) and not mn_major[0 if swap else 1]:
                             continue
                         for resident in (
-                            (1, 2, 3)[: 3 if share * beside == 1 else 2]
+                            (1, 2, 3)[: 3 if right_multicast * left_multicast == 1 else 2]
                             if tiles * split > sms
                             else (1,)
                         ):
                             if (
-                                tile := _fitting(rows, width, swap, split, share, resident, beside)
+                                tile := _fitting(
+                                    rows,
+                                    width,
+                                    swap,
+                                    split,
+                                    right_multicast,
+                                    resident,
+                                    left_multicast,
+                                )
                             ) is not None:
                                 yield tile
 
 
 @cache
 def _fitting(
-    rows: int, columns: int, swap: bool, split: int, share: int, resident: int, beside: int
+    rows: int,
+    columns: int,
+    swap: bool,
+    split: int,
+    right_multicast: int,
+    resident: int,
+    left_multicast: int,
 ) -> SplitTile | None:
     """The tile, made once; None where it does not fit."""
-    tile = SplitTile(rows, columns, swap, split, share, resident, beside)
+    tile = SplitTile(rows, columns, swap, split, right_multicast, resident, left_multicast)
     return tile if tile.fits else None
 
 
-def _shared(
+def _multicasts(
     lefts: int, rights: int, split: int, apart: bool, batch: int
 ) -> Iterator[tuple[int, int]]:
-    """How many neighbouring tiles share copies of the right operand, and of the left one, where
-    `lefts` x `rights` tiles have k divided by `split`. apart: right operands that neighbours cannot
-    share."""
-    for share, beside in _SHARES if batch > 1 else _SHARES[:2]:
-        # a cluster of which half has nothing to do
-        many = share > 2 * lefts - 2 or beside > 2 * rights - 2
-        if share * beside == 1 or not (
-            many or apart or split * share * beside not in _ROOM or (batch == 1 and split > 4)
-        ):
-            yield share, beside
-
-
-def slots(cluster: int, resident: int, sms: int) -> int:
-    """Blocks that run at a time."""
-    return max(1, _ROOM[cluster] * resident * sms // 132) * cluster
-
-
-def _turns(t: SplitTile, m: int, n: int, sms: int, count: int = 1) -> tuple[int, int, int, int]:
-    """Of `count` products: blocks, those that run at a time, how often so many do, and those that
-    one multiprocessor runs at a time.
+    """(right_multicast, left_multicast) for `lefts` x `rights` tiles with split-K over `split`
+    CTAs. apart: neighbouring tiles have different right operands.
     """
+    for right_multicast, left_multicast in _MULTICASTS if batch > 1 else _MULTICASTS[:2]:
+        # half of the cluster would be idle
+        many = right_multicast > 2 * lefts - 2 or left_multicast > 2 * rights - 2
+        if right_multicast * left_multicast == 1 or not (
+            many
+            or apart
+            or split * right_multicast * left_multicast not in _CLUSTERS
+            or (batch == 1 and split > 4)
+        ):
+            yield right_multicast, left_multicast
+
+
+def slots(cluster_size: int, resident: int, sms: int) -> int:
+    """Concurrent CTAs."""
+    return max(1, _CLUSTERS[cluster_size] * resident * sms // 132) * cluster_size
+
+
+def _waves(t: SplitTile, m: int, n: int, sms: int, count: int = 1) -> tuple[int, int, int, int]:
+    """Of `count` GEMMs: CTAs, concurrent CTAs, waves, CTAs per SM."""
     left, right = (n, m) if t.swap else (m, n)
-    blocks, room = (
-        -(-left // (t.rows * t.share)) * -(-right // (t.columns * t.beside)) * t.cluster * count,
-        slots(t.cluster, t.resident, sms),
+    ctas, concurrent = (
+        -(-left // (t.rows * t.right_multicast))
+        * -(-right // (t.columns * t.left_multicast))
+        * t.cluster_size
+        * count,
+        slots(t.cluster_size, t.resident, sms),
     )
     return (
-        blocks,
-        room,
-        -(-blocks // room),
-        min(t.resident, -(-blocks // max(1, room // t.resident))),
+        ctas,
+        concurrent,
+        -(-ctas // concurrent),
+        min(t.resident, -(-ctas // max(1, concurrent // t.resident))),
     )
 
 
-def between(t: SplitTile, m: int, n: int, sms: int, norms: bool) -> float:
-    """Clocks of a linear layer more than `tile_cost` says, between launches that wait for each
-    other: how a block ends is not hidden behind how the next launch begins there. norms: those of
-    rows are part of the product."""
-    _, _, waves, together = _turns(t, m, n, sms)
-    size = waves * together * t.rows * t.columns / t.split
-    result = _RESULT_BETWEEN + _FLOAT_BETWEEN * (t.split - 1) + _ACROSS_NORMS * (norms and t.swap)
-    return _NEXT_WAVE * (waves - 1) + _SHARED_BETWEEN * (t.share > 1) + result * size
+def network_cost(t: SplitTile, s: Sizes, norms: bool) -> float:
+    """Clocks of a linear layer in a network beyond `tile_cost`: the next launch waits for this one,
+    so that it does not overlap the epilogue. norms: folded norms of rows.
+    """
+    _, _, waves, resident = _waves(t, s.m, s.n, s.sms)
+    size = waves * resident * t.rows * t.columns / t.split
+    result = (
+        _NETWORK_RESULT + _NETWORK_FLOAT * (t.split - 1) + _NETWORK_SWAP_NORMS * (norms and t.swap)
+    )
+    return (
+        _NETWORK_WAVE * (waves - 1) + _NETWORK_MULTICAST * (t.right_multicast > 1) + result * size
+    )
 
 
-def tile_cost(
-    t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0, crossed: float = 1.0,
-) -> float:  # fmt: skip
-    """Clocks, comparable with `persistent_sm90.tile_cost`. smooth: the epilogue needs special
-    functions. bundles: of n columns each; pixel: clocks to copy a step of one row and of one
-    filter; made: as for `grouped.made`; crossed: `sm90.crossed` of A."""
-    blocks, room, waves, together = _turns(t, m, n, sms, bundles)
-    n *= bundles
-    # few columns: bound by the left operand's rows
-    multiply = made * _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)
-    if t.rows * together < 128:
+def tile_cost(t: SplitTile, s: Sizes) -> float:
+    """Clocks of an isolated launch, comparable with `persistent_sm90.tile_cost`."""
+    ctas, concurrent, waves, resident = _waves(t, s.m, s.n, s.sms, s.bundles)
+    # with few columns, reading the left operand's rows from shared memory bounds wgmma
+    multiply = s.mma_scale * _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)
+    if t.rows * resident < 128:
         multiply *= 1.32
-    first, second = (1.0, crossed) if t.swap else (crossed, 1.0)
-    copied = (t.rows * first + t.columns * second / t.share) * 128
-    copies = t.bm * pixel[0] + t.bn * pixel[1] / (1 if t.swap else t.share)
+    first, second = (1.0, s.crossed) if t.swap else (s.crossed, 1.0)
+    copied = (t.rows * first + t.columns * second / t.right_multicast) * 128
+    copies = t.bm * s.pixel[0] + t.bn * s.pixel[1] / (1 if t.swap else t.right_multicast)
     step = max(
-        together * multiply,
-        together * copied / _L2_BYTES,
+        resident * multiply,
+        resident * copied / _L2_BYTES,
         _LATENCY / t.stages,
-        min(blocks, room) * copied / _CHIP_BYTES,
-        together * copies,
+        min(ctas, concurrent) * copied / _CHIP_BYTES,
+        resident * copies,
     )
-    if n * steps * 128 > persistent_sm90.CACHED:
+    if s.weight_bytes > persistent_sm90.CACHED:
         step = max(
             step,
-            together
-            * (t.rows if t.swap else t.columns / t.share)
+            resident
+            * (t.rows if t.swap else t.columns / t.right_multicast)
             * 128
             / persistent_sm90.STREAM_BYTES,
         )
-    memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
-    size = t.rows * t.columns * together
+    size = t.rows * t.columns * resident
     finish = (
         _FINISH
-        + residual * _RESIDUAL
-        + (_RESULT + _SMOOTH * smooth) * size / t.split
+        + s.residual * _RESIDUAL
+        + (_RESULT + _EXPENSIVE * s.expensive) * size / t.split
         + _FLOAT * size * (t.split - 1) / t.split
     )
     cluster = (
-        (_CLUSTER if t.cluster > 1 else 0.0)
-        + (_WIDE_CLUSTER if t.cluster > 4 else 0.0)
-        + (_SHARED_COPIES if t.share > 1 else 0.0)
+        (_CLUSTER if t.cluster_size > 1 else 0.0)
+        + (_WIDE_CLUSTER if t.cluster_size > 4 else 0.0)
+        + (_MULTICAST if t.right_multicast > 1 else 0.0)
     )
-    return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
+    memory = s.memory_bytes / _MEMORY_BYTES
+    return max(memory, waves * -(-s.steps // t.split) * step) + waves * finish + cluster
 
 
-def prices(
-    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0, crossed: float = 1.0,
-) -> dict[SplitTile, float]:  # fmt: skip
-    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of
-    64 columns wide. bundles: of n columns each.
-    """
-    tiles = (t for t in candidates(m, n, steps, sms, bundles) if not panels or t.bn % 64 == 0)
-    return {
-        t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel, made, crossed)
-        for t in tiles
-    }
+def prices(s: Sizes) -> dict[SplitTile, float]:
+    """Clocks of every tile."""
+    tiles = candidates(s.m, s.n, s.steps, s.sms, s.bundles)
+    return {t: tile_cost(t, s) for t in tiles if not s.statistics or t.bn % 64 == 0}
 
 
 def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:
-    """Clocks to store rows that begin anywhere, a warp one after another."""
+    """Clocks to store unaligned rows, one row of a warp after another."""
     waves = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // slots(t.split, t.resident, sms))
     return _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16) + _RESULTS * batch * m * n
 
@@ -326,60 +332,70 @@ def batched_cost(
     crossed: tuple[float, float],
     y: bool,
 ) -> float:
-    """Clocks of `batch` products of two run-time operands, comparable with
-    `multistage_tiles.odd_cost`. crossed: `sm90.crossed` of A and B; y: whether
-    rows of y begin at multiples of 16 bytes."""
+    """Clocks of `batch` GEMMs of two run-time operands, comparable with
+    `multistage_tiles.unaligned_cost`. crossed: `sm90.crossed` of A and B; y: whether rows of y are
+    aligned to 16 bytes.
+    """
     first, second = crossed[::-1] if t.swap else crossed
-    (blocks, _, waves, together), steps = _turns(t, m, n, sms, batch), -(-k // 64)
+    (ctas, _, waves, resident), steps = _waves(t, m, n, sms, batch), -(-k // 64)
     multiply = (
         _BATCH_MULTIPLY
         * t.rows
         / 64
         * max(t.columns / 64, 0.5 + t.columns / 128)
-        * (1.0 + _BATCH_ALONE * (t.rows * together < 128))
+        * (1.0 + _BATCH_ALONE * (t.rows * resident < 128))
     )
-    copied = (t.rows * first / t.beside + t.columns * second / t.share) * 128
-    own = -(-steps // t.split) if t.split > 1 else (k - 1) // 64 + last_products(k) / 4
-    step = max(together * multiply, _BATCH_LATENCY / t.stages, together * copied / _BATCH_L2)
+    copied = (t.rows * first / t.left_multicast + t.columns * second / t.right_multicast) * 128
+    own = -(-steps // t.split) if t.split > 1 else (k - 1) // 64 + last_stage_mmas(k) / 4
+    step = max(resident * multiply, _BATCH_LATENCY / t.stages, resident * copied / _BATCH_L2)
     finish = (
-        (_BATCH_RESULT + _BATCH_FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * together
+        (_BATCH_RESULT + _BATCH_FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * resident
     )
     body = waves * (own * step + _BATCH_WAVE + finish)
     memory = 2 * batch * (m + n) * k / _BATCH_READ + 2 * batch * m * n / _BATCH_WRITE * (
         1.0 + _SECTORS * (n % 16 > 0)
     )
-    more = _BATCH_START + _BATCH_CLUSTER * (t.cluster > 1) + _BATCH_WIDE * (t.cluster > 4)
+    more = _BATCH_START + _BATCH_CLUSTER * (t.cluster_size > 1) + _BATCH_WIDE * (t.cluster_size > 4)
     more += (
-        _BATCH_SHARED * (t.share * t.beside > 1)
-        + _BATCH_MANY * (t.share * t.beside > 2)
+        _BATCH_MULTICAST * (t.right_multicast * t.left_multicast > 1)
+        + _BATCH_MULTICAST_WIDE * (t.right_multicast * t.left_multicast > 2)
         + (0.0 if y else rows_cost(t, m, n, batch, sms))
     )
-    if min(m, n) <= _FEW:
-        more += _NARROW * 2 * batch * (m + n) * steps * 64
-    busy: float = (body**1.5 + (blocks * own * copied / _BATCH_CHIP) ** 1.5 + memory**1.5) ** (
-        2 / 3
-    )
+    if min(m, n) <= _SKINNY:
+        more += _SKINNY_BYTE * 2 * batch * (m + n) * steps * 64
+    busy: float = (body**1.5 + (ctas * own * copied / _BATCH_CHIP) ** 1.5 + memory**1.5) ** (2 / 3)
     return busy + more
 
 
 @cache
 def batched_prices(
-    m: int, n: int, k: int, sms: int, batch: int, across: tuple[bool, bool], crossed: tuple[float, float], y: bool
-) -> dict[SplitTile, float]:  # fmt: skip
-    """Clocks of the tiles for `batch` products of two run-time operands. crossed, y: as for
+    m: int,
+    n: int,
+    k: int,
+    sms: int,
+    batch: int,
+    mn_major: tuple[bool, bool],
+    crossed: tuple[float, float],
+    y: bool,
+) -> dict[SplitTile, float]:
+    """Clocks of the tiles for `batch` GEMMs of two run-time operands. crossed, y: as for
     `batched_cost`.
     """
     return {
         t: batched_cost(t, m, n, k, batch, sms, crossed, y)
-        for t in candidates(m, n, -(-k // 64), sms, 1, batch, across)
+        for t in candidates(m, n, -(-k // 64), sms, 1, batch, mn_major)
     }
 
 
-def product(problem: Problem, tile: SplitTile, active: DimLike = 1) -> Kernel:
+def emit(problem: Problem, tile: SplitTile, active: DimLike = 1) -> Kernel:
     """The kernel; active: 0 empties the grid."""
     r, n = problem.request, problem.columns
-    residual = r.program is None and epilogue.residual(r) and not problem.turned
-    parts = (tile.share, tile.beside) if tile.swap else (tile.beside, tile.share)
+    residual = r.program is None and epilogue.residual(r) and not problem.transposed
+    parts = (
+        (tile.right_multicast, tile.left_multicast)
+        if tile.swap
+        else (tile.left_multicast, tile.right_multicast)
+    )
     x, w = problem.maps((tile.bm, parts[0]), (tile.bn, parts[1]))
     parameters: list[Parameter] = [
         (_MAP, "map_x", x),
@@ -394,7 +410,7 @@ def product(problem: Problem, tile: SplitTile, active: DimLike = 1) -> Kernel:
     each = 1
     if problem.source != 1 and "y" not in r.unaligned:
         each = min(4, *(multiple_of(v) for v in (n, *problem.pitches)))
-    left, right = problem.across[::-1] if tile.swap else problem.across
+    left, right = problem.mn_major[::-1] if tile.swap else problem.mn_major
     down, along = parts[::-1]
     tiles = D.mul(
         D.ceildiv(problem.rows, tile.bm * down), D.ceildiv(problem.column_tiles(tile.bn), along)
@@ -405,23 +421,23 @@ def product(problem: Problem, tile: SplitTile, active: DimLike = 1) -> Kernel:
         parameters,
         problem.epilogue(8, residual),
         tile.columns,
-        (D.mul(D.mul(tiles, tile.cluster), active), *problem.beside),
+        (D.mul(D.mul(tiles, tile.cluster_size), active), *problem.grid_yz),
         tile.threads,
         tile,
         residual,
-        {"TURNED": problem.turned},
+        {"TRANSPOSED_CONV": problem.transposed},
         {
             "ROWS": tile.rows,
             "COLUMNS": tile.columns,
             "SWAP": tile.swap,
             "SPLIT": tile.split,
-            "SHARE": tile.share,
-            "SHARE_LEFT": tile.beside,
+            "RIGHT_MULTICAST": tile.right_multicast,
+            "LEFT_MULTICAST": tile.left_multicast,
             "RESIDENT": tile.resident,
-            "LEFT_ACROSS": left,
-            "RIGHT_ACROSS": right,
+            "LEFT_MN_MAJOR": left,
+            "RIGHT_MN_MAJOR": right,
             "Y_EACH": each,
             "R_VECTOR": epilogue.vector(r, "res", (problem.ldr,)),
-            "LAST": last_products(problem.depth),
+            "LAST_STAGE_MMAS": last_stage_mmas(problem.depth),
         },
     )

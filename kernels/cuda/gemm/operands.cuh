@@ -1,7 +1,7 @@
-// Kernel parameters of products that read their operands themselves:
+// Parameters of GEMM kernels that read their operands without tensor maps:
 //   y[m * ldy + n] = epilogue(sum_k a[m * a_m + k * a_k] * b[n * b_n + k * b_k]);
-// of batches, matrices (blockIdx.z, blockIdx.y) lie a_0 and a_1, ..., apart. Distances are in
-// elements.
+// of batches, matrix (blockIdx.z, blockIdx.y) of an operand is at blockIdx.z * a_0 + blockIdx.y *
+// a_1 (b_0, ...). Strides are in elements.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"

@@ -1,28 +1,29 @@
-// GEMM on Hopper (gemm/sm90_mainloop.cuh), persistent and warp-specialised.
+// Persistent, warp-specialized GEMM on Hopper (gemm/sm90_mainloop.cuh).
 //
-// Warp 0 copies tiles of A and B into the ring, warp 1 copies tiles of the residual; two warpgroups
-// multiply and finish. PING: they take whole tiles in turn, so that one's epilogue overlaps the
-// other's mainloop; else they share a tile, half of its rows each (cooperative). The CTAs of a
-// cluster have neighbouring tiles: those along rows share tiles of B by multicast, those along
-// columns, ALONG_N of them, tiles of A. Each warpgroup has STAGING buffers of 64 x 64 for the
-// residual or for results, which leave as STORE says:
-//   0: row by row from a buffer (rows of y begin anyhow).
+// Producers: warp 0 copies tiles of A and B into the ring, warp 1 copies tiles of the residual.
+// Consumers: two warpgroups. PINGPONG: they alternate tiles, so that the epilogue of one overlaps
+// the main loop of the other; else they share a tile, half of its rows each (cooperative). CTAs of
+// a cluster have neighbouring tiles: CLUSTER_M of them along rows share tiles of B by multicast,
+// CLUSTER_N of them along columns share tiles of A. Each warpgroup has STAGING buffers of 64 x 64
+// for the residual or for results, which are stored as STORE says:
+//   0: row by row from a buffer (unaligned rows of y).
 //   1: from registers, 16 bytes a lane.
-//   2: by TMA from a buffer: fewer instructions, so less power; but the last of them leave later.
-//   3: from a buffer, 16 bytes a lane and 128 of a row together.
+//   2: by TMA from a buffer: fewer instructions and less power, but the last stores finish later.
+//   3: from a buffer, 16 bytes a lane, 128 contiguous bytes of a row by 8 lanes.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
 #include "common/instance.cuh"
 constexpr int BM = 128, BN = 128;  // a tile: a multiple of 64 (cooperative: 128), of 8
 constexpr int CLUSTER = 1;         // CTAs of a cluster: 1 to 8
-constexpr int ALONG_N = 1;         // of these, neighbours along columns
-constexpr bool PING = true;
-constexpr int KEPT = 0;     // stages of B that a CTA keeps: all of k, or 0 (in the ring)
+constexpr int CLUSTER_N = 1;       // of these, along columns
+constexpr bool PINGPONG = true;
+constexpr int RESIDENT_B =
+    0;                      // stages of B that stay in shared memory: all of k, or 0 (in the ring)
 constexpr int STAGING = 1;  // buffers of a warpgroup: 0 to 4
-constexpr bool A_ACROSS = false, B_ACROSS = false;
+constexpr bool A_MN_MAJOR = false, B_MN_MAJOR = false;
 #define STORE 1
-#define FLIPPED 0  // M counts columns of y and N its rows (SOURCE 2)
+#define SWAP 0  // M counts columns of y and N its rows (SOURCE 2)
 #define PARAMETERS                                                                                 \
   const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, T *y, i64 ldy, \
       int M, int N, int K, i64 ldr
@@ -30,22 +31,22 @@ constexpr bool A_ACROSS = false, B_ACROSS = false;
 #endif  // GENERATED
 #include "gemm/sm90_mainloop.cuh"
 
-constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
+constexpr int WGMMAS_M = PINGPONG ? BM / 64 : BM / 128;  // wgmma of 64 rows per warpgroup
 constexpr int PANELS = (BN + 63) / 64, A_BYTES = BM * 128,
-              B_BYTES = B_ACROSS ? PANELS * PANEL : BN * 128;
-constexpr int STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES);
-constexpr int ALONG_M = CLUSTER / ALONG_N;  // tiles of a cluster
-// Epilogue operands of a tile's columns: in registers beside its sums if they fit, or read with
-// each panel; NORMED: in shared memory.
+              B_BYTES = B_MN_MAJOR ? PANELS * PANEL : BN * 128;
+constexpr int STAGE_BYTES = A_BYTES + (RESIDENT_B ? 0 : B_BYTES);
+constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;  // CTAs of a cluster along rows
+// Whether the epilogue's operands of a tile's columns are read ahead into registers, else with each
+// panel. NORMED: they are in shared memory.
 constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
 #if NORMED
 constexpr int TABLE = 2 * BN * sizeof(Column);
 #else
 constexpr int TABLE = 0;
 #endif
-static_assert(BN % (SOURCE == 2 ? 8 : 64) == 0 && BLOCKS_M >= 1, "tile");
+static_assert(BN % (SOURCE == 2 ? 8 : 64) == 0 && WGMMAS_M >= 1, "tile");
 #if SOURCE == 2
-static_assert(KEPT == 0 && STORE == 3 && STAGING == 1, "tile of a batch");
+static_assert(RESIDENT_B == 0 && STORE == 3 && STAGING == 1, "tile of a batch");
 DEV void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(a), "r"(b), "r"(c), "r"(d)
@@ -75,8 +76,7 @@ DEV Tile tile_at(int t, int rows, int columns) {
   return {band * BAND + r % height, r / height};
 }
 
-// 64 neighbouring columns of a row that begins at any element, of which `count` exist: lane l has
-// columns 2 l and 2 l + 1.
+// Stores the first `count` of 64 columns of an unaligned row: lane l has columns 2 l and 2 l + 1.
 DEV void store_row(T* y, u32 word, int count, int lane) {
   const bool odd = (u64)y & 2;
   const u32 next = __shfl_down_sync(0xffffffffu, word, 1);
@@ -97,21 +97,22 @@ DEV void store_row(T* y, u32 word, int count, int lane) {
 
 extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * STAGE_BYTES,
-            staging = kept + KEPT * B_BYTES;
+  const u32 ring = (shared_address(shared) + 1023u) & ~1023u,
+            resident_b = ring + STAGES * STAGE_BYTES, staging = resident_b + RESIDENT_B * B_BYTES;
   const u32 table = staging + 2 * STAGING * PANEL, full = table + TABLE, empty = full + 8 * STAGES,
             residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
-  const u32 kept_full = residual_empty + 16 * STAGING;
+  const u32 resident_b_full = residual_empty + 16 * STAGING;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
-  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, down = rank / ALONG_N, beside = rank % ALONG_N;
+  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, cluster_row = rank / CLUSTER_N,
+            cluster_column = rank % CLUSTER_N;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++)
       barrier_init(full + 8 * i, 1),
-          barrier_init(empty + 8 * i, (PING ? 1 : 2) * (ALONG_M + ALONG_N - 1));
+          barrier_init(empty + 8 * i, (PINGPONG ? 1 : 2) * (CLUSTER_M + CLUSTER_N - 1));
     for (int i = 0; i < 2 * STAGING; i++)
       barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
-    for (int i = 0; i < KEPT; i++) barrier_init(kept_full + 8 * i, 1);
+    for (int i = 0; i < RESIDENT_B; i++) barrier_init(resident_b_full + 8 * i, 1);
     barriers_ready();
   }
   if (CLUSTER > 1)
@@ -119,14 +120,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
   else
     __syncthreads();
 
-  const int tiles_m = (M + BM * ALONG_M - 1) / (BM * ALONG_M),
-            tiles_n = (column_tiles<BN>(N) + ALONG_N - 1) / ALONG_N,
-            tiles = KEPT ? tiles_m : tiles_m * tiles_n * MATRICES;
-  const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER,
-            step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
-#define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(IN_MATRIX(t), tiles_m, tiles_n))
-#define ROW_OF(tile) (((tile).m * ALONG_M + (ALONG_M > 1 ? down : 0)) * BM)
-#define COLUMNS_OF(column) tile_columns<BN>((column) * ALONG_N + (ALONG_N > 1 ? beside : 0), N)
+  const int tiles_m = (M + BM * CLUSTER_M - 1) / (BM * CLUSTER_M),
+            tiles_n = (column_tiles<BN>(N) + CLUSTER_N - 1) / CLUSTER_N,
+            tiles = RESIDENT_B ? tiles_m : tiles_m * tiles_n * MATRICES;
+  const int first = RESIDENT_B ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER,
+            step = RESIDENT_B ? gridDim.x / tiles_n : gridDim.x / CLUSTER,
+            column = blockIdx.x % tiles_n;
+#define TILE_AT(t) (RESIDENT_B ? Tile{t, column} : tile_at(IN_MATRIX(t), tiles_m, tiles_n))
+#define ROW_OF(tile) (((tile).m * CLUSTER_M + (CLUSTER_M > 1 ? cluster_row : 0)) * BM)
+#define COLUMNS_OF(column) \
+  tile_columns<BN>((column) * CLUSTER_N + (CLUSTER_N > 1 ? cluster_column : 0), N)
 #if SOURCE == 1
   const int steps = KH * KW * chunks;
 #else
@@ -138,9 +141,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       const u32 all = (1 << CLUSTER) - 1;
       auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s, int matrix) {
 #if SOURCE == 2
-        copy_of_batch<B_ACROSS, BN, ALONG_M>(to, &map_b, b, s.k, n0, matrix % B1 * b_moves_1,
-                                             matrix / B1 * b_moves_0, down,
-                                             all / ((1 << ALONG_N) - 1) << beside);
+        copy_of_batch<B_MN_MAJOR, BN, CLUSTER_M>(to, &map_b, b, s.k, n0, matrix % B1 * b_moves_1,
+                                                 matrix / B1 * b_moves_0, cluster_row,
+                                                 all / ((1 << CLUSTER_N) - 1) << cluster_column);
 #else
         const int part = CLUSTER > 1 ? rank : 0, row = n0 + part * (BN / CLUSTER);
         to += part * (B_BYTES / CLUSTER);
@@ -151,17 +154,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #endif
 #endif
       };
-      // What of B is constant need not wait for the kernel before.
+      // Copies of a constant B need not wait for the kernel before.
       if (!EARLY) wait_for_producers();
-      const int ahead = KEPT ? KEPT : min(STAGES, steps);
+      const int ahead = RESIDENT_B ? RESIDENT_B : min(STAGES, steps);
       {
         Step s(0, chunks, KW);
         const int n0 =
-            COLUMNS_OF(KEPT ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n).first;
+            COLUMNS_OF(RESIDENT_B ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n).first;
         for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
-          expect_bytes((KEPT ? kept_full : full) + 8 * k, KEPT ? B_BYTES : STAGE_BYTES);
-          copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES,
-                       (KEPT ? kept_full : full) + 8 * k, n0, s, first / (tiles_m * tiles_n));
+          expect_bytes((RESIDENT_B ? resident_b_full : full) + 8 * k,
+                       RESIDENT_B ? B_BYTES : STAGE_BYTES);
+          copy_columns(RESIDENT_B ? resident_b + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES,
+                       (RESIDENT_B ? resident_b_full : full) + 8 * k, n0, s,
+                       first / (tiles_m * tiles_n));
         }
       }
       wait_for_producers();
@@ -176,26 +181,26 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         Step s(0, chunks, KW);
         for (int k = 0; k < steps; k++, s.next(chunks, KW)) {
           const u32 to = ring + stage.slot * STAGE_BYTES, b = full + 8 * stage.slot;
-          if (KEPT || t != first || k >= ahead) {
+          if (RESIDENT_B || t != first || k >= ahead) {
             wait(empty + 8 * stage.slot, stage.phase ^ 1);
             expect_bytes(b, STAGE_BYTES);
-            if (!KEPT) copy_columns(to + A_BYTES, b, n0, s, t / (tiles_m * tiles_n));
+            if (!RESIDENT_B) copy_columns(to + A_BYTES, b, n0, s, t / (tiles_m * tiles_n));
           }
 #if SOURCE == 1
           copy_pixels<false>(to, &map_a, b, s, columns_here.channel, window, (u16)(s.kw * DW),
                              (u16)(s.kh * DH), 0);
 #elif SOURCE == 2
-          copy_of_batch<A_ACROSS, BM, ALONG_N>(to, &map_a, b, s.k, m0,
-                                               t / (tiles_m * tiles_n) % B1 * a_moves_1,
-                                               t / (tiles_m * tiles_n) / B1 * a_moves_0, beside,
-                                               ((1 << ALONG_N) - 1) << down * ALONG_N);
+          copy_of_batch<A_MN_MAJOR, BM, CLUSTER_N>(
+              to, &map_a, b, s.k, m0, t / (tiles_m * tiles_n) % B1 * a_moves_1,
+              t / (tiles_m * tiles_n) / B1 * a_moves_0, cluster_column,
+              ((1 << CLUSTER_N) - 1) << cluster_row * CLUSTER_N);
 #else
           copy_matrix<false>(to, &map_a, b, s.k, m0, 0);
 #endif
           stage.next();
         }
       }
-      // No block may leave while another still signals its barriers.
+      // No CTA may exit while another still signals its barriers.
       for (int k = 0; k < STAGES && CLUSTER > 1; k++, stage.next())
         wait(empty + 8 * stage.slot, stage.phase ^ 1);
     }
@@ -205,21 +210,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       // Both warpgroups go through their STAGING buffers in the same order: `taken` counts the
       // panels of the first (low half) and the second.
       u32 taken[2] = {0, 0};
-      int turn = 0;
-      for (int t = first; t < tiles; t += step, turn ^= 1) {
+      int owner = 0;
+      for (int t = first; t < tiles; t += step, owner ^= 1) {
         const Tile tile = TILE_AT(t);
         const int m0 = ROW_OF(tile), n0 = COLUMNS_OF(tile.n).first;
 #pragma unroll 1
-        for (int panel = 0; panel < BLOCKS_M * PANELS; panel++) {
+        for (int panel = 0; panel < WGMMAS_M * PANELS; panel++) {
 #pragma unroll
           for (int w = 0; w < 2; w++) {
-            if (PING && w != turn) continue;
+            if (PINGPONG && w != owner) continue;
             const int index = w * STAGING + taken[w] % STAGING;
             wait(residual_empty + 8 * index, taken[w] / STAGING % 2 ^ 1);
             expect_bytes(residual_full + 8 * index, PANEL);
             copy2(staging + index * PANEL, &map_r, residual_full + 8 * index,
                   n0 + panel % PANELS * 64,
-                  m0 + (PING ? 0 : w * BLOCKS_M * 64) + panel / PANELS * 64);
+                  m0 + (PINGPONG ? 0 : w * WGMMAS_M * 64) + panel / PANELS * 64);
             taken[w]++;
           }
         }
@@ -230,19 +235,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31,
               row_warp = (warp & 3) * 16;
-    float sum[BLOCKS_M][BN / 2];
-    const bool shares =
-        thread < CLUSTER && (ALONG_M == 1 || ALONG_N == 1 || thread / ALONG_N == down ||
-                             thread % ALONG_N == beside);  // copies with that block
+    float sum[WGMMAS_M][BN / 2];
+    const bool signals = thread < CLUSTER &&
+                         (CLUSTER_M == 1 || CLUSTER_N == 1 || thread / CLUSTER_N == cluster_row ||
+                          thread % CLUSTER_N == cluster_column);  // shares copies with CTA `thread`
     Ring stage;
-    if (PING && w == 1) {
+    if (PINGPONG && w == 1) {
       arrive_group(2, 256);  // the first warpgroup goes first
       stage.skip(steps);
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING,
               mine_empty = residual_empty + 8 * w * STAGING;
-    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)),
-              b0 = operand<B_ACROSS>(KEPT ? kept : ring + A_BYTES);
+    const u64 a0 = descriptor(ring + (PINGPONG ? 0 : w * WGMMAS_M * PANEL)),
+              b0 = operand<B_MN_MAJOR>(RESIDENT_B ? resident_b : ring + A_BYTES);
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     if (const int n = COLUMNS_OF(TILE_AT(first).n).first + thread * 8;
         !NORMED && thread * 8 < BN && n < N)
@@ -253,10 +258,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     wait_for_producers();  // operands of the epilogue
     int buffer = 0;
     u32 buffer_phase = 0;
-    bool fresh = true;  // this warpgroup has not seen the columns of B that are kept
-    for (int t = first + (PING ? w * step : 0); t < tiles; t += (PING ? 2 : 1) * step) {
+    bool fresh = true;  // this warpgroup has not yet waited for the resident B
+    for (int t = first + (PINGPONG ? w * step : 0); t < tiles; t += (PINGPONG ? 2 : 1) * step) {
       const Tile tile = TILE_AT(t);
-      const int m0 = ROW_OF(tile) + (PING ? 0 : w * BLOCKS_M * 64);
+      const int m0 = ROW_OF(tile) + (PINGPONG ? 0 : w * WGMMAS_M * 64);
       const TileColumns columns_here = COLUMNS_OF(tile.n);
       const int n0 = columns_here.first,
                 end = BN % 64 ? min(columns_here.end, columns_here.first + BN) : columns_here.end;
@@ -272,54 +277,56 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         for (int c = 0; c < BN / 8; c++)
           columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
 #if NORMED
-      // Loaded now; made behind the products, where they fit into registers till then.
-      NormInputs<4> inputs[2 * BLOCKS_M];
-      Norms norms[2 * BLOCKS_M];
+      // Inputs are loaded before the main loop; norms are computed after it if registers hold the
+      // inputs until then (LATE).
+      NormInputs<4> inputs[2 * WGMMAS_M];
+      Norms norms[2 * WGMMAS_M];
       constexpr bool LATE = sizeof(inputs) <= 128;
       Column own_columns[(BN + 127) / 128];
 #pragma unroll
       for (int i = 0; i * 128 < BN; i++)
         own_columns[i] = column_at(epilogue, n0 + i * 128 + thread, i * 128 + thread < BN ? N : 0);
 #pragma unroll
-      for (int i = 0; i < 2 * BLOCKS_M; i++) {
+      for (int i = 0; i < 2 * WGMMAS_M; i++) {
         inputs[i].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1),
                        lane);
         if (!LATE) norms[i] = inputs[i].norms(epilogue, lane);
       }
 #endif
-      if (PING) sync_group(2 + w, 256);
+      if (PINGPONG) sync_group(2 + w, 256);
       const auto multiply = [&](int k, int slot) {
-        if (KEPT && fresh) wait(kept_full + 8 * k, 0);
+        if (RESIDENT_B && fresh) wait(resident_b_full + 8 * k, 0);
         const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)),
-                  b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
-        if (LAST == PRODUCTS || k < steps - 1)
-          multiply_stage<PRODUCTS, A_ACROSS, B_ACROSS>(sum, a, b, k);
+                  b = b0 + (u64)(RESIDENT_B ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
+        if (LAST_STAGE_MMAS == STAGE_MMAS || k < steps - 1)
+          multiply_stage<STAGE_MMAS, A_MN_MAJOR, B_MN_MAJOR>(sum, a, b, k);
         else
-          multiply_stage<LAST, A_ACROSS, B_ACROSS>(sum, a, b, k);
-        // Before this stage is done: the tensor cores find the other's products waiting.
-        if (PING && k == steps - 1) arrive_group(2 + (w ^ 1), 256);
+          multiply_stage<LAST_STAGE_MMAS, A_MN_MAJOR, B_MN_MAJOR>(sum, a, b, k);
+        // Before this stage is done, so that MMAs of the other warpgroup are queued in time.
+        if (PINGPONG && k == steps - 1) arrive_group(2 + (w ^ 1), 256);
       };
-      // The stage is free in every CTA that shares it.
+      // Releases the stage in every CTA that shares it.
       const auto release = [&](int, int slot) {
-        if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * slot, thread) : arrive(empty + 8 * slot);
+        if (signals) CLUSTER > 1 ? arrive_at(empty + 8 * slot, thread) : arrive(empty + 8 * slot);
       };
       mainloop(stage, full, steps, multiply, release);
       fresh = false;
 #if NORMED
-      if (!PING)
-        sync_group(4 + w,
-                   128);  // the tile before has been finished (PING: known since the other's turn)
+      if (!PINGPONG)
+        sync_group(
+            4 + w,
+            128);  // the epilogue before has ended (PINGPONG: known from the other's barrier)
 #pragma unroll
       for (int i = 0; i * 128 < BN; i++)
         if (i * 128 + thread < BN) column_table[i * 128 + thread] = own_columns[i];
       sync_group(4 + w, 128);
       if (LATE)
 #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS_M; i++) norms[i] = inputs[i].norms(epilogue, lane);
+        for (int i = 0; i < 2 * WGMMAS_M; i++) norms[i] = inputs[i].norms(epilogue, lane);
 #endif
-      if (PING) stage.skip(steps);  // the other warpgroup's tile
+      if (PINGPONG) stage.skip(steps);  // the other warpgroup's tile
 #pragma unroll
-      for (int i = 0; i < BLOCKS_M; i++) {
+      for (int i = 0; i < WGMMAS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
 #if MIXED
         mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {
@@ -341,13 +348,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             for (int c = 0; c < 8; c++)
               columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
 #endif
-          u32 out[2][2][4];  // rows of both halves, chunks of 8 columns by four
+          u32 out[2][2][4];  // [row half][k / 4][k % 4]: chunk k of 8 columns
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const int
-                m = min(row + half * 8, M - 1),
-                r = row_warp + (lane >> 2) +
-                    half * 8;  // rows beyond the last are computed, read in bounds and not stored
+            const int m = min(row + half * 8, M - 1),
+                      r = row_warp + (lane >> 2) +
+                          half * 8;  // rows beyond the last read the last row and are not stored
 #pragma unroll
             for (int k = 0; k < 8; k++) {
               const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
@@ -357,10 +363,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
               }
               float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
 #if RESIDUAL
-              float given[2];
+              float residual[2];
               unpack2((T*)0, load_word(at + r * 128 + ((k ^ (r & 7)) << 4) + (lane & 3) * 4),
-                      given[0], given[1]);
-              finish(epilogue, columns[AHEAD ? c : k], v, m, 0, n, end - n, given NORMS(i, half));
+                      residual[0], residual[1]);
+              finish(epilogue, columns[AHEAD ? c : k], v, m, 0, n, end - n,
+                     residual NORMS(i, half));
 #else
               finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n,
                      end - n NORMS(i, half));
@@ -381,34 +388,33 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           }
 #endif
 #if STORE == 3
-          // Rows of y, 128 bytes at a time. Where they are columns of the tile, all warps of the
-          // group have parts of them.
-          const auto meet = [&] {
-            if (FLIPPED)
+          // Stores rows of y, 128 bytes at a time. With SWAP each has parts of all four warps.
+          const auto sync_rows = [&] {
+            if (SWAP)
               sync_group(4 + w, 128);
             else
               __syncwarp();
           };
-          meet();
+          sync_rows();
 #pragma unroll
           for (int k = 0; k < 8; k += 2) {
-            const u32 chunk = FLIPPED ? row_warp / 8 + (lane >> 3 & 1) : k + (lane >> 4),
-                      r = FLIPPED ? (k + (lane >> 4)) * 8 + (lane & 7) : row_warp + (lane & 15);
+            const u32 chunk = SWAP ? row_warp / 8 + (lane >> 3 & 1) : k + (lane >> 4),
+                      r = SWAP ? (k + (lane >> 4)) * 8 + (lane & 7) : row_warp + (lane & 15);
             const u32 to_row = at + r * 128 + ((chunk ^ (lane & 7)) << 4);
-            (FLIPPED ? store_transposed : store_matrices)(
+            (SWAP ? store_transposed : store_matrices)(
                 to_row, out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
                 out[1][k / 4][k % 4 + 1]);
           }
-          meet();
+          sync_rows();
 #pragma unroll
           for (int k = 0; k < 16; k += 4) {
             const int r = row_warp + k + (lane >> 3), chunk = (lane & 7) * 8;
             u32 words[4];
             load_words(words, at + r * 128 + (((lane ^ r) & 7) << 4));
-            const int n = n0 + panel * 64 + (FLIPPED ? r : chunk),
-                      m = m0 + i * 64 + (FLIPPED ? chunk : r);
+            const int n = n0 + panel * 64 + (SWAP ? r : chunk),
+                      m = m0 + i * 64 + (SWAP ? chunk : r);
             if (n < end && m < M)
-              store8(to + (FLIPPED ? n * ldy + m : m * ldy + n), words, FLIPPED ? M - m : end - n);
+              store8(to + (SWAP ? n * ldy + m : m * ldy + n), words, SWAP ? M - m : end - n);
           }
 #elif STORE == 1
 #pragma unroll
@@ -422,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             if (lane == 0) arrive(mine_empty + 8 * buffer);
           }
 #else
-          const u32 rows = at + row_warp * 128;  // the 16 of this warp
+          const u32 rows = at + row_warp * 128;  // the 16 rows of this warp
           if (STORE == 2 && lane == 0) stores_read<STAGING - 1>();
           __syncwarp();
 #pragma unroll

@@ -1,5 +1,5 @@
-"""Products as tiles (`gemm/multistage_sm80/gemm.cuh`): tile choice, operand access and kernels for
-matrices and for convolutions as implicit GEMM.
+"""Choice of tiles for GEMM and implicit GEMM; how operands are read; kernels of
+`gemm/multistage_sm80/gemm.cuh`.
 """
 
 from __future__ import annotations
@@ -34,73 +34,84 @@ from ..cost.gemm import Problem
 from ..cost.model import Work
 from . import cluster_splitk_sm90, persistent_sm90
 from .multistage_sm80 import tiles as multistage_tiles
+from .sm90 import Sizes
 
-_FREE = (0.0, 0.0)
 Prices = Mapping[Any, float]
-#: What the kernels that read through tensor maps are priced by, as their `prices` take it.
-_Sizes = tuple[int, int, int, int, bool, bool, bool, int, tuple[float, float], float, float]
 MATRICES = ("gemm", "gemm_norm", "matmul")
-#: Of tiles whose clocks are to be compared with those of others, those that cost at most so many
-#: times the best one's.
+#: Tiles of kernels on tensor maps up to this many times the least clocks are compared with others.
 _SLACK = 1.05
-#: The same where measurements decide, and of those among which it counts what they take more
-#: between other launches.
-_SLACK_TUNED, _NEAR = 1.4, 1.1
-#: Clocks that any launch takes more between others (fitted with `cluster_splitk_sm90.between`).
-_ANY = 14954.0
-#: Bytes of shared memory that tiles of `gemm/multistage_sm80/gemm.cuh` have at most.
-_MOST_SHARED = 164 * 1024
-# results of a product by a weight that `multistage_tiles` prices as if its copies were whole
-_MANY = 1 << 20
+#: The same during tuning; and of tiles that are ranked by their clocks in a network.
+_SLACK_TUNED, _NETWORK_SLACK = 1.4, 1.1
+#: Further clocks of any launch in a network (fitted with `cluster_splitk_sm90.network_cost`).
+_LAUNCH = 14954.0
+#: Most bytes of shared memory of a tile of `gemm/multistage_sm80/gemm.cuh`.
+_SMEM_LIMIT = 164 * 1024
+# results of a linear layer from which copies of its weight are priced as whole
+_WHOLE_RESULTS = 1 << 20
+
+
+def sm90_prices(
+    r: Request,
+    m: int,
+    n: int,
+    steps: int,
+    *,
+    stored: bool = False,
+    bundles: int = 1,
+    pixel: tuple[float, float] = (0.0, 0.0),
+    mma_scale: float = 1.0,
+    crossed: float = 1.0,
+) -> dict[Any, float]:
+    """Clocks of the likely tiles of kernels that read their operands through tensor maps. stored:
+    whether tensor maps also reach the result and the residual (HopperTile); the rest as in
+    `sm90.Sizes`.
+    """
+    expensive, statistics = epilogue.expensive(r), folded_norm.measured(r)
+    sizes = Sizes(
+        m, n, steps, r.sms, epilogue.residual(r), expensive, statistics, bundles, pixel, mma_scale,
+        crossed,
+    )  # fmt: skip
+    return _likely(sizes, stored, r.family, _SLACK_TUNED if kernel_choice.wanted() else _SLACK)
 
 
 def prices(
-    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), odd: Any | None = None, split: bool = True,
-    maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE, made: float = 1.0, windows: str = "",
-    crossed: float = 1.0,
-) -> dict[Any, float]:  # fmt: skip
-    """Clocks of the tiles of two-byte elements for these sizes: every Tile, or where tensor maps
-    reach the operands the likely ones of SplitTile and HopperTile.
-
-    transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd:
-    what may cost more; split: whether k may be divided; maps: steps along k of the kernels that
-    read through tensor maps, 0 where these do not reach; stored: whether they reach the result and
-    the residual, too; bundles: of n columns each, which these kernels take; pixel: clocks that
-    copying 64 channels of one pixel, and of one filter, takes at least; made: as for
-    `grouped.made`; windows: of what convolution of two-byte elements rows are windows, "conv" or
-    "deconv"; crossed: `sm90.crossed` of A where tensor maps reach it."""
-    if maps:
-        sizes = (
-            m,
-            n,
-            maps,
-            r.sms,
-            epilogue.residual(r),
-            epilogue.dear(r),
-            folded_norm.measured(r),
-            bundles,
-            pixel,
-            made,
-            crossed,
-        )
-        return _likely(sizes, stored, r.family, _SLACK_TUNED if kernel_choice.wanted() else _SLACK)
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    r: Request,
+    *,
+    transposed: tuple[bool, bool] = (False, False),
+    alignment: Any | None = None,
+    split: bool = True,
+    windows: str = "",
+) -> dict[Any, float]:
+    """Clocks of every Tile for 16-bit types. transposed: whether A, B are contiguous along their
+    rows (tiles of fewer than 64 rows cannot read these); alignment: of operands that are not
+    aligned to 16 bytes; split: whether k may be split; windows: "conv" or "deconv" where rows of A
+    are windows of an image.
+    """
     steps = -(-k // 64)
-    limit = min(r.caps.smem_block, _MOST_SHARED)
+    limit = min(r.caps.smem_block, _SMEM_LIMIT)
     out = {}
     for t in (
         *multistage_tiles.tiles(r.dtype, r.tf32, r.arch),
-        *(multistage_tiles.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ()),
+        *(
+            multistage_tiles.TILES_WHOLE
+            if alignment and alignment.whole and min(alignment.a, alignment.b) > 2
+            else ()
+        ),
     ):
         across = (transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64)
         if across or t.smem > limit:
             continue
         for tile in (
-            _divided(t) if split and t not in multistage_tiles.TILES_WHOLE else _divided(t)[:1]
+            _splits(t) if split and t not in multistage_tiles.TILES_WHOLE else _splits(t)[:1]
         ):
             if tile.split == 1 or steps >= 2 * tile.split:
                 out[tile] = (
-                    multistage_tiles.odd_cost(tile, m, n, k, batch, r.sms, odd)
-                    if odd
+                    multistage_tiles.unaligned_cost(tile, m, n, k, batch, r.sms, alignment)
+                    if alignment
                     else multistage_tiles.tile_cost(tile, m, n, steps, batch, r.sms)
                 )
                 if windows and r.arch >= 90:
@@ -114,88 +125,112 @@ def prices(
 
 
 def problem(
-    r: Request, m: int, n: int, k: int, batch: int, a: Access, b: Access, y: bool, kind: str = "", read: float = 0.0
-) -> Problem:  # fmt: skip
-    """A product of f32 as the cost model takes it. read: elements of A in memory, where these are
-    fewer than are multiplied (0: all)."""
+    r: Request,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    a: Access,
+    b: Access,
+    y: bool,
+    kind: str = "",
+    read: float = 0.0,
+) -> Problem:
+    """An f32 GEMM as the cost model takes it. read: elements of A in memory, where an implicit GEMM
+    reads some more than once (0: m * k * batch).
+    """
     residual, weight = bool(epilogue.residual(r)), r.family != "matmul"
     moved = (read or float(m * k * batch)) + (1.0 + residual) * m * n * batch
     moved += 0 if weight else n * k * batch
-    # what the launch before wrote lies in L2, as far as it has room
+    # L2 holds what the launch before wrote, up to half of its capacity
     dram = 4.0 * weight * n * k * batch + max(0.0, 4.0 * moved - r.caps.l2 / 2)
-    turned, gathered = (a.trans, b.trans), (a.gather, b.gather)
-    dear = epilogue.dear(r)
+    transposed, gathered = (a.trans, b.trans), (a.gather, b.gather)
+    expensive = epilogue.expensive(r)
     return Problem(
-        r.caps, m, n, k, batch, dram, kind, dear, residual, a.bytes, b.bytes, turned, gathered, y
+        r.caps,
+        m,
+        n,
+        k,
+        batch,
+        dram,
+        kind,
+        expensive,
+        residual,
+        a.bytes,
+        b.bytes,
+        transposed,
+        gathered,
+        y,
     )
 
 
-def single(r: Request, p: Problem, *, split: bool = True) -> dict[Any, Work]:
-    """What every Tile of f32 does. split: whether k may be divided."""
-    limit = min(r.caps.smem_block, _MOST_SHARED)
+def works(r: Request, p: Problem, *, split: bool = True) -> dict[Any, Work]:
+    """`Work` of every Tile of f32. split: whether k may be split."""
+    limit = min(r.caps.smem_block, _SMEM_LIMIT)
     out: dict[Any, Work] = {}
     for t in multistage_tiles.tiles(r.dtype, r.tf32, r.arch):
-        if (t.terms == 3 and r.arch in multistage_tiles.FEW_TENSOR) or t.smem > limit:
+        if (t.terms == 3 and r.arch in multistage_tiles.SLOW_TF32) or t.smem > limit:
             continue
-        held = multistage_tiles.held(t, turned=p.turned[1])
-        for tile in _divided(t) if split else (t,):
+        resident = multistage_tiles.resident_ctas(t, transposed=p.transposed[1])
+        for tile in _splits(t) if split else (t,):
             if tile.split == 1 or -(-p.k // 32) >= 2 * tile.split:
-                out[tile] = cost.multistage(tile, p, held)
+                out[tile] = cost.multistage(tile, p, resident)
     return out
 
 
 @cache
-def _divided(tile: Any) -> tuple[Any, ...]:
-    """The tile with its k whole, and divided among 2, 4 and 8 blocks."""
+def _splits(tile: Any) -> tuple[Any, ...]:
+    """The tile without split-K, and with split-K over 2, 4 and 8 CTAs."""
     return tuple(replace(tile, split=s) for s in (1, 2, 4, 8))
 
 
 @cache
-def _likely(sizes: _Sizes, stored: bool, family: str, slack: float) -> dict[Any, float]:
-    """Clocks of those tiles that `choose` may take, of persistent_sm90.cuh too if `stored`;
-    networks ask for the same sizes many times. The best one of linear layers between other launches
-    has the clocks of the best one by itself: those of other kernels are by themselves."""
-    m, n, _, sms, *_ = sizes
+def _likely(s: Sizes, stored: bool, family: str, slack: float) -> dict[Any, float]:
+    """Clocks of the tiles within `slack` of the best. stored: HopperTiles, too. Linear layers are
+    ranked by their clocks in a network (`network_cost`); the best one is then given the clocks of
+    the cheapest isolated launch, because prices of other kernels are those of isolated launches.
+    """
     linear, norms = family in ("gemm", "gemm_norm"), family == "gemm_norm"
-    hopper: dict[Any, float] = persistent_sm90.prices(*sizes, wide=linear) if stored else {}
-    costs = hopper | cluster_splitk_sm90.prices(*sizes)
+    hopper: dict[Any, float] = persistent_sm90.prices(s, wide=linear) if stored else {}
+    costs = hopper | cluster_splitk_sm90.prices(s)
     least = min(costs.values(), default=0.0)
     if linear and costs:
-        near = {
+        candidates = {
             t: c
             + (
-                persistent_sm90.BETWEEN
+                persistent_sm90.NETWORK_COST
                 if t in hopper
-                else cluster_splitk_sm90.between(t, m, n, sms, norms)
+                else cluster_splitk_sm90.network_cost(t, s, norms)
             )
             for t, c in costs.items()
-            if c <= _NEAR * least
+            if c <= _NETWORK_SLACK * least
         }
-        best = min(near.values())
-        costs |= {t: least * (c + _ANY) / (best + _ANY) for t, c in near.items()}
+        best = min(candidates.values())
+        costs |= {t: least * (c + _LAUNCH) / (best + _LAUNCH) for t, c in candidates.items()}
     return {t: c for t, c in costs.items() if c <= slack * least}
 
 
-#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to
-#: _MOST rows, and 3, 6, 12, ... (finely 5, 7, 10, 14, ..., too) up to _FINE.
+#: Values of a symbolic M that tiles are chosen for, as multiples of its known factor: 1, 2, 4, ...
+#: up to _MOST rows, and 3, 6, 12, ... (finely also 5, 7, 10, 14, ...) up to _FINE rows.
 _MOST, _FINE = 1 << 18, 1 << 12
-#: A tile serves the next size, too, where it costs at most so many times the best one's clocks: a
-#: kernel less to compile.
-_AGAIN = 1.02
+#: A tile also serves the next size up to this factor of that size's least clocks: one kernel less
+#: to compile.
+_REUSE = 1.02
 
 
 def choose(
-    rows: DimLike, price: Callable[[int], Prices], finely: bool = False, again: float = _AGAIN
+    rows: DimLike, price: Callable[[int], Prices], finely: bool = False, reuse: float = _REUSE
 ) -> Iterator[tuple[Any, DimLike]]:
-    """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one
-    for each range of it, which is the present one meanwhile.
+    """(tile, condition) of each kernel of the launch list: one if `rows` is known, else one for
+    each range of rows. A range is current while its tile is yielded (`size_ranges.above`).
 
-    price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a
-    tile serves the next size, too, where it costs at most so many times the best one's clocks."""
+    price: clocks of tiles by rows. finely: more ranges, for launches of few waves. reuse: a tile
+    also serves the next size up to this factor of that size's least clocks.
+    """
     if isinstance(rows, int):
         yield kernel_choice.cheapest(_launchable(price(rows))), 1
         return
-    ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
+    ranges: list[tuple[Any, int]] = []  # a tile and the largest size that it serves
     least, most = size_ranges.between(rows)
     for m in dict.fromkeys(
         min(size, most)
@@ -205,7 +240,7 @@ def choose(
         with size_ranges.at(rows, m):
             costs = _launchable(price(m))
         tile = _cheapest(costs)
-        if ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
+        if ranges and costs.get(ranges[-1][0], math.inf) <= reuse * costs[tile]:
             tile, _ = ranges.pop()
         ranges.append((tile, m))
     low = 0
@@ -217,7 +252,7 @@ def choose(
 
 
 def _launchable(costs: Prices) -> Prices:
-    """Without the tiles that the device cannot launch; raises NoKernel where none is left."""
+    """Costs of tiles that the device can launch; raises NoKernel if there are none."""
     device = device_caps.present.get()
     if device is None:
         return costs
@@ -228,7 +263,8 @@ def _launchable(costs: Prices) -> Prices:
     }
     if costs and not found:
         raise NoKernel(
-            f"no tile fits a device with {device.smem_block} bytes of shared memory for a block and clusters of {device.cluster}"
+            f"no tile fits a device with {device.smem_block} bytes of shared memory for a CTA and "
+            f"clusters of {device.cluster}"
         )
     return found
 
@@ -239,8 +275,8 @@ def _smem(tile: Any) -> int:
 
 
 def _cluster(tile: Any) -> int:
-    """Blocks of a cluster: `clustered` where a kernel's blocks share more than its k."""
-    return int(getattr(tile, "clustered", getattr(tile, "cluster", getattr(tile, "split", 1))))
+    """CTAs of a cluster."""
+    return int(getattr(tile, "cluster_size", getattr(tile, "cluster", getattr(tile, "split", 1))))
 
 
 def _cheapest(costs: Prices) -> Any:
@@ -258,8 +294,8 @@ def _sizes(unit: int, quarters: tuple[int, ...]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Access:
-    """How one operand is copied: bytes at a time, along k or across it (`trans`), or element by
-    element (`gather`).
+    """How an operand is copied: `bytes` at a time, contiguous along k or along its rows (`trans`),
+    or element by element (`gather`).
     """
 
     bytes: int
@@ -268,43 +304,41 @@ class Access:
 
     @property
     def slow(self) -> bool:
-        """Whether elements go through registers."""
+        """Whether copies are staged through registers: cp.async takes 4 bytes or more."""
         return self.bytes == 2
 
 
 def access(
     r: Request, operand: str, row_step: DimLike, k_step: DimLike, others: Sequence[DimLike] = ()
 ) -> Access:
-    """Access of `operand` whose element (row, k) lies at row * row_step + k * k_step (+ others,
-    which only matter for alignment).
+    """Access of `operand`, whose element (row, k) is at row * row_step + k * k_step. others:
+    strides of batches, for alignment only.
     """
     size = r.dtype.size
 
-    def alignment(*steps: DimLike) -> int:
+    def aligned(*steps: DimLike) -> int:
         return (
             size if operand in r.unaligned else min([16, *(multiple_of(s) * size for s in steps)])
         )
 
     if isinstance(k_step, int) and k_step == 1:
-        return Access(alignment(row_step, *others))
+        return Access(aligned(row_step, *others))
     if isinstance(row_step, int) and row_step == 1:
-        return Access(alignment(k_step, *others), trans=True)
+        return Access(aligned(k_step, *others), trans=True)
     return Access(size, gather=True)
 
 
 known = size_ranges.size_hint
 
 
-def odd(r: Request, a: Access, b: Access, y: bool) -> Any | None:
-    """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a
-    time. y: whether its rows begin at multiples of 16 bytes.
-    """
-    return evenly(r, a, b, y) if min(a.bytes, b.bytes) < 16 else None
+def misaligned(r: Request, a: Access, b: Access, y: bool) -> Any | None:
+    """`alignment` of operands of which one cannot be copied 16 bytes at a time, else None."""
+    return alignment(r, a, b, y) if min(a.bytes, b.bytes) < 16 else None
 
 
-def evenly(r: Request, a: Access, b: Access, y: bool) -> Any:
-    """What makes a product of matrices odd, whose rows of y begin at multiples of 16 bytes if `y`."""
-    return multistage_tiles.Odd(
+def alignment(r: Request, a: Access, b: Access, y: bool) -> Any:
+    """Alignment of the operands. y: whether rows of y are aligned to 16 bytes."""
+    return multistage_tiles.Alignment(
         a.bytes,
         b.bytes,
         y,
@@ -314,17 +348,21 @@ def evenly(r: Request, a: Access, b: Access, y: bool) -> Any:
 
 
 def whole(r: Request, how: Access, rows: str) -> bool:
-    """Whether each copy of an operand of `rows` has all of its elements or none."""
+    """Whether each copy of an operand with `rows` (M or N) is entirely inside or outside."""
     if r.dtype == DType.F32 or r.family not in MATRICES or how.gather or how.slow:
         return False
     # packed rows have zeros up to a multiple of 8
-    if rows == "N" and r.family != "matmul" and known(D.mul(r.ints["M"], r.ints["N"]), 0) >= _MANY:
+    if (
+        rows == "N"
+        and r.family != "matmul"
+        and known(D.mul(r.ints["M"], r.ints["N"]), 0) >= _WHOLE_RESULTS
+    ):
         return True
     return multiple_of(r.ints[rows if how.trans else "K"]) * r.dtype.size >= how.bytes
 
 
 def each(r: Request) -> int:
-    """At multiples of how many elements rows of y begin and end, at most 8."""
+    """Elements, at most 8, at multiples of which rows of y begin and end."""
     if r.dtype == DType.F32 or r.family not in MATRICES or "y" in r.unaligned:
         return 1
     return min(8, *(multiple_of(r.ints.get(s, 0)) for s in ("N", "ldy", "y_0", "y_1")))
@@ -332,10 +370,10 @@ def each(r: Request) -> int:
 
 @dataclass(frozen=True)
 class Operands:
-    """What kernels need that read their operands themselves. params: kernel parameters beyond the
+    """Operands of kernels that read without tensor maps. params: kernel parameters beyond the
     epilogue's; a, b: how operands are read; pitches: of the residual; y_vector: whether rows of y
-    begin at multiples of 16 bytes; grid_y, grid_z: matrices along these axes; batched: whether
-    there may be several; active: 0 empties the grid.
+    are aligned to 16 bytes; grid_y, grid_z: matrices along these grid axes; batched: whether there
+    may be several; active: 0 empties the grid.
     """
 
     params: Sequence[Parameter]
@@ -350,12 +388,12 @@ class Operands:
     grid_z: DimLike = 1
     batched: bool = False
 
-    def grid(self, blocks: DimLike) -> tuple[DimLike, DimLike, DimLike]:
-        """Of `blocks` for a matrix."""
-        return D.mul(blocks, self.active), self.grid_y, self.grid_z
+    def grid(self, ctas: DimLike) -> tuple[DimLike, DimLike, DimLike]:
+        """The grid of `ctas` per matrix."""
+        return D.mul(ctas, self.active), self.grid_y, self.grid_z
 
 
-def product(
+def emit(
     r: Request,
     tile: Any,
     o: Operands,
@@ -365,8 +403,9 @@ def product(
     constants: Mapping[str, bool | int] | None = None,
     group: DimLike = 0,
 ) -> list[Kernel]:
-    """Kernels of one product. source: 0 matrices, 1 convolution; macros, constants: what it needs;
-    group: columns of a group, 0: there is one.
+    """The GEMM kernel and, with split-K without clusters, the reduction. source: 0 matrices, 1
+    convolution, with its macros and constants; group: columns of a group of a convolution, 0: there
+    is one.
     """
     a, b, rows, columns, params = o.a, o.b, o.rows, o.columns, o.params
     cluster = r.arch >= 90 and tile.split > 1
@@ -379,13 +418,13 @@ def product(
     simt = f32 and not tile.terms
     if simt and b.trans and tile.bn > multistage_tiles.MOST_LINES:
         b = Access(4, gather=True)
-    # CTAs of an SM; the compiler gives more registers to many small ones unless it is told, and to
-    # 256 threads so many that a second CTA has none left.
-    resident = multistage_tiles.held(tile, turned=b.trans) if f32 else 1
+    # CTAs per SM for __launch_bounds__: without it the compiler uses so many registers for small
+    # CTAs, and for CTAs of 256 threads, that fewer are resident.
+    resident = multistage_tiles.resident_ctas(tile, transposed=b.trans) if f32 else 1
     if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128:
-        beside = 2
+        min_ctas = 2
     else:
-        beside = resident if simt or tile.grouped else 1
+        min_ctas = resident if simt or tile.wgmma else 1
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
     grid = o.grid(D.mul(tiles, tile.split))
     smem = tile.smem + (tile.parts if b.trans else 0)
@@ -400,8 +439,8 @@ def product(
             f"{name}_GATHER": how.gather,
             f"{name}_WHOLE": whole(r, how, lines),
         }
-    # The largest tile is better off without reads ahead where several CTAs share its k, and where
-    # pixels take registers.
+    # The largest tile has no registers for prefetching from shared memory with split-K or in an
+    # implicit GEMM.
     ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
     main = instantiate(
         r,
@@ -417,9 +456,9 @@ def product(
             "SPLIT": tile.split,
             "CLUSTER": cluster,
             "LAUNCH_BOUNDS": f"{tile.threads}"
-            + (f", {beside}" if beside > (2 if simt else 1) else ""),
+            + (f", {min_ctas}" if min_ctas > (2 if simt else 1) else ""),
             "TERMS": tile.terms,
-            "GROUPED": tile.grouped,
+            "USE_WGMMA": tile.wgmma,
             **({"BATCHED": o.batched} if macros is None else macros),
         },
         constants={
@@ -435,11 +474,8 @@ def product(
     )
     if not scratch:
         return [main]
-    blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
-    return [
-        main,
-        replace(main, symbol="gemm_splitk_reduce", grid=o.grid(blocks), block=128, smem=0),
-    ]
+    ctas = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
+    return [main, replace(main, symbol="gemm_splitk_reduce", grid=o.grid(ctas), block=128, smem=0)]
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -452,13 +488,13 @@ def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def pixels(r: Request) -> DimLike:
-    """Of all images of a convolution's result."""
+    """Output pixels of a convolution, of all images."""
     return D.product([r.ints[n] for n in ("N", "OH", "OW")])
 
 
 def channels(r: Request, count: int) -> int:
-    """Elements of a tap of `count` channels in packed filters: whole copies of 16 bytes, of a
-    single tap what a matrix has.
+    """Elements of a filter tap of `count` channels in packed filters: a multiple of 16 bytes, or of
+    8 elements for filters of one tap (as rows of a packed matrix).
     """
     whole = 4 if r.dtype == DType.F32 and static(r, "KH") * static(r, "KW") > 1 else 8
     return -(-count // whole) * whole

@@ -1,4 +1,4 @@
-"""Products of f32 by FFMA in tiles of many shapes, in any layout (`simt.cuh`): tiles and kernels."""
+"""f32 GEMM by FFMA of operands in any layout (`simt.cuh`): tiles and kernels."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ from ..cost.gemm import Problem
 from ..cost.model import Work
 from .select import Operands
 
-_HELD = 2  # stages of copies that go through registers
+_REGISTER_STAGED = 2  # stages of tiles that copy through registers
 
 
 @dataclass(frozen=True)
-class LaneTile:
-    """Rows and columns of a lane, of which a warp has 4 by 8; warps along rows, along columns, and
-    of those that share these and divide k; steps in shared memory: two go there through registers,
-    more are copied asynchronously. split: blocks of a cluster that divide k."""
+class SimtTile:
+    """thread_m, thread_n: the tile of one thread; a warp has 4 x 8 threads. warps_m, warps_n: along
+    rows and columns; warps_k: split-K over warps. stages in shared memory: 2 (copies staged through
+    registers) or more (cp.async). split: split-K over a cluster of so many CTAs.
+    """
 
-    lane_m: int
-    lane_n: int
+    thread_m: int
+    thread_n: int
     warps_m: int = 1
     warps_n: int = 1
     warps_k: int = 1
-    stages: int = _HELD
+    stages: int = _REGISTER_STAGED
     split: int = 1
 
     @property
     def bm(self) -> int:
-        return 4 * self.lane_m * self.warps_m
+        return 4 * self.thread_m * self.warps_m
 
     @property
     def bn(self) -> int:
-        return 8 * self.lane_n * self.warps_n
+        return 8 * self.thread_n * self.warps_n
 
     @property
     def bk(self) -> int:
-        """k of a step."""
+        """k of one stage."""
         return (
             64
             if self.warps_k > 4
             else 32
-            if self.warps_k > (2 if self.stages == _HELD else 1)
+            if self.warps_k > (2 if self.stages == _REGISTER_STAGED else 1)
             else 16
         )
 
@@ -56,77 +57,77 @@ class LaneTile:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
     @property
-    def beside(self) -> int:
-        """Blocks of a multiprocessor, so many that what a thread holds, reads ahead and adds up
-        lies in registers.
+    def min_ctas(self) -> int:
+        """CTAs per SM for __launch_bounds__, so that accumulators, prefetched operands and copies
+        fit into registers.
         """
-        return max(1, 65536 // (min(255, 2 * self.lane_m * self.lane_n + 32) * self.threads))
+        return max(1, 65536 // (min(255, 2 * self.thread_m * self.thread_n + 32) * self.threads))
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor holds."""
-        return max(1, min(self.beside, 227 * 1024 // (self.smem + 1024)))
+        """Resident CTAs per SM."""
+        return max(1, min(self.min_ctas, 227 * 1024 // (self.smem + 1024)))
 
     @property
-    def straight(self) -> bool:
-        """Whether lanes write their sums where they may four at a time: registers reach."""
-        return self.warps_k == self.split == 1 and self.lane_m * self.lane_n <= 96
+    def direct_store(self) -> bool:
+        """Whether threads store accumulators directly, four columns at a time."""
+        return self.warps_k == self.split == 1 and self.thread_m * self.thread_n <= 96
 
     @property
     def smem(self) -> int:
-        """Bytes of all steps, then of the results."""
+        """Bytes of the stages; of the results, which overlay them."""
         return 4 * max(
             self.stages * self.bk * (self.bm + self.bn + 8), self.warps_k * self.bm * (self.bn + 4)
         )
 
 
-_ASYNC = 3
+_CP_ASYNC = 3
 TILES = (
-    LaneTile(8, 4, 1, 1, 4), LaneTile(8, 4, 1, 1, 8), LaneTile(4, 8, 2, 1, 2), LaneTile(8, 4, 2, 2),
-    LaneTile(8, 4, 4), LaneTile(8, 8, 2, 2), LaneTile(8, 4, 1, 1, 4, _ASYNC),
-    LaneTile(4, 8, 1, 1, 4, _ASYNC), LaneTile(4, 4, 1, 1, 8, _ASYNC),
+    SimtTile(8, 4, 1, 1, 4), SimtTile(8, 4, 1, 1, 8), SimtTile(4, 8, 2, 1, 2), SimtTile(8, 4, 2, 2),
+    SimtTile(8, 4, 4), SimtTile(8, 8, 2, 2), SimtTile(8, 4, 1, 1, 4, _CP_ASYNC),
+    SimtTile(4, 8, 1, 1, 4, _CP_ASYNC), SimtTile(4, 4, 1, 1, 8, _CP_ASYNC),
 )  # fmt: skip
-#: CTAs of a cluster that may divide k, and most of these of an SM for which they do.
-_DIVIDED = {
-    LaneTile(8, 4, 1, 1, 4): (2, 4),
-    LaneTile(8, 4, 1, 1, 8): (2,),
-    LaneTile(8, 4, 1, 1, 4, _ASYNC): (2, 4),
-    LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
+#: Values of `split` of tiles; most CTAs per SM of a grid with split-K.
+_SPLITS = {
+    SimtTile(8, 4, 1, 1, 4): (2, 4),
+    SimtTile(8, 4, 1, 1, 8): (2,),
+    SimtTile(8, 4, 1, 1, 4, _CP_ASYNC): (2, 4),
+    SimtTile(4, 4, 1, 1, 8, _CP_ASYNC): (2,),
 }
-_MOST = 7
-#: Most k for which they compete.
-_TERMS = 1200
+_MOST_CTAS_PER_SM = 7
+#: Largest k for which these tiles are considered.
+_MOST_K = 1200
 
 
-def works(r: Request, p: Problem) -> dict[LaneTile, Work]:
-    """What each tile does for these sizes."""
-    if r.arch < 90 or p.k > _TERMS:
+def works(r: Request, p: Problem) -> dict[SimtTile, Work]:
+    """`Work` of each tile."""
+    if r.arch < 90 or p.k > _MOST_K:
         return {}
-    out: dict[LaneTile, Work] = {}
+    out: dict[SimtTile, Work] = {}
     for t in TILES:
-        for split in (1, *_DIVIDED.get(t, ())):
+        for split in (1, *_SPLITS.get(t, ())):
             ctas = -(-p.m // t.bm) * -(-p.n // t.bn) * p.batch * split
-            if split == 1 or (-(-p.k // t.bk) >= 2 * split and ctas <= _MOST * r.sms):
+            if split == 1 or (-(-p.k // t.bk) >= 2 * split and ctas <= _MOST_CTAS_PER_SM * r.sms):
                 tile = replace(t, split=split)
                 out[tile] = cost.simt(tile, p)
     return out
 
 
-def product(r: Request, tile: LaneTile, o: Operands) -> Kernel:
+def emit(r: Request, tile: SimtTile, o: Operands) -> Kernel:
     """The kernel."""
-    single = replace(r, unaligned=frozenset(r.operands))  # a lane finishes one result at a time
+    single = replace(r, unaligned=frozenset(r.operands))  # a thread finishes one result at a time
     epi = epilogue.epilogue(single, o.pitches, 1, scaled=r.family == "matmul", width=1)
     constants: dict[str, bool | int] = {
         name.upper(): getattr(tile, name)
-        for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")
+        for name in ("thread_m", "thread_n", "warps_m", "warps_n", "warps_k", "stages")
     }
-    held = tile.stages == _HELD
-    constants |= {"BK": tile.bk, "BESIDE": tile.beside if held else 1}
-    constants |= {"STRAIGHT": o.y_vector and tile.straight}
+    register_staged = tile.stages == _REGISTER_STAGED
+    constants |= {"BK": tile.bk, "MIN_CTAS": tile.min_ctas if register_staged else 1}
+    constants |= {"DIRECT_STORE": o.y_vector and tile.direct_store}
     for name, how in (("A", o.a), ("B", o.b)):
         constants |= {
-            f"{name}_BYTES": how.bytes if how.bytes == 16 and (how.trans or held) else 4,
-            f"{name}_ALONG": not (how.trans or how.gather),
+            f"{name}_BYTES": how.bytes if how.bytes == 16 and (how.trans or register_staged) else 4,
+            f"{name}_K_MAJOR": not (how.trans or how.gather),
             f"{name}_GATHER": how.gather,
         }
     tiles = D.mul(D.ceildiv(o.rows, tile.bm), D.ceildiv(o.columns, tile.bn))
@@ -142,7 +143,7 @@ def product(r: Request, tile: LaneTile, o: Operands) -> Kernel:
         grid,
         tile.threads,
         epilogue=epi,
-        macros={"SPLIT": tile.split, "HELD": held, "BATCHED": o.batched},
+        macros={"SPLIT": tile.split, "REGISTER_STAGED": register_staged, "BATCHED": o.batched},
         constants=constants,
         smem=smem,
         cluster=tile.split,

@@ -1,10 +1,10 @@
-"""What the GEMM kernels of Hopper share (`sm90_mainloop.cuh`): problems, tensor maps, definitions."""
+"""Problems and tensor maps of the GEMM kernels of Hopper (`sm90_mainloop.cuh`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
@@ -17,20 +17,55 @@ from ..common.epilogue import Epilogue, Parameter
 from ..common.instantiate import instantiate, ints, longs, wgmma
 from ..conv import grouped as _grouped
 
-#: How much longer L2 takes for rows of 128 bytes that cross its lines of 128, and for those that
-#: begin within a sector of 32.
+#: Growth of L2 time for rows of 128 bytes that cross a line of 128 bytes, and for those that begin
+#: inside a sector of 32 bytes.
 _CROSSED, _CUT = 0.32, 0.87
 _Maps = Callable[[tuple[int, int], tuple[int, int]], tuple[TensorMap, TensorMap]]
 
 
+class Sizes(NamedTuple):
+    """What prices of the kernels of Hopper depend on: `bundles` GEMMs of m x n results over `steps`
+    stages of 64 k (groups of a convolution, phases of a transposed one), on `sms` SMs.
+
+    residual: the epilogue reads one; expensive: it needs many instructions for a result
+    (`epilogue.expensive`); statistics: it computes statistics of rows, so that tiles need a
+    multiple of 64 columns. pixel: least clocks to copy 64 channels of one pixel and of one filter;
+    mma_scale: of a stage's clocks of arithmetic (`grouped.mma_scale`); crossed: `crossed` of A.
+    """
+
+    m: int
+    n: int
+    steps: int
+    sms: int
+    residual: bool = False
+    expensive: bool = False
+    statistics: bool = False
+    bundles: int = 1
+    pixel: tuple[float, float] = (0.0, 0.0)
+    mma_scale: float = 1.0
+    crossed: float = 1.0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of B."""
+        return self.n * self.bundles * self.steps * 128
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of B, the result and the residual."""
+        return self.weight_bytes + self.m * self.n * self.bundles * 2 * (1 + self.residual)
+
+
 @dataclass(frozen=True)
 class Problem:
-    """y[rows, columns] = epilogue(A[rows, k] B[columns, k]^T). source: as in `sm90_mainloop.cuh`.
-    maps: tensor maps of A and B for a tile's rows of each, and how many CTAs copy parts of these;
-    parameters: what the source needs beyond M, N and the pitches; pitches: of y along every axis;
-    full: of a residual. across: operands that are contiguous along their rows, depth: k, of
-    matrices; groups: whether columns are those of a convolution's groups; beside: blocks of a grid
-    along its other axes; swapped: rows of the problem are y's columns."""
+    """y[rows, columns] = epilogue(A[rows, k] B[columns, k]^T). source: SOURCE of
+    `sm90_mainloop.cuh`. maps: tensor maps of A and B from (rows of a tile, CTAs that multicast
+    parts of it) of each; parameters: of the kernel, beyond M, N and the pitches; pitches: of y
+    along every axis; full: of the residual. mn_major: whether A, B are contiguous along their rows;
+    depth: k of matrices; groups: whether columns belong to groups of a convolution; grid_yz: CTAs
+    along grid axes y and z; swapped: rows of the problem are columns of y (swap-AB); transposed: a
+    transposed convolution.
+    """
 
     request: Request
     source: int
@@ -42,27 +77,27 @@ class Problem:
     parameters: Sequence[Parameter]
     pitches: tuple[DimLike, ...]
     full: tuple[DimLike, ...]
-    across: tuple[bool, bool] = (False, False)
+    mn_major: tuple[bool, bool] = (False, False)
     depth: DimLike = 0
     groups: bool = False
-    beside: tuple[DimLike, DimLike] = (1, 1)
+    grid_yz: tuple[DimLike, DimLike] = (1, 1)
     swapped: bool = False
-    turned: bool = False
+    transposed: bool = False
     constants: Mapping[str, bool | int] = field(default_factory=dict)
 
     def column_tiles(self, width: int) -> DimLike:
-        """Tiles along columns, none of which has columns of two bundles of groups."""
+        """Tiles along columns; a tile has columns of one bundle of groups only."""
         return (
             _grouped.tiles(self.request, width) if self.groups else D.ceildiv(self.columns, width)
         )
 
     @property
     def y_vector(self) -> bool:
-        """Whether rows of y begin at multiples of 16 bytes."""
+        """Whether rows of y are aligned to 16 bytes."""
         return _epilogue.vector(self.request, "y", self.pitches)
 
     def epilogue(self, width: int, staged: bool, **ways: bool) -> Epilogue:
-        """The epilogue of `width` columns at a time, between norms of rows."""
+        """The epilogue, `width` columns at a time, with folded norms of rows."""
         r = self.request
         e = _epilogue.epilogue(
             r, self.full, width=width, staged=staged, touched=True, scaled=self.source == 2, **ways
@@ -72,8 +107,8 @@ class Problem:
 
 
 def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> bool:
-    """Whether every operand can be a tensor map: 16-byte aligned with pitches of 16-byte multiples,
-    16-bit types, Hopper.
+    """Whether tensor maps reach every operand: on Hopper, 16-bit types with addresses and pitches
+    aligned to 16 bytes.
     """
     return (
         r.arch == 90
@@ -84,15 +119,15 @@ def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> boo
 
 
 def crossed(pitch: DimLike) -> float:
-    """How many times as long as at multiples of 128 bytes rows take to copy that lie `pitch`
-    elements of two bytes apart.
+    """Time to copy rows with a pitch of `pitch` 16-bit elements, relative to a pitch that is a
+    multiple of 128 bytes.
     """
     apart = 2 * multiple_of(pitch)
     return 1.0 if apart >= 128 else 1.0 + _CROSSED if apart >= 32 else 1.0 + _CUT
 
 
-def last_products(k: DimLike) -> int:
-    """Products of 16 k that the last step of 64 has."""
+def last_stage_mmas(k: DimLike) -> int:
+    """MMAs (of 16 k) of the last stage (of 64 k): 1 to 4."""
     return -(-(k % 64) // 16) if isinstance(k, int) and k % 64 else 4
 
 
@@ -118,12 +153,13 @@ def matrices(
 
 
 def batch(
-    r: Request, i: Mapping[str, DimLike], across: tuple[bool, bool], swapped: bool = False
+    r: Request, i: Mapping[str, DimLike], mn_major: tuple[bool, bool], swapped: bool = False
 ) -> Problem:
-    """`matmul` of operands that tensor maps reach, with strides `i`. across: operands that are
-    contiguous along their rows; swapped: b is A."""
+    """`matmul` of operands that tensor maps reach, with strides `i`. mn_major: whether a, b are
+    contiguous along their rows; swapped: b is the problem's A.
+    """
     m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
-    sides = [("a", "m", m, across[0]), ("b", "n", n, across[1])]
+    sides = [("a", "m", m, mn_major[0]), ("b", "n", n, mn_major[1])]
     sides = sides[::-1] if swapped else sides
     (*_, rows, first), (*_, columns, second) = sides
     moves = {
@@ -137,14 +173,14 @@ def batch(
             TensorMap(
                 Pointer(operand),
                 r.dtype,
-                (*((count, k) if turned else (k, count)), b1, b0),
+                (*((count, k) if major else (k, count)), b1, b0),
                 tuple(
                     D.maximum(D.mul(i[f"{operand}_{axis}"], 2), 16)
-                    for axis in ("k" if turned else row, 1, 0)
+                    for axis in ("k" if major else row, 1, 0)
                 ),
-                (64, (64 if turned else own) // parts, 1, 1),
+                (64, (64 if major else own) // parts, 1, 1),
             )
-            for (operand, row, count, turned), (own, parts) in zip(sides, (a, b), strict=True)
+            for (operand, row, count, major), (own, parts) in zip(sides, (a, b), strict=True)
         )
         return left, right
 
@@ -152,13 +188,13 @@ def batch(
     pitches = (i["ldy"], *(r.ints.get(s, 0) for s in ("y_0", "y_1")))
     return Problem(
         r, 2, rows, columns, i["ldy"], i["ldr"], maps, parameters, pitches, (i["ldr"],),
-        (first, second), k, beside=(b1, b0), swapped=swapped,
+        (first, second), k, grid_yz=(b1, b0), swapped=swapped,
     )  # fmt: skip
 
 
 def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Lower and upper corner (W, H) of the im2col box of a convolution; None when they are symbolic
-    or out of what a tensor map holds.
+    """Lower and upper corner (W, H) of the im2col box of a convolution; None if they are symbolic
+    or exceed the limits of a tensor map.
     """
     i = r.ints
     upper = [
@@ -179,8 +215,8 @@ def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
 
 
 def _upper(size: DimLike, count: DimLike, stride: DimLike, before: DimLike) -> DimLike:
-    """Where the last window begins, counted from the last pixel; for windows as many as fit a
-    symbolic size, where the last one of any size may.
+    """Begin of the last window relative to the last pixel. Where the number of windows is the
+    largest that fits a symbolic size: an upper bound of it.
     """
     last = D.sub(count, 1)
     if isinstance(last, D.Dim) and last.op == "floordiv" and last.args[1] == stride:
@@ -191,8 +227,8 @@ def _upper(size: DimLike, count: DimLike, stride: DimLike, before: DimLike) -> D
 def pixels(
     r: Request, box: tuple[tuple[int, int], tuple[int, int]], rows: int, stride: tuple[int, int]
 ) -> TensorMap:
-    """The image as im2col TMA reads it: `rows` pixels of 64 channels a copy, between the corners in
-    `box`, `stride` (w, h) apart.
+    """Tensor map for im2col TMA: a copy has 64 channels of `rows` pixels, which lie within the
+    corners `box`, `stride` (w, h) apart.
     """
     i = r.ints
     return TensorMap(
@@ -208,7 +244,7 @@ def pixels(
 
 
 def windows(r: Request, rows: DimLike) -> Problem:
-    """A convolution of `rows` output pixels, which follow each other; `corners` must not be None."""
+    """A convolution of `rows` contiguous output pixels; `corners` must not be None."""
     i, box, bundle = r.ints, corners(r), _grouped.of(r)
     assert box is not None
     oc, taps, ldr = int(i["OC"]), int(i["KH"]) * int(i["KW"]), i.get("r_cs", 0)
@@ -234,7 +270,7 @@ def kernel(
     grid: tuple[DimLike, DimLike, DimLike], threads: int, tile: Any, residual: bool,
     macros: Mapping[str, bool | int | str], constants: Mapping[str, bool | int],
 ) -> Kernel:  # fmt: skip
-    """The kernel `gemm_<name>` of the header `gemm/<name>`; width: columns of a wgmma."""
+    """The kernel `gemm_<name>` of the header `gemm/<name>`. width: columns of a wgmma."""
     r, columns = problem.request, problem.rows if problem.swapped else problem.columns
     common = {"SOURCE": problem.source, "RESIDUAL": residual, "Y_VECTOR": problem.y_vector}
     return instantiate(
@@ -255,5 +291,5 @@ def kernel(
         },
         text=_grouped.constants(r if problem.groups else None) + "\n",
         smem=tile.smem,
-        cluster=tile.clustered,
+        cluster=tile.cluster_size,
     )

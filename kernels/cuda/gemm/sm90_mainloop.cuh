@@ -1,24 +1,24 @@
-// What GEMM kernels of Hopper share: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types,
-// by tensor copies (TMA) into a ring of stages, each 64 of k, and wgmma. Two schedulers use it:
+// Main loop of the GEMM kernels of Hopper: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit
+// types, by TMA copies into a ring of stages, each 64 of k, and wgmma. Two schedulers use it:
 // gemm/persistent_sm90.cuh and gemm/cluster_splitk_sm90.cuh.
 //
-// SOURCE is where operands come from:
+// SOURCE: the operands:
 //   0: matrices.
 //   1: a convolution. Rows of A are output pixels, read by im2col TMA; k runs over (kh, kw, 64
 //      channels).
-//   2: matrices of a batch, of two run-time operands; A_ACROSS, B_ACROSS: the operand is contiguous
-//      along its rows, not along k, and lies in panels of 64 rows by 64 k.
+//   2: matrices of a batch, of two run-time operands. A_MN_MAJOR, B_MN_MAJOR: the operand is
+//      contiguous along its rows, not along k; stages are panels of 64 rows by 64 k.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-constexpr bool EARLY = true;  // B is constant: copied before griddepcontrol.wait
-constexpr int LAST = 4;       // products of 16 of k in the last stage: 1 to 4
-constexpr int PRODUCTS = 4;   // of 16 of k in the others (below 4: few channels)
-constexpr int STAGES = 4;     // of the ring
-#define RESIDUAL 0            // the epilogue is given a residual
-#define NORMED 0              // the epilogue is given norms of rows (common/folded_norm.cuh)
-#define MEASURED 0            // statistics of y's rows are wanted (the same)
-#define MIXED 0               // tiles have other groups' channels (conv/grouped.cuh)
+constexpr bool EARLY = true;        // B is constant: copied before griddepcontrol.wait
+constexpr int LAST_STAGE_MMAS = 4;  // wgmma (of 16 k) of the last stage: 1 to 4
+constexpr int STAGE_MMAS = 4;       // of the other stages (below 4: few channels)
+constexpr int STAGES = 4;           // of the ring
+#define RESIDUAL 0                  // the epilogue takes a residual
+#define NORMED 0                    // the epilogue takes norms of rows (common/folded_norm.cuh)
+#define MEASURED 0                  // the epilogue computes statistics of y's rows (the same)
+#define MIXED 0                     // tiles contain channels of other groups (conv/grouped.cuh)
 #ifndef WGMMA_SIZES
 #define MMA_TYPE "f16"
 #define WGMMA_SIZES WGMMA(128)
@@ -34,26 +34,26 @@ constexpr int STAGES = 4;     // of the ring
 
 constexpr int PANEL = 64 * 128;  // bytes of 64 rows of a stage
 // Descriptor of an operand of a stage.
-template <bool ACROSS>
+template <bool MN_MAJOR>
 DEV u64 operand(u32 address) {
-  return descriptor(address) + (ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
+  return descriptor(address) + (MN_MAJOR ? 511ull << 16 : 0);  // a panel has 8192 bytes
 }
-// COUNT products of 16 of k of a stage, for each block of 64 rows.
-template <int COUNT, bool A_ACROSS, bool B_ACROSS, int BLOCKS, int RESULTS>
-DEV void multiply_stage(float (&sum)[BLOCKS][RESULTS], u64 a, u64 b, int k) {
-  constexpr int A_STEP = A_ACROSS ? 128 : 2,
-                B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+// COUNT wgmma (of 16 k) of a stage, for each 64 rows of A.
+template <int COUNT, bool A_MN_MAJOR, bool B_MN_MAJOR, int WGMMAS, int RESULTS>
+DEV void multiply_stage(float (&sum)[WGMMAS][RESULTS], u64 a, u64 b, int k) {
+  constexpr int A_STEP = A_MN_MAJOR ? 128 : 2,
+                B_STEP = B_MN_MAJOR ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
   multiply_fence();
 #pragma unroll
   for (int kk = 0; kk < COUNT; kk++)
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++)
-      wgmma<A_ACROSS, B_ACROSS>(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP,
-                                (k | kk) != 0);
+    for (int i = 0; i < WGMMAS; i++)
+      wgmma<A_MN_MAJOR, B_MN_MAJOR>(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP,
+                                    (k | kk) != 0);
   multiply_commit();
 }
 
-// A stage of the ring, and the phase of its barriers, which changes where the ring began.
+// A slot of the ring, and the phase of its barriers, which flips where the ring begins.
 struct Ring {
   int slot = 0;
   u32 phase = 0;
@@ -74,8 +74,8 @@ struct RingFrom {
     if (slot == begin) phase ^= 1;
   }
 };
-// A consumer's stages: multiply(k, slot) once the stage is full, then release(k, slot) of the stage
-// before, whose products are done.
+// A consumer's main loop: multiply(k, slot) once the stage is full, then release(k, slot) of the
+// stage before, whose MMAs are complete.
 template <class Stages, class Multiply, class Release>
 DEV void mainloop(Stages& ring, u32 full, int count, const Multiply& multiply,
                   const Release& release) {
@@ -95,17 +95,17 @@ DEV void mainloop(Stages& ring, u32 full, int count, const Multiply& multiply,
 }
 
 #if SOURCE == 2
-// SIZE rows from `row` on at stage k, of the matrix at those places of the batch's axes. ALL CTAs
-// share them, those of the bits of `ctas`: each copies a part for all of them, some of the rows or,
-// where these are neighbours, of the 64 k.
-template <bool ACROSS, int SIZE, int ALL>
+// SIZE rows from `row` on at stage k, of matrix (at_0, at_1) of the batch. Multicast to ALL CTAs,
+// whose bits are `ctas`: each copies a part for all of them, of the rows or, if MN_MAJOR, of the 64
+// k.
+template <bool MN_MAJOR, int SIZE, int ALL>
 DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int k, int row, int at_1, int at_0,
                        int rank, u32 ctas) {
-  static_assert(ACROSS || SIZE % (8 * ALL) == 0, "whole groups of 8 rows");
-  const int part = ALL > 1 ? rank * ((ACROSS ? 64 : SIZE) / ALL) : 0;
+  static_assert(MN_MAJOR || SIZE % (8 * ALL) == 0, "whole groups of 8 rows");
+  const int part = ALL > 1 ? rank * ((MN_MAJOR ? 64 : SIZE) / ALL) : 0;
 #pragma unroll
-  for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
-    const int x = ACROSS ? row + r : k * 64, y = ACROSS ? k * 64 + part : row + part;
+  for (int r = 0; r < SIZE; r += MN_MAJOR ? 64 : SIZE) {
+    const int x = MN_MAJOR ? row + r : k * 64, y = MN_MAJOR ? k * 64 + part : row + part;
     if (ALL > 1)
       copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)ctas);
     else
@@ -113,7 +113,7 @@ DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int k, int row, int 
   }
 }
 #elif SOURCE == 1
-// Filters from `row` on, at a tap; SHARED: for the CTAs of the bits of `ctas`.
+// Filters from `row` on, at a tap. SHARED: multicast to the CTAs of the bits `ctas`.
 template <bool SHARED>
 DEV void copy_filters(u32 to, const TensorMap* map, u32 b, const Step& s, int tap, int row,
                       u32 ctas) {
@@ -122,7 +122,7 @@ DEV void copy_filters(u32 to, const TensorMap* map, u32 b, const Step& s, int ta
   else
     copy3(to, map, b, s.chunk * 64, tap, row);
 }
-// Pixels from a window on, at a tap (dw, dh) of it.
+// Pixels from a window on, at its tap (dw, dh).
 template <bool SHARED>
 DEV void copy_pixels(u32 to, const TensorMap* map, u32 b, const Step& s, int channel,
                      const Window& at, u16 dw, u16 dh, u32 ctas) {

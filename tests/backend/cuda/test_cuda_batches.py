@@ -74,7 +74,7 @@ def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) 
         (2, 4, True),
     ):
         tile = wgmma.HopperTile(
-            128, 160, True, cluster, staging=1, swap=swap, beside=beside, panels=not swap
+            128, 160, True, cluster, staging=1, swap=swap, multicast_a=beside, panels=not swap
         )
         monkeypatch.setattr(
             discovery.module("kernels", "cuda.gemm.select"),
@@ -93,7 +93,7 @@ def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) 
         assert (
             kernel.cluster == cluster * beside
             and evaluate(kernel.grid[0], {}) % kernel.cluster == 0
-            and "LAST = 1;" in kernel.source
+            and "LAST_STAGE_MMAS = 1;" in kernel.source
         )
         compile_kernels([kernel], 90)
 

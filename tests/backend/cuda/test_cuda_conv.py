@@ -536,6 +536,6 @@ def test_channels_that_share_no_group_with_others_of_their_bundle(
 def test_steps_of_few_channels_have_fewer_products() -> None:
     for channels, products in ((24, 2), (32, 2), (40, 3), (64, 4), (96, 4)):
         assert (
-            f"PRODUCTS = {products};"
+            f"STAGE_MMAS = {products};"
             in kernels_of(conv(DType.F16, 8, channels, 56, 56, 64))[0].source
         )

@@ -168,16 +168,15 @@ def test_results_of_many_tiles_leave_by_tma() -> None:
 
 
 def test_only_kernels_that_read_through_tensor_maps_know_of_norms() -> None:
-    with pytest.raises(
-        NoKernel, match="norms folded into a product of operands that are not aligned"
-    ):
+    with pytest.raises(NoKernel, match="norms folded into a GEMM of operands that are not aligned"):
         cuda.emit(gemm_norm(DType.F16, 64, "x", unaligned=("x",)))
 
 
 def test_statistics_need_whole_panels() -> None:
     split = discovery.module("kernels", "cuda.gemm.cluster_splitk_sm90")
-    assert any(t.bn % 64 for t in split.prices(197, 768, 12, 132, False, False, False))
-    assert all(t.bn % 64 == 0 for t in split.prices(197, 768, 12, 132, False, False, True))
+    sizes = discovery.module("kernels", "cuda.gemm.sm90").Sizes(197, 768, 12, 132)
+    assert any(t.bn % 64 for t in split.prices(sizes))
+    assert all(t.bn % 64 == 0 for t in split.prices(sizes._replace(statistics=True)))
 
 
 def test_packing_compiles() -> None:
@@ -290,8 +289,8 @@ def test_f32_blocks_lie_evenly() -> None:
 
 
 @pytest.mark.slow
-def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes, product = (
+def test_f32_in_simt_tiles_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    simt, select = (
         discovery.module("kernels", "cuda.gemm.simt"),
         discovery.module("kernels", "cuda.gemm.select"),
     )
@@ -299,8 +298,8 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     for a, b in (((107, 1), (87, 1)), ((1, 185), (1, 107)), ((214, 2), (174, 2))):
         r = batched(DType.F32, 185, 87, 107, a, b)
         r = replace(r, ints={**r.ints, "B0": 9, "B1": 9})
-        for t in lanes.TILES:
-            monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+        for t in simt.TILES:
+            monkeypatch.setattr(select, "choose", lambda *_, t=t: [(t, 1)])
             (kernel,) = kernels_of(r)
             assert (
                 kernel.symbol == "gemm_simt"
@@ -309,7 +308,7 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
             )
             compile_kernels([kernel], 90)
         monkeypatch.setattr(
-            product, "choose", lambda *_: [(lanes.LaneTile(8, 4, 1, 1, 4, split=4), 1)]
+            select, "choose", lambda *_: [(simt.SimtTile(8, 4, 1, 1, 4, split=4), 1)]
         )
         (kernel,) = kernels_of(r)
         assert kernel.cluster == 4 and kernel.grid == (-(-185 // 32) * -(-87 // 32) * 4, 9, 9)
@@ -319,8 +318,8 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
 
     def splits(m: int, n: int, k: int) -> set[int]:
-        a = product.Access(4)
-        return {t.split for t in lanes.works(r, product.problem(r, m, n, k, 6, a, a, True))}
+        a = select.Access(4)
+        return {t.split for t in simt.works(r, select.problem(r, m, n, k, 6, a, a, True))}
 
     assert splits(64, 64, 512) == {1, 2, 4} and splits(64, 64, 40) == {1}
     assert splits(4096, 4096, 512) == {1}  # there are blocks enough
@@ -334,7 +333,7 @@ def test_few_rows_stream_the_other_operand() -> None:
             assert len(kernels) == 1 and kernels[0].symbol == "gemv", (d, m, n, r.ints)
             compile_kernels(kernels, 90)
     # one row for all warps
-    assert "SHARE = 8;" in kernels_of(gemm(DType.F32, 1, 1, 100003))[0].source
+    assert "WARPS_PER_ROW = 8;" in kernels_of(gemm(DType.F32, 1, 1, 100003))[0].source
     for d, k in ((DType.F16, 65536), (DType.F32, 100003)):  # a few results of many terms
         (kernel,) = kernels_of(gemm(d, 1, 1, k))
         assert (kernel.symbol, kernel.cluster) == ("gemv", 16)
@@ -345,7 +344,7 @@ def test_few_rows_stream_the_other_operand() -> None:
 @pytest.mark.slow
 def test_gemv_reads_the_operand_of_many_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever operand has many rows; as many lanes and reads as all of k needs."""
-    gemv, product = (
+    gemv, select = (
         discovery.module("kernels", "cuda.gemm.gemv"),
         discovery.module("kernels", "cuda.gemm.select"),
     )
@@ -356,8 +355,8 @@ def test_gemv_reads_the_operand_of_many_rows_once(monkeypatch: pytest.MonkeyPatc
             if d != DType.F32:  # other tiles are better there for so few
                 assert "STAGED 0" in kernel.source, (d, m, n, k)
             for t in gemv.at_once(m > 1, min(m, n), k, size=d.size):
-                assert 16 // d.size * (t.lanes * t.reads - 1) + 1 >= k
-                monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+                assert 16 // d.size * (t.lanes_per_row * t.reads - 1) + 1 >= k
+                monkeypatch.setattr(select, "choose", lambda *_, t=t: [(t, 1)])
                 (kernel,) = kernels_of(r)
                 assert kernel.grid == (-(-max(m, n) // t.rows), 3, 2) and kernel.block == 256
                 check_kernels([kernel], 90)
@@ -406,27 +405,28 @@ def test_f32_on_tensor_cores() -> None:
 
 @pytest.mark.slow
 def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = discovery.module("kernels", "cuda.gemm.select")
-    r, a = gemm(DType.F32, 67, 131, 257), product.Access(4)
-    p = product.problem(r, 67, 131, 257, 1, a, a, True)
+    select = discovery.module("kernels", "cuda.gemm.select")
+    r, a = gemm(DType.F32, 67, 131, 257), select.Access(4)
+    p = select.problem(r, 67, 131, 257, 1, a, a, True)
     for t in discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(
         DType.F32, tf32=True, arch=90
     ):
         if t.terms:
-            assert t in product.single(replace(r, tf32=True), p)
-            assert (t.terms == 3) == (t in product.single(r, p))
-            monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+            assert t in select.works(replace(r, tf32=True), p)
+            assert (t.terms == 3) == (t in select.works(r, p))
+            monkeypatch.setattr(select, "choose", lambda *_, t=t: [(t, 1)])
             compile_kernels(kernels_of(r), 90)
 
 
-def test_linear_layers_have_the_tile_that_is_best_between_others() -> None:
+def test_linear_layers_have_the_tile_that_is_best_in_a_network() -> None:
     """Among tiles that cost about as little by themselves; the best one costs what the cheapest of
     them does, for other kernels are compared with it.
     """
-    product, wgmma, split = (
+    select, wgmma, split = (
         discovery.module("kernels", f"cuda.gemm.{n}")
         for n in ("select", "persistent_sm90", "cluster_splitk_sm90")
     )
+    sm90 = discovery.module("kernels", "cuda.gemm.sm90")
     changed = 0
     for m, n, k in (
         (512, 3072, 768),
@@ -435,34 +435,35 @@ def test_linear_layers_have_the_tile_that_is_best_between_others() -> None:
         (77, 512, 1536),
         (2000, 512, 512),
     ):
-        sizes = (m, n, k // 64, 132, False, False, False, 1, (0.0, 0.0), 1.0, 1.0)
-        alone = wgmma.prices(*sizes, True) | split.prices(*sizes)
-        product._likely.cache_clear()
-        costs = product._likely(sizes, True, "gemm", 1.4)
+        sizes = sm90.Sizes(m, n, k // 64, 132)
+        alone = wgmma.prices(sizes, True) | split.prices(sizes)
+        select._likely.cache_clear()
+        costs = select._likely(sizes, True, "gemm", 1.4)
         best, least = min(costs, key=costs.__getitem__), min(alone.values())
         assert costs[best] == pytest.approx(least) and alone[best] <= 1.1 * least
         near = {
             t: c
             + (
-                split.between(t, m, n, 132, False)
+                split.network_cost(t, sizes, False)
                 if isinstance(t, split.SplitTile)
-                else wgmma.BETWEEN
+                else wgmma.NETWORK_COST
             )
             for t, c in alone.items()
             if c <= 1.1 * least
         }
         assert near[best] == min(near.values())
         changed += alone[best] > least
-        convolved = wgmma.prices(*sizes, False) | split.prices(*sizes)
-        assert product._likely(sizes, True, "conv2d", 1.4) == {
+        convolved = wgmma.prices(sizes, False) | split.prices(sizes)
+        assert select._likely(sizes, True, "conv2d", 1.4) == {
             t: c for t, c in convolved.items() if c <= 1.4 * min(convolved.values())
         }
     assert changed >= 3
     across, along = split.SplitTile(64, 64, True), split.SplitTile(64, 64, False)
+    s = sm90.Sizes(512, 512, 1, 132)
     assert (
-        split.between(across, 512, 512, 132, True)
-        > split.between(along, 512, 512, 132, True)
-        == split.between(along, 512, 512, 132, False)
+        split.network_cost(across, s, True)
+        > split.network_cost(along, s, True)
+        == split.network_cost(along, s, False)
     )
 
 

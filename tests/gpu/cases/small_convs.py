@@ -321,7 +321,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     )
     if device()[0] == 90:
         for t in _costs.tiles(F32, arch=90):
-            if t.grouped:
+            if t.wgmma:
                 yield with_tile(
                     conv(
                         rng,

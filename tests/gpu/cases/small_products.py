@@ -22,7 +22,7 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_costs, _wgmma, _split, _gemv, _lanes = (
+_costs, _wgmma, _split, _gemv, _simt = (
     discovery.module("kernels", f"cuda.gemm.{name}")
     for name in (
         "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv", "simt",
@@ -372,7 +372,7 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     for t in _costs.tiles(F32, tf32=True, arch=device()[0]):
         # whole tiles and parts
         yield with_tile(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)
-        if t.grouped:
+        if t.wgmma:
             yield with_tile(
                 matmul(rng, F32, 1, 2, 131, 133, 201, a_turned=True, b_turned=True),
                 replace(t, split=2),
@@ -418,7 +418,7 @@ def odd_products(rng: Rng) -> Iterator[Case]:
                 )
         yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, b_turned=True), dots(False, 3, 4, 1, 1))
     yield with_tile(gemm(rng, F16, 5, 35, 1031, "silu", res_mode=1), dots(False, 5, 32, 4, 1))
-    lane = _lanes.LaneTile
+    lane = _simt.SimtTile
     for a_turned, b_turned in itertools.product((False, True), (False, True)):
         for t in (
             lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3),
@@ -526,7 +526,14 @@ def _persistent_batches(rng: Rng) -> Iterator[Case]:
             yield with_tile(
                 case,
                 _wgmma.HopperTile(
-                    bm, width, ping, cluster, staging=1, swap=swap, beside=beside, panels=panels
+                    bm,
+                    width,
+                    ping,
+                    cluster,
+                    staging=1,
+                    swap=swap,
+                    multicast_a=beside,
+                    panels=panels,
                 ),
             )
     yield with_tile(

@@ -49,8 +49,8 @@ def halo_tiles(r: Request, *, resident: bool) -> list[Any]:
     found = [t for t in halo.configs(r) if t.resident == resident]
     if resident:
         return found
-    alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.clustered == 1}
-    return [*alone.values(), *{(t.split, t.share): t for t in found if t.clustered > 1}.values()]
+    alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.cluster_size == 1}
+    return [*alone.values(), *{(t.split, t.share): t for t in found if t.cluster_size > 1}.values()]
 
 
 def _tile_modules() -> tuple[Any, Any, Any]:
@@ -71,6 +71,7 @@ def plausible(
     costs, wgmma, split = _tile_modules()
     sms = device()[1]
     count = steps or -(-k // 64)
+    sizes = discovery.module("kernels", "cuda.gemm.sm90").Sizes(m, n, count, sms)
     if steps < 0:
         general = [
             replace(t, split=s)
@@ -84,11 +85,11 @@ def plausible(
         (wgmma, wgmma.candidates(n, count, sms) if stored else []),
         (split, split.candidates(m, n, count, sms)),
     ):
-        ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))
+        ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, sizes))
         if not ranked:
             continue
-        best = kind.tile_cost(ranked[0], m, n, count, sms)
-        rest = [t for t in ranked[most:] if kind.tile_cost(t, m, n, count, sms) < 1.6 * best]
+        best = kind.tile_cost(ranked[0], sizes)
+        rest = [t for t in ranked[most:] if kind.tile_cost(t, sizes) < 1.6 * best]
         out += ranked[:most] + random.Random(m * n + k).sample(rest, min(most, len(rest)))
     return out
 
@@ -99,26 +100,35 @@ def rounds(t: Any) -> bool:
 
 
 def tile_name(t: Any) -> str:
-    if hasattr(t, "lane_m"):
+    if hasattr(t, "thread_m"):
         return (
-            f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages} "
+            f"simt {t.bm}x{t.bn} of {t.thread_m}x{t.thread_n} by {t.warps_k} stages{t.stages} "
             f"split{t.split}"
         )
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
     if hasattr(t, "wide_a"):
-        how = f"lanes{t.lanes} reads{t.reads}" if t.reads else f"split{t.split} share{t.share}"
-        return f"gemv few{t.few} deep{t.deep} {how} wide {'ba'[t.wide_a]}"
-    if hasattr(t, "kept"):
-        more = (" ping" * t.ping, " swap" * t.swap, " kept" * (t.kept > 0), " tma" * t.tma)
+        how = (
+            f"lanes{t.lanes_per_row} reads{t.reads}"
+            if t.reads
+            else f"split{t.split} warps{t.warps_per_row}"
+        )
+        return f"gemv narrow{t.narrow_rows} rows{t.rows_per_lane} {how} wide {'ba'[t.wide_a]}"
+    if hasattr(t, "pingpong"):
+        more = (
+            " pingpong" * t.pingpong,
+            " swap" * t.swap,
+            " resident_b" * (t.resident_b > 0),
+            " tma" * t.tma,
+        )
         return (
             f"wgmma {t.bm}x{t.bn}{''.join(more)} "
-            f"cluster{t.cluster}{f'x{t.beside}' if t.beside > 1 else ''}"
+            f"cluster{t.multicast_b}{f'x{t.multicast_a}' if t.multicast_a > 1 else ''}"
         )
     if hasattr(t, "swap"):
         return (
-            f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} "
-            f"resident{t.resident}"
+            f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} "
+            f"multicast{t.right_multicast} resident{t.resident}"
         )
     if hasattr(t, "stack"):
         return (

@@ -1,1 +1,1 @@
-"""Products by asynchronous copies several stages deep (cp.async) and mma.sync, FFMA or 3xTF32."""
+"""Multistage GEMM: cp.async copies, then mma.sync, 3xTF32 (mma.sync or wgmma) or FFMA."""

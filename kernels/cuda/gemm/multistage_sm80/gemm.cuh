@@ -1,15 +1,14 @@
-// One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of
-// matrices, convolutions and transposed convolutions as implicit GEMM. Copies are asynchronous and
-// STAGES deep; products are those of tensor cores (mma.sync, of f32 wgmma too), or FFMA's for f32
-// with TERMS = 0.
+// Multistage GEMM: one output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per CTA,
+// of matrices, and of convolutions and transposed convolutions as implicit GEMM. cp.async copies
+// STAGES stages; tensor cores multiply (mma.sync, or wgmma for f32), or FFMA for f32 with TERMS 0.
 #pragma once
 #ifndef GENERATED
-#define SPLIT 2            // CTAs that share one tile's k: 1, 2, 4 or 8
-#define CLUSTER 1          // they are a cluster, else a second kernel adds up what they leave
-#define LAUNCH_BOUNDS 256  // threads, and CTAs of an SM that registers must do for
+#define SPLIT 2            // split-K: 1, 2, 4 or 8
+#define CLUSTER 1          // split-K over a cluster, else a second kernel reduces partial sums
+#define LAUNCH_BOUNDS 256  // threads, and optionally resident CTAs per SM
 #define MMA_TYPE "f16"
-#define GROUPED 0  // warpgroups multiply (Hopper)
-#endif  // GENERATED
+#define USE_WGMMA 0  // f32 by wgmma (Hopper)
+#endif               // GENERATED
 #include "gemm/operands.cuh"
 #include "gemm/multistage_sm80/loads.cuh"
 #if IS_F32
@@ -22,7 +21,7 @@
 #else
 #include "gemm/multistage_sm80/mainloop_tf32.cuh"
 #endif
-#if GROUPED
+#if USE_WGMMA
 #include "gemm/multistage_sm80/wgmma_tf32.cuh"
 #endif
 #include "gemm/multistage_sm80/store.cuh"
@@ -43,18 +42,18 @@ DEV void add_peer4(float* v, u32 address, u32 peer) {
 DEV void wait_for_producers() {
 #if __CUDA_ARCH__ >= 900 && IS_F32 && SOURCE == 0
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::
-                   : "memory");  // in this order: else blocks of several kernels wait beside these,
-                                 // which then lie unevenly
+                   : "memory");  // in this order: else waiting CTAs of later kernels occupy SMs,
+                                 // and CTAs of this kernel are distributed unevenly
 #elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) gemm_multistage(PARAMETERS) {
-  extern __shared__ __align__(GROUPED ? 1024 : 128) char shared[];
+  extern __shared__ __align__(USE_WGMMA ? 1024 : 128) char shared[];
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
-  // Eight tile rows at a time go through all columns: their operands stay in L2.
+  // Tiles are ordered in bands of eight tile rows, whose operands stay in L2.
   const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN, band = tile / (8 * tiles_n),
             height = min(tiles_m - band * 8, 8), rest = tile - band * 8 * tiles_n;
   const int m0 = (band * 8 + rest % height) * BM, n0 = rest / height * BN;
@@ -98,25 +97,27 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) gemm_multistage(PARA
 #define ADVANCE image.advance()
 #else
 #define LOAD_LEFT(to, k) \
-  if (!HELD_A) left.load(to, k)
+  if (!PREFETCHED_A) left.load(to, k)
 #define LOAD_RIGHT(to, k) \
-  if (!HELD_B) right.load((to) + A_STAGE, k)
+  if (!PREFETCHED_B) right.load((to) + A_STAGE, k)
 #define ADVANCE
 #if !IS_F32
-  // What goes through registers is read before a product and written to shared memory after it, as
-  // far as registers reach.
-  constexpr int SLOW_A = A_BYTES == 2 ? left.COUNT : 0, SLOW_B = B_BYTES == 2 ? right.COUNT : 0,
-                HELD_A = SLOW_A + SLOW_B <= 8 ? SLOW_A : 0,
-                HELD_B = SLOW_A + SLOW_B <= 8 ? SLOW_B : 0;
-  Piece held_a[HELD_A ? HELD_A : 1], held_b[HELD_B ? HELD_B : 1];
-#define READ(k)                        \
-  if (HELD_A) left.read(k, 0, held_a); \
-  if (HELD_B) right.read(k, 0, held_b);
-#define WRITE(to, k)                        \
-  if (HELD_A) left.write(to, k, 0, held_a); \
-  if (HELD_B) right.write((to) + A_STAGE, k, 0, held_b);
+  // Copies staged through registers (of two bytes) are read before the MMAs of a stage and written
+  // to shared memory after these, if at most 8 chunks per thread.
+  constexpr int REGISTER_COPIES_A = A_BYTES == 2 ? left.COUNT : 0,
+                REGISTER_COPIES_B = B_BYTES == 2 ? right.COUNT : 0,
+                PREFETCHED_A = REGISTER_COPIES_A + REGISTER_COPIES_B <= 8 ? REGISTER_COPIES_A : 0,
+                PREFETCHED_B = REGISTER_COPIES_A + REGISTER_COPIES_B <= 8 ? REGISTER_COPIES_B : 0;
+  Piece prefetched_a[PREFETCHED_A ? PREFETCHED_A : 1],
+      prefetched_b[PREFETCHED_B ? PREFETCHED_B : 1];
+#define READ(k)                                    \
+  if (PREFETCHED_A) left.read(k, 0, prefetched_a); \
+  if (PREFETCHED_B) right.read(k, 0, prefetched_b);
+#define WRITE(to, k)                                    \
+  if (PREFETCHED_A) left.write(to, k, 0, prefetched_a); \
+  if (PREFETCHED_B) right.write((to) + A_STAGE, k, 0, prefetched_b);
 #else
-  constexpr int HELD_A = 0, HELD_B = 0;
+  constexpr int PREFETCHED_A = 0, PREFETCHED_B = 0;
 #endif
 #endif
 #ifndef READ
@@ -125,15 +126,15 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) gemm_multistage(PARA
 #endif
   wait_for_producers();
   Accumulator sum;
-#if IS_F32 && !GROUPED
+#if IS_F32 && !USE_WGMMA
 again:
 #endif
-  // Stages that are copied ahead: warpgroups still read that of the step before.
-  constexpr int DISTANCE = STAGES - 1 - GROUPED;
+  // Prefetched stages; wgmma still reads the stage of the step before.
+  constexpr int DISTANCE = STAGES - 1 - USE_WGMMA;
   constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS
                                ? 1
-                               : DISTANCE;  // what goes through registers takes many instructions;
-                                            // `again` saves registers
+                               : DISTANCE;  // copies through registers take many instructions; with
+                                            // `again` unrolling costs registers
 #pragma unroll UNROLLED
   for (int s = 0; s < DISTANCE; s++) {
     if (s < count) {
@@ -158,7 +159,7 @@ again:
       ADVANCE;
     }
     copy_commit();
-#if GROUPED
+#if USE_WGMMA
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE,
                  base + STAGES * STAGE + s % 2 * PARTS_BYTES);
 #else
@@ -170,12 +171,12 @@ again:
     if (++slot == STAGES) slot = 0;
     if (++target == STAGES) target = 0;
   }
-#if GROUPED
+#if USE_WGMMA
   sum.finish();
 #endif
   copy_wait<0>();
   __syncthreads();
-#if GROUPED
+#if USE_WGMMA
   if (sum.again()) {
 #if SOURCE == 1
     image.start(begin * BK);
@@ -281,7 +282,7 @@ again:
 }
 
 #if SPLIT > 1 && !CLUSTER
-// Sums the partial products of all parts and finishes them: one thread takes 8 columns.
+// Adds the partial sums of split-K and runs the epilogue: one thread has 8 columns.
 extern "C" __global__ void __launch_bounds__(128) gemm_splitk_reduce(PARAMETERS) {
   OUTPUT_PHASES
   wait_for_producers();

@@ -1,33 +1,33 @@
-// How tiles of `gemm/multistage_sm80/gemm.cuh` are read: asynchronous copies, rows of a matrix in
-// any strides, pixels of a convolution as rows.
+// Copies to shared memory of `gemm/multistage_sm80/gemm.cuh`: rows of a matrix with any strides,
+// and pixels of a convolution.
 //
-// Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes;
-// chunk c of row r lies at c ^ (r & 7), so that ldmatrix and the copies are free of bank conflicts.
-// A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
+// Shared memory has rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes.
+// Chunk c of row r is at c ^ (r & 7), so that ldmatrix and the copies have no bank conflicts. A
+// transposed operand (contiguous along m or n) has panels of 64 of these by BK lines of k.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-#ifndef GROUPED
-#define GROUPED 0  // warpgroups multiply (wgmma_tf32.cuh)
+#ifndef USE_WGMMA
+#define USE_WGMMA 0  // f32 by wgmma (wgmma_tf32.cuh)
 #endif
 #ifndef SOURCE
-#define SOURCE 0  // of A's rows: 0 matrices, 1 pixels of a convolution
+#define SOURCE 0  // A: 0: a matrix, 1: pixels of a convolution (implicit GEMM)
 #endif
 #ifndef TERMS
-#define TERMS 3  // of f32: products of tensor cores for one (3; 1: rounded elements), 0: FFMA
+#define TERMS 3  // f32: 3: 3xTF32, 1: TF32 (rounded elements), 0: FFMA
 #endif
-constexpr int BM = 128, BN = 64;                                     // rows and columns of a tile
-constexpr int WARPS_M = GROUPED ? 8 : 4, WARPS_N = GROUPED ? 1 : 2;  // warps along these
-constexpr int WARPS_K = 1;                          // warps that share a stage's k (f32): 1 to 8
-constexpr int STAGES = 3;                           // copies under way, and the stage in use
-constexpr int A_BYTES = 16, B_BYTES = 16;           // of a copy: 2 (f32: 4) to 16
-constexpr bool A_TRANS = false, B_TRANS = false;    // contiguous along rows, not along k
+constexpr int BM = 128, BN = 64;  // rows and columns of a tile
+constexpr int WARPS_M = USE_WGMMA ? 8 : 4, WARPS_N = USE_WGMMA ? 1 : 2;  // warps along these
+constexpr int WARPS_K = 1;                        // split-K over warps within a stage (f32): 1 to 8
+constexpr int STAGES = 3;                         // stages in flight, and the one in use
+constexpr int A_BYTES = 16, B_BYTES = 16;         // of a copy: 2 (f32: 4) to 16
+constexpr bool A_TRANS = false, B_TRANS = false;  // contiguous along rows, not along k
 constexpr bool A_GATHER = false, B_GATHER = false;  // contiguous along neither
-constexpr bool A_WHOLE = false, B_WHOLE = false;    // each copy has all of its elements or none
+constexpr bool A_WHOLE = false, B_WHOLE = false;    // each copy is entirely inside or outside
 
 #endif  // GENERATED
 #include "common/mma.cuh"
-#if GROUPED
+#if USE_WGMMA
 #include "common/hopper.cuh"
 #endif
 #if !IS_F32
@@ -41,7 +41,7 @@ constexpr bool SIMT = sizeof(T) == 4;
 constexpr int A_STAGE = BM * 128, STAGE = (BM + BN) * 128;
 constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
 
-// All of SIZE bytes, or nothing; and zeros.
+// Copies SIZE bytes if `there`; `clear` writes zeros.
 template <int SIZE>
 DEV void copy_if(u32 to, const void* from, bool there) {
   if (SIZE == 16)
@@ -67,7 +67,7 @@ DEV void clear(u32 to) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
 }
 #if !IS_F32
-// A chunk of elements of two bytes, `step` apart, of which `count` exist; the rest is zero.
+// A chunk of 16-bit elements, `step` apart, of which `count` exist; the rest is zero.
 DEV uint4 gathered(const T* from, int count, i64 step) {
   u32 v[8];
 #pragma unroll
@@ -105,8 +105,8 @@ DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
   }
 }
 
-// Where the chunks that this thread copies lie in a tile of ROWS rows: row-fastest when
-// neighbouring rows are neighbours in memory.
+// Chunks of a tile of ROWS rows that this thread copies. GATHER: neighbouring threads have
+// neighbouring rows.
 template <int ROWS, bool GATHER>
 struct Rows {
   static constexpr int COUNT = (ROWS * 8 + THREADS - 1) / THREADS;
@@ -125,8 +125,8 @@ struct Rows {
 };
 
 #if !IS_F32
-// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step. WHOLE:
-// each copy has all of its elements or none.
+// An operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step. WHOLE: each copy
+// is entirely inside or outside.
 template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE>
 struct Matrix {
   // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is
@@ -135,16 +135,16 @@ struct Matrix {
                        E = COPY / sizeof(T), COUNT = (ROWS * 8 * PARTS + THREADS - 1) / THREADS;
   const T* base;
   i64 row_step, k_step;
-  int rows, k;            // what is left from the tile's first row; all of k
-  const T *first, *last;  // where the whole matrix lies
-  // Copy i of this thread: where it goes, how many elements exist from `from` on, an address that
-  // counts only where there are any. Copies of one thread are HOP rows (or lines of k) apart where
-  // all have the same k.
+  int rows, k;            // rows from the tile's first one on; all of k
+  const T *first, *last;  // bounds of the whole matrix
+  // Copy i of this thread: its offset in shared memory, its address and number of elements (if 0,
+  // the address is not used). Unless GATHER, copies of a thread are HOP rows (TRANS: lines of k)
+  // apart.
   static constexpr int HOP = THREADS / (TRANS ? ROWS / CHUNK * PARTS : 8 * PARTS);
   METHOD bool place(int i, int k0, u32& to, const T*& from, int& count) const {
     const u32 t = threadIdx.x, part = t % PARTS;
     if (ROWS * 8 * PARTS % THREADS != 0 && t + i * THREADS >= ROWS * 8 * PARTS) return false;
-    if (TRANS) {  // of neighbouring rows at one k
+    if (TRANS) {  // contiguous along rows
       constexpr int ACROSS = ROWS / CHUNK;
       static_assert(THREADS % (ACROSS * PARTS) == 0, "copies of a thread have the same rows");
       const int r = t / PARTS % ACROSS, line = t / PARTS / ACROSS + i * HOP,
@@ -152,7 +152,7 @@ struct Matrix {
       to = (r / 8) * (BK * 128) + line * 128 + (((r & 7) ^ (line & 7)) << 4) + part * COPY;
       count = k0 + line < k ? max(0, min(rows - e, E)) : 0;
       from = base + (i64)(k0 + line) * k_step + e;
-    } else if (GATHER) {  // neighbouring rows are neighbours in memory
+    } else if (GATHER) {  // neighbouring threads have neighbouring rows
       const int c = t + i * THREADS, r = c % ROWS, chunk = c / ROWS, kk = k0 + chunk * CHUNK;
       to = r * 128 + ((chunk ^ (r & 7)) << 4);
       count = r < rows ? max(0, min(k - kk, E)) : 0;
@@ -166,9 +166,8 @@ struct Matrix {
     }
     return true;
   }
-  // Copies of whole pieces, of which either all or nothing exists: those of a thread are a constant
-  // distance apart. Rows beyond the matrix keep what lies there: no result that counts is made of
-  // it; k beyond it is zero.
+  // Whole copies, with a constant stride per thread. Rows outside of the matrix are left as they
+  // are: their results are not stored. k outside of it are zero.
   METHOD void load_whole(u32 to, int k0) const {
     static_assert(!WHOLE || (ROWS * 8 * PARTS % THREADS == 0 && (HOP & (HOP - 1)) == 0),
                   "copies of a thread lie evenly");
@@ -190,15 +189,15 @@ struct Matrix {
       for (int i = 0; i < COUNT; i++)
         if (!TRANS || line + i * HOP >= k - k0) clear<COPY>(place(i));
   }
-  // Nothing copies elements of two bytes asynchronously: they go through registers, from copy i0
-  // on.
-  template <int HELD>
-  METHOD void read(int k0, int i0, Piece (&pieces)[HELD]) const {
+  // Copies of two bytes, which cp.async does not have, are staged through registers: PIECES of them
+  // from copy i0 on.
+  template <int PIECES>
+  METHOD void read(int k0, int i0, Piece (&pieces)[PIECES]) const {
     u32 to;
     const T* from;
     int count;
 #pragma unroll
-    for (int j = 0; j < HELD; j++) {
+    for (int j = 0; j < PIECES; j++) {
       if (i0 + j >= COUNT || !place(i0 + j, k0, to, from, count)) continue;
       if (GATHER)
         pieces[j].low = gathered(from, count, k_step);
@@ -206,13 +205,13 @@ struct Matrix {
         pieces[j].read(from, count, first, last);
     }
   }
-  template <int HELD>
-  METHOD void write(u32 to, int k0, int i0, const Piece (&pieces)[HELD]) const {
+  template <int PIECES>
+  METHOD void write(u32 to, int k0, int i0, const Piece (&pieces)[PIECES]) const {
     u32 at;
     const T* from;
     int count;
 #pragma unroll
-    for (int j = 0; j < HELD; j++) {
+    for (int j = 0; j < PIECES; j++) {
       if (i0 + j >= COUNT || !place(i0 + j, k0, at, from, count)) continue;
       const uint4 v = GATHER ? pieces[j].low : pieces[j].elements(count);
       asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(v.x), "r"(v.y),
@@ -252,15 +251,15 @@ struct Matrix {
 #endif
 
 #if SOURCE == 1
-// The taps of a convolution that meet one output phase: tap t along an axis reads input index first
-// + t * step and weight index k_first + t * k_step.
+// The taps of one output phase of a convolution along an axis: tap t reads input index first +
+// t * step and weight index k_first + t * k_step.
 struct Axis {
   int taps, step, k_first, k_step;
 };
 
 // Rows of A are output pixels, k runs over (kh, kw, channel) with `pitch` channels per tap; B is
-// the packed weight [OC, KH, KW, pitch]. Every chunk of one thread has the same k, which moves on
-// by BK per stage.
+// the packed weight [OC, KH, KW, pitch]. All chunks of a thread have the same k, which advances by
+// BK per stage.
 struct Image {
   using Place = Rows<BM, false>;
   static_assert(THREADS % 8 == 0, "one k per thread");

@@ -1,4 +1,4 @@
-// Products of a stage of 16-bit elements by mma.sync: warps have WM by WN results each.
+// MMAs of a stage of 16-bit elements by mma.sync: a warp has a tile of WM x WN results.
 #pragma once
 #ifndef GENERATED
 #define MMA_TYPE "f16"  // or "bf16"

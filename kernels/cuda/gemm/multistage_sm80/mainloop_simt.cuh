@@ -1,22 +1,21 @@
-// Products of a stage of f32 by FFMA.
+// Multiplies a stage of f32 by FFMA.
 #pragma once
 #ifndef GENERATED
 #define TERMS 0
-constexpr bool AHEAD = true;  // operands are read from shared memory a product ahead
+constexpr bool AHEAD = true;  // operands are prefetched from shared memory
 #endif                        // GENERATED
 #include "gemm/multistage_sm80/operands_f32.cuh"
 
-// A thread has every TY-th row and every TX-th column of the tile, or as many fours of them where
-// neighbours lie together; the warps of one group have the same k of a stage, chunks of four
-// WARPS_K apart.
+// A thread has every TY-th row and every TX-th column of the tile; of a transposed operand every
+// TY-th (TX-th) vector of four. A group of warps has every WARPS_K-th chunk of four k of a stage.
 constexpr int TX = 8 * WARPS_N, TY = 4 * WARPS_M, TM = BM / TY, TN = BN / TX;
 struct alignas(16) Four {
   float v[4];
 };
 struct Accumulator {
   float v[TM][TN];
-  // Lanes next to each other have two rows: of 16 lanes, which one access of shared memory serves,
-  // eight read different columns.
+  // Lanes are arranged so that of 16 lanes, which one shared memory access serves, two read
+  // different rows and eight read different columns.
   METHOD int across() const { return threadIdx.x / 2 % 8 + threadIdx.x / 32 % WARPS_N * 8; }
   METHOD int down() const {
     return threadIdx.x % 2 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4;
@@ -28,7 +27,7 @@ struct Accumulator {
   METHOD int column(int j) const {
     return B_TRANS ? (j / 4 * TX + across()) * 4 + j % 4 : across() + j * TX;
   }
-  // Volatile ones stay in the order in which they are written: reads ahead stay ahead.
+  // Volatile, so that the compiler does not move prefetches behind their use.
   DEV void read(Four& to, u32 from) {
     if (AHEAD)
       asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -41,8 +40,8 @@ struct Accumulator {
                    : "r"(from)
                    : "memory");
   }
-  // Where four of an operand's elements begin, of which a thread has COUNT, with chunk c of k:
-  // COUNT rows' four k, or fours of rows of one k after the other.
+  // Address of vector n of four elements, of the COUNT that a thread has at chunk c of k: four k of
+  // row n, or, of a transposed operand, vectors of rows for one k after another.
   template <bool TRANS, int SIZE, int COUNT, int STEP>
   DEV u32 four(u32 base, int own, int n, int c) {
     if (TRANS)
@@ -50,13 +49,13 @@ struct Accumulator {
              n % (COUNT / 4) * (STEP * 16);
     return base + own * 128 + ((c ^ (own & 7) ^ (n * STEP & 7)) << 4) + n * STEP * 128;
   }
-  // The n-th four of the right operand times all of the left one that meet it.
-  METHOD void products(const Four (&l)[TM], const Four& r, int n) {
+  // Multiplies vector n of the right operand by those of the left operand with the same k.
+  METHOD void multiply_four(const Four (&l)[TM], const Four& r, int n) {
 #pragma unroll
     for (int e = 0; e < 4; e++)
 #pragma unroll
       for (int m = 0; m < TM; m++) {
-        // e counts k, or columns where these lie together
+        // e counts k, or columns of a transposed B
         const int i = AHEAD && e % 2 ? TM - 1 - m : m, k = B_TRANS ? n / (TN / 4) : e,
                   j = B_TRANS ? n % (TN / 4) * 4 + e : n;
         v[i][j] = fmaf(A_TRANS ? l[k * (TM / 4) + i / 4].v[i % 4] : l[i].v[k], r.v[e], v[i][j]);
@@ -80,7 +79,7 @@ struct Accumulator {
 #pragma unroll
         for (int n = 0; n < TN; n++) {
           right(n, q);
-          products(l[0], r[n % 2], n);
+          multiply_four(l[0], r[n % 2], n);
         }
       }
     } else {
@@ -101,7 +100,7 @@ struct Accumulator {
 #pragma unroll
             for (int i = n * TM / TN; i < (n + 1) * TM / TN; i++)
               if (more) left(half ^ 1, i, q + half + 1);
-            products(l[half], r[n % 2], n);
+            multiply_four(l[half], r[n % 2], n);
           }
         }
     }

@@ -1,24 +1,24 @@
-// Products of a stage of f32 by tensor cores, which take elements of 11 bits. TERMS = 1: elements
-// are rounded to that. TERMS = 3: an element is the sum of two such, and of the four products of
-// two elements only that of both remainders, 2^-22 of the whole at most, is left out. Tensor cores
-// truncate where they add: they sum eight k from zero, which is what FADD adds to the accumulators,
+// Multiplies a stage of f32 by tensor cores in TF32 (significands of 11 bits). TERMS 1: elements
+// are rounded to TF32. TERMS 3 (3xTF32): an element is split into a TF32 number and a remainder,
+// and of the four cross terms only remainder * remainder, at most 2^-22 of the whole, is dropped.
+// Tensor cores truncate sums: they add eight k from zero, and FADD adds this to the accumulators,
 // so that errors do not grow with k.
 #pragma once
 #include "gemm/multistage_sm80/operands_f32.cuh"
 
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
-// Of an operand that lies line by line of k, a thread reads that many neighbours at a time: they
-// are the same row of so many fragments, and rows of the product are in that order.
-constexpr int A_WIDE = MT % 2 ? 2 : 4, B_WIDE = GROUPED ? 1 : NT % 4 ? 2 : 4;
+// Elements of a transposed operand that a thread reads at a time: they are the same row of as many
+// fragments, and rows of the accumulator are permuted accordingly.
+constexpr int A_WIDE = MT % 2 ? 2 : 4, B_WIDE = USE_WGMMA ? 1 : NT % 4 ? 2 : 4;
 static_assert(WM % 16 == 0 && WN % 16 == 0 && 4 % WARPS_K == 0, "whole fragments");
 
-// The multiple that truncation, which is how tensor cores take an element, turns into the nearest
-// number of 11 bits or the next one; exact elements stay exact.
+// Tensor cores truncate f32 to TF32. Multiplied by NEAREST before, an element becomes the nearest
+// TF32 number or the next one; exact elements stay exact.
 constexpr float NEAREST = 1.f + 0.72f / 2048;
-constexpr u32 KEPT = 0xffffe000, INFINITE = 0x7f800000;
+constexpr u32 TF32_BITS = 0xffffe000, EXPONENT_BITS = 0x7f800000;
 
-// CAREFUL: also for what is infinite, no number, or rounded to infinity. `cross` is what the other
-// element's remainder is multiplied by: `high` if that is finite.
+// An element split for 3xTF32. CAREFUL: also for infinity, NaN and numbers that round to infinity.
+// `cross`, the factor of the other element's remainder, is `high` if that is finite, else 0.
 template <bool CAREFUL>
 struct Parts {
   u32 high, low, cross;
@@ -28,9 +28,9 @@ struct Parts {
       high = __float_as_uint(a * NEAREST);
       return;
     }
-    high = (bits + 0x1000) & KEPT;
-    if (CAREFUL && (high & INFINITE) == INFINITE) high = bits & KEPT;
-    const bool special = CAREFUL && (bits & INFINITE) == INFINITE;
+    high = (bits + 0x1000) & TF32_BITS;
+    if (CAREFUL && (high & EXPONENT_BITS) == EXPONENT_BITS) high = bits & TF32_BITS;
+    const bool special = CAREFUL && (bits & EXPONENT_BITS) == EXPONENT_BITS;
     low = special ? 0 : __float_as_uint(a - __uint_as_float(high));
     cross = special ? 0 : high;
     if (special && a != a) high = 0x7fc00000;
@@ -74,8 +74,7 @@ struct WarpSums {
   struct Fragments {
     u32 a[MT][4], b[NT][2];
   };
-  // Of the product's rows and columns that this thread's warp has, and of the k that its group of
-  // warps has.
+  // First row and column of this thread's warp, and the index of its group of warps along k.
   METHOD int row0() const { return threadIdx.x / 32 % (WARPS_M * WARPS_N) / WARPS_N * WM; }
   METHOD int column0() const { return threadIdx.x / 32 % WARPS_N * WN; }
   METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
@@ -93,14 +92,14 @@ struct WarpSums {
     read_b(f.b, b, kk);
   }
   METHOD void read_a(u32 (&fa)[MT][4], u32 a, int kk) const {
-    const int lane = threadIdx.x % 32, at = lane / 4, k = kk * 8 + lane % 4, turn = lane % 4 * 8;
+    const int lane = threadIdx.x % 32, at = lane / 4, k = kk * 8 + lane % 4, swizzle = lane % 4 * 8;
     if (A_TRANS) {
 #pragma unroll
       for (int i = 0; i < MT * 2 / A_WIDE; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           u32 r[A_WIDE];
-          read_line(r, a + ((k + h * 4) * BM + ((row0() + (i * 8 + at) * A_WIDE) ^ turn)) * 4);
+          read_line(r, a + ((k + h * 4) * BM + ((row0() + (i * 8 + at) * A_WIDE) ^ swizzle)) * 4);
 #pragma unroll
           for (int e = 0; e < A_WIDE; e++) fa[i * (A_WIDE / 2) + e / 2][h * 2 + e % 2] = r[e];
         }
@@ -113,14 +112,15 @@ struct WarpSums {
     }
   }
   METHOD void read_b(u32 (&fb)[NT][2], u32 b, int kk) const {
-    const int lane = threadIdx.x % 32, at = lane / 4, k = kk * 8 + lane % 4, turn = lane % 4 * 8;
+    const int lane = threadIdx.x % 32, at = lane / 4, k = kk * 8 + lane % 4, swizzle = lane % 4 * 8;
     if (B_TRANS) {
 #pragma unroll
       for (int j = 0; j < NT / B_WIDE; j++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           u32 r[B_WIDE];
-          read_line(r, b + ((k + h * 4) * BN + ((column0() + (j * 8 + at) * B_WIDE) ^ turn)) * 4);
+          read_line(r,
+                    b + ((k + h * 4) * BN + ((column0() + (j * 8 + at) * B_WIDE) ^ swizzle)) * 4);
 #pragma unroll
           for (int e = 0; e < B_WIDE; e++) fb[j * B_WIDE + e][h] = r[e];
         }
@@ -142,18 +142,18 @@ struct WarpSums {
     for (int i = 0; i < MT; i++)
 #pragma unroll
       for (int e = 0; e < 4; e++) a[i][e].split(f.a[i][e]);
-    constexpr int TOGETHER = MT < 4 ? 2 : 1;  // enough products that do not wait for each other
+    constexpr int INTERLEAVED = MT < 4 ? 2 : 1;  // independent MMAs
 #pragma unroll
-    for (int j0 = 0; j0 < NT; j0 += TOGETHER) {
-      Element b[TOGETHER][2];
-      float sum[TOGETHER][MT][4];
+    for (int j0 = 0; j0 < NT; j0 += INTERLEAVED) {
+      Element b[INTERLEAVED][2];
+      float sum[INTERLEAVED][MT][4];
 #pragma unroll
-      for (int j = 0; j < TOGETHER; j++)
+      for (int j = 0; j < INTERLEAVED; j++)
         b[j][0].split(f.b[j0 + j][0]), b[j][1].split(f.b[j0 + j][1]);
 #pragma unroll
       for (int term = 3 - TERMS; term < 3; term++)
 #pragma unroll
-        for (int j = 0; j < TOGETHER; j++)
+        for (int j = 0; j < INTERLEAVED; j++)
 #pragma unroll
           for (int i = 0; i < MT; i++) {
             const Element(&p)[4] = a[i], (&q)[2] = b[j];
@@ -172,7 +172,7 @@ struct WarpSums {
           }
       if (TERMS == 1) continue;
 #pragma unroll
-      for (int j = 0; j < TOGETHER; j++)
+      for (int j = 0; j < INTERLEAVED; j++)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -181,7 +181,7 @@ struct WarpSums {
   }
   METHOD void multiply(u32 a, u32 b) {
     constexpr int STEPS = 4 / WARPS_K;
-    if (GROUPED || careful) {
+    if (USE_WGMMA || careful) {
 #pragma unroll 1
       for (int s = 0; s < STEPS; s++) {
         Fragments f;
@@ -190,7 +190,7 @@ struct WarpSums {
       }
       return;
     }
-    constexpr int AHEAD = MT * NT < 32 ? 1 : 0;  // else there are no registers
+    constexpr int AHEAD = MT * NT < 32 ? 1 : 0;  // else registers do not suffice
     Fragments f[AHEAD + 1];
     if (AHEAD) read(f[0], a, b, group());
 #pragma unroll
@@ -200,8 +200,8 @@ struct WarpSums {
       add<false>(f[s % (AHEAD + 1)]);
     }
   }
-  // Whether a result is infinite or no number, which elements that are infinite, or nearly, may
-  // make of others: then all must be summed again with care.
+  // Whether a result is infinite or NaN. Splitting of elements that are infinite, or nearly, may be
+  // the cause: then all of k is summed again with CAREFUL.
   METHOD bool again() {
     if (TERMS == 1 || careful) return false;
     float zero = 0.f;
@@ -232,6 +232,6 @@ struct WarpSums {
     if (WARPS_K > 1) join_groups(to);
   }
 };
-#if !GROUPED
+#if !USE_WGMMA
 using Accumulator = WarpSums;
 #endif

@@ -1,31 +1,31 @@
 // Operands of f32 in shared memory, for FFMA (`gemm/multistage_sm80/mainloop_simt.cuh`) and tensor
 // cores (`gemm/multistage_sm80/mainloop_tf32.cuh`).
 //
-// An operand whose k is contiguous lies as `gemm/multistage_sm80/loads.cuh` says, in rows of 128
-// bytes; one with neighbouring rows (TRANS) lies line by line of k, for tensor cores with the
-// elements of line k at r ^ (k % 4 * 8), so that 4 lines of 8 elements lie in different banks.
+// An operand that is contiguous along k has rows of 128 bytes as in
+// `gemm/multistage_sm80/loads.cuh`. A transposed one (TRANS) has lines of k; for tensor cores
+// element r of line k is at r ^ (k % 4 * 8), so that 8 elements of 4 lines are in different banks.
 #pragma once
 #ifndef GENERATED
 #define IS_F32 1
 #endif  // GENERATED
 #include "gemm/multistage_sm80/loads.cuh"
 
-// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
+// An operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
 template <int ROWS, int BYTES, bool TRANS, bool GATHER>
 struct Matrix {
   // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is
   // contiguous.
   static constexpr int COPY = GATHER ? 16 : BYTES, E = COPY / 4, ACROSS = (TRANS ? ROWS : BK) / E,
                        COPIES = ROWS * BK / E, COUNT = (COPIES + THREADS - 1) / THREADS;
-  // A thread's copies are DOWN lines apart, or, where threads are fewer than the copies of a line,
-  // STEPS of them make one.
+  // Copies of a thread are DOWN lines apart; where a line has more copies than the CTA threads,
+  // STEPS of them make a line.
   static constexpr int DOWN = THREADS / ACROSS, STEPS = DOWN ? 1 : ACROSS / THREADS;
   static_assert(THREADS % ACROSS == 0 || ACROSS % THREADS == 0, "copies of a thread lie alike");
   const T* base;
   i64 row_step, k_step;
-  int rows, k;  // what is left from the tile's first row; all of k
-  static_assert(!TERMS || !TRANS || ROWS % 32 == 0, "turned within a line");
-  DEV u32 turned(int line) { return TERMS ? (line & 3) << 5 : 0; }
+  int rows, k;  // rows from the tile's first one on; all of k
+  static_assert(!TERMS || !TRANS || ROWS % 32 == 0, "swizzled within a line");
+  DEV u32 swizzle(int line) { return TERMS ? (line & 3) << 5 : 0; }
   METHOD void load(u32 to, int k0) const {
     if (GATHER)
       gather(to, k0);
@@ -42,14 +42,14 @@ struct Matrix {
     const T* from = TRANS ? base + (k0 + line0) * k_step + piece0 * E
                           : base + line0 * row_step + k0 + piece0 * E;
     const u32 mine =
-        TRANS ? (to + t * COPY) ^ turned(line0)
+        TRANS ? (to + t * COPY) ^ swizzle(line0)
               : to + line0 * 128 + (((piece0 * E / 4) ^ (line0 & 7)) << 4) + piece0 * E % 4 * 4;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (COPIES % THREADS != 0 && t + i * THREADS >= COPIES) break;
       const int line = i / STEPS * (DOWN ? DOWN : 1),
-                piece = i % STEPS * THREADS;  // beyond the first copy's
-      const u32 at = TRANS ? (mine ^ turned(line)) + i * THREADS * COPY
+                piece = i % STEPS * THREADS;  // relative to the first copy
+      const u32 at = TRANS ? (mine ^ swizzle(line)) + i * THREADS * COPY
                            : (mine ^ ((line & 7) << 4)) + line * 128;
       const T* p = from + line * step + piece * E;
       if (WHOLE) {
@@ -84,7 +84,7 @@ struct Matrix {
   }
 };
 
-// Staged accumulators of the groups of warps that shared k become one.
+// Adds the staged accumulators of the WARPS_K groups of warps.
 DEV void join_groups(float* to) {
   __syncthreads();
   for (int t = threadIdx.x; t < BM * PITCH / 4; t += THREADS) {

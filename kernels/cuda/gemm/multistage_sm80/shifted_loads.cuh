@@ -1,5 +1,4 @@
-// Eight neighbouring elements of two bytes, wherever they begin, by accesses of 16 bytes: the words
-// that they meet, then these shifted.
+// Loads of eight unaligned 16-bit elements by two aligned accesses of 16 bytes and funnel shifts.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"

@@ -1,8 +1,8 @@
-// Where the results of `gemm/multistage_sm80/gemm.cuh` go: rows of matrices, pixels of images or of
-// one phase of a transposed convolution, stored as wide as they lie.
+// Stores of `gemm/multistage_sm80/gemm.cuh`: rows of matrices, pixels of images or of one phase of
+// a transposed convolution, with the widest accesses that alignment allows.
 #pragma once
 #ifndef GENERATED
-constexpr bool Y_VECTOR = true;  // rows of y begin at multiples of 16 bytes
+constexpr bool Y_VECTOR = true;  // rows of y are aligned to 16 bytes
 constexpr int Y_EACH = 8;        // elements at multiples of which these begin and end: 1, 2, 4 or 8
 #endif                           // GENERATED
 #include "gemm/multistage_sm80/loads.cuh"
@@ -25,21 +25,22 @@ DEV void store8(T* y, const float (&v)[8], int count) {
   }
 }
 
-// Where rows of y lie anyhow, LANES neighbouring lanes store columns [0, count) of one, words of
-// two elements of two bytes where these are aligned: at most one each if LANES < 32. Of several
-// rows they read what they store before they store any, as a row alone is latency.
+// Stores unaligned rows of y: LANES_PER_ROW lanes store columns [0, count) of a row, 16-bit
+// elements as aligned words of two (one word a lane if LANES_PER_ROW < 32). They read TOGETHER rows
+// from shared memory before they store any, to hide latency.
 constexpr int EACH = 4 / sizeof(T), TOGETHER = 4;
-template <int LANES, class Place>
+template <int LANES_PER_ROW, class Place>
 DEV void store_rows(T* y, const float* from, int first, int end, int count, const Place& place) {
-  constexpr int TURN = THREADS / LANES, WORDS = LANES < 32 ? 1 : (BN / EACH + 31) / 32;
-  const int lane = threadIdx.x % LANES;
+  constexpr int STRIDE = THREADS / LANES_PER_ROW,
+                WORDS = LANES_PER_ROW < 32 ? 1 : (BN / EACH + 31) / 32;
+  const int lane = threadIdx.x % LANES_PER_ROW;
 #pragma unroll 1
-  for (int r0 = first + threadIdx.x / LANES; r0 < end; r0 += TURN * TOGETHER) {
+  for (int r0 = first + threadIdx.x / LANES_PER_ROW; r0 < end; r0 += STRIDE * TOGETHER) {
     T* row[TOGETHER];
     float v[TOGETHER][WORDS][EACH], head[TOGETHER];
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      const int r = r0 + i * TURN;
+      const int r = r0 + i * STRIDE;
       i64 to = 0;
       row[i] = r < end && place(r, to) ? y + to : 0;
       const int skip = (int)((u64)row[i] / sizeof(T) % EACH);
@@ -48,7 +49,7 @@ DEV void store_rows(T* y, const float* from, int first, int end, int count, cons
       for (int w = 0; w < WORDS; w++)
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-          const int c = skip + EACH * (lane + w * LANES) + e;
+          const int c = skip + EACH * (lane + w * LANES_PER_ROW) + e;
           if (row[i] && c < count) v[i][w][e] = from[r * PITCH + c];
         }
     }
@@ -58,7 +59,7 @@ DEV void store_rows(T* y, const float* from, int first, int end, int count, cons
       if (row[i] && lane < skip) from_float(row[i][0], head[i]);
 #pragma unroll
       for (int w = 0; w < WORDS; w++) {
-        const int c = skip + EACH * (lane + w * LANES);
+        const int c = skip + EACH * (lane + w * LANES_PER_ROW);
         if (!row[i] || c >= count) continue;
 #if IS_F32
         row[i][c] = v[i][w][0];
@@ -74,19 +75,19 @@ DEV void store_rows(T* y, const float* from, int first, int end, int count, cons
 }
 
 #if !IS_F32
-// The same where all rows begin and end at multiples of Y_EACH elements.
-template <int LANES, class Place>
+// The same for rows that begin and end at multiples of Y_EACH elements.
+template <int LANES_PER_ROW, class Place>
 DEV void store_even_rows(T* y, const float* from, int first, int end, int count,
                          const Place& place) {
-  constexpr int WORDS = LANES < 32 ? 1 : (BN / Y_EACH + 31) / 32;
-  const int c0 = threadIdx.x % LANES * Y_EACH;
+  constexpr int WORDS = LANES_PER_ROW < 32 ? 1 : (BN / Y_EACH + 31) / 32;
+  const int c0 = threadIdx.x % LANES_PER_ROW * Y_EACH;
 #pragma unroll 4
-  for (int r = first + threadIdx.x / LANES; r < end; r += THREADS / LANES) {
+  for (int r = first + threadIdx.x / LANES_PER_ROW; r < end; r += THREADS / LANES_PER_ROW) {
     i64 to = 0;
     if (!place(r, to)) continue;
 #pragma unroll
     for (int w = 0; w < WORDS; w++) {
-      const int c = c0 + w * LANES * Y_EACH;
+      const int c = c0 + w * LANES_PER_ROW * Y_EACH;
       const float* v = from + r * PITCH + c;
       if (c >= count) continue;
       if (Y_EACH == 4) {
@@ -101,8 +102,8 @@ DEV void store_even_rows(T* y, const float* from, int first, int end, int count,
 }
 #endif
 
-// Where row m of the product lies: offsets in elements of y and of the full operands of the
-// epilogue. False for rows that do not exist.
+// Offsets (in elements) of row m in y and in the epilogue's full operands; false if the row does
+// not exist.
 struct Output {
 #if SOURCE == 1
   int OH, OW, rows_h, rows_w, step_h, step_w, phase_h, phase_w;

@@ -1,14 +1,14 @@
-// Products of `gemm/multistage_sm80/mainloop_tf32.cuh` by warpgroups (wgmma): each has 64 rows and
-// all columns. They take a from registers and b from shared memory, k along lines of 128 bytes.
+// 3xTF32 of `gemm/multistage_sm80/mainloop_tf32.cuh` by wgmma: a warpgroup has 64 rows and all
+// columns, with A from registers and B from shared memory in rows of 128 bytes along k.
 //
-// An element is the sum of one of 11 bits, the nearest, and a remainder. What of b lies along k is
-// read as it is: tensor cores see its first 11 bits, and only remainders are written beside the
-// stage. Where neighbours are rows of b, both are written, turned. Tensor cores sum the 32 k of a
-// stage from zero, remainders first; FADD adds that to the accumulators.
+// An element is split into the nearest TF32 number and a remainder. A B that is contiguous along k
+// is read in place, as tensor cores truncate it to TF32, and only its remainders are written, next
+// to the stage. Of a transposed B both are written, contiguous along k. Tensor cores add the 32 k
+// of a stage from zero, remainders first; FADD adds this to the accumulators.
 #pragma once
 #ifndef GENERATED
 #define IS_F32 1
-#define GROUPED 1
+#define USE_WGMMA 1
 #define MMA_TYPE "tf32"
 #define WGMMA_SIZES WGMMA(64)
 #endif  // GENERATED
@@ -22,7 +22,7 @@ static_assert(WM == 16 && WARPS_N == 1 && WARPS_K == 1 && WARPS_M % 4 == 0 && TE
 DEV u32 less(u32 bits, u32 part) {
   return __float_as_uint(__uint_as_float(bits) - __uint_as_float(part));
 }
-DEV u32 nearest(u32 bits) { return (bits + 0x1000) & KEPT; }
+DEV u32 nearest(u32 bits) { return (bits + 0x1000) & TF32_BITS; }
 // Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
 DEV u64 lines(u32 address) {
   return (u64)(address >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
@@ -55,7 +55,7 @@ struct Accumulator : WarpSums {
     constexpr int CHUNKS = BN * 8,
                   AT_ONCE = B_TRANS && !A_TRANS && THREADS == 256 && BN == 64
                                 ? 1
-                                : 8;  // two such blocks leave no registers for more
+                                : 8;  // with two resident CTAs, registers suffice for no more
 #pragma unroll AT_ONCE
     for (int i = 0; i < (CHUNKS + THREADS - 1) / THREADS; i++) {
       const int c = threadIdx.x + i * THREADS;
@@ -75,19 +75,19 @@ struct Accumulator : WarpSums {
         load4(v, b + c * 16);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          low[e] = less(v[e], v[e] & KEPT) + 0x1000;  // tensor cores truncate it
+          low[e] = less(v[e], v[e] & TF32_BITS) + 0x1000;  // tensor cores truncate it
       }
       store4(to, low);
     }
   }
-  // The products of the step before are there.
+  // Waits for the MMAs of the step before and adds their sums.
   METHOD void finish() {
     multiply_wait<0>();
 #pragma unroll
     for (int k = 0; k < BN / 2; k++) v[0][k / 4][k % 4] += part[k];
   }
   METHOD void multiply(u32 a, u32 b, u32 parts) {
-    split(b, parts);  // while tensor cores multiply what the step before split
+    split(b, parts);  // while tensor cores multiply the step before
     u32 high[4][1][4], low[4][4];
     finish();
 #pragma unroll
