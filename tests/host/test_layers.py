@@ -104,3 +104,20 @@ def test_no_backend_is_known_by_name() -> None:
     native = [p for kind in ("ort", "plan") for p in (ROOT / "tracea_onnx/ep" / kind).iterdir()]
     spelled = [f(name) for name in backends for f in ('"{}"'.format, '"{}/'.format, "{}::".format)]
     assert not [(p.name, s) for p in native for s in spelled if s in p.read_text("utf-8")]
+
+
+def test_no_backend_uses_the_package_of_another() -> None:
+    """Cached Plans follow from the code of their own backend (`compiler/code_identity.py`)."""
+    names, folder = set(discovery.names("kernels")), discovery.folder("kernels")
+    for path in folder.rglob("*.py"):
+        others = names - {path.relative_to(folder).parts[0].removesuffix(".py")}
+        said: list[str] = []
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.append(node.value)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                said.append(node.module)
+            elif isinstance(node, ast.Import):
+                said += [a.name for a in node.names]
+        first = {text.removeprefix("tracea_onnx.kernels.").split(".")[0] for text in said}
+        assert not first & others, path

@@ -71,10 +71,10 @@ def _contents(paths: Iterable[str]) -> str:
 
 def _files(backend: str) -> list[tuple[str, os.stat_result]]:
     """The files of the code, sorted, and their stamps."""
-    kernels = str(folder("kernels"))
-    # other backends have no part in the answer
-    own = [f"{kernels}/{backend}"] if backend in backends.names() else [kernels]
-    single = [f"{path}.py" for path in own]
+    kernels = folder("kernels")
+    # the packages of other backends have no part in the answer
+    own = kernels / backend if backend in backends.names() else kernels
+    single = [str(path) for path in kernels.glob("*.py")]
     with contextlib.suppress(TraceaError):
         single.append(str(library_path()))
     for spec in map(find_spec, _LIBRARIES):
@@ -85,7 +85,7 @@ def _files(backend: str) -> list[tuple[str, os.stat_result]]:
         with contextlib.suppress(OSError):
             found[path] = Path(path).stat()
     places = [str(Path(__file__).parents[1]), str(folder("fusion_rules")), str(folder("scheduler"))]
-    places += [path for path in own if Path(path).is_dir()]
+    places += [str(own)] if own.is_dir() else []
     while places:
         with os.scandir(places.pop()) as entries:
             for e in entries:
