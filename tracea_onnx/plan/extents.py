@@ -569,6 +569,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges["G"], ranges["D"] = (1, 4), (1, 2)
     if family == "pack_recurrent":
         ranges["first"] = (1, 4)
+    if family == "recurrent":  # tasks count what they have done in 32 bits
+        ranges["T"] = (0, 1 << 24)
     if family == "fft":
         ranges |= {"kind": (0, 2), "N": (1, 1 << 24)}
         ranges |= {f"radix{k}": (1, 16) for k in range(PASSES)}
