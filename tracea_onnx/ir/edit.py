@@ -196,11 +196,20 @@ def renamed(node: NodeProto, new: Mapping[str, str]) -> NodeProto:
 
 def unique(name: str, taken: set[str]) -> str:
     """`name`, numbered if it is taken; the result is taken from then on."""
-    out, k = name, 1
-    while out in taken:
-        out, k = f"{name}_{k}", k + 1
-    taken.add(out)
-    return out
+    if name not in taken:
+        taken.add(name)
+        return name
+    # numbers are taken in order, so that the first free one is found by halves: all nodes of a
+    # file may have one name
+    free = 1
+    while f"{name}_{free}" in taken:
+        free *= 2
+    used = free // 2
+    while free - used > 1:
+        middle = (used + free) // 2
+        used, free = (middle, free) if f"{name}_{middle}" in taken else (used, middle)
+    taken.add(f"{name}_{free}")
+    return f"{name}_{free}"
 
 
 def resolve(new: dict[str, str]) -> dict[str, str]:

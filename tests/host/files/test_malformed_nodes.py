@@ -1099,3 +1099,19 @@ def test_a_node_that_reads_very_many_is_drawn_with_straight_edges() -> None:
     boxes = [f"# {k}" for k in range(800)]
     edges = [(a, b) for a, b in pairwise(boxes)] + [(b, boxes[-1]) for b in boxes[:-2]]
     assert len(layout.layout(boxes, edges, []).curves) == len(edges)
+
+
+class _Counted(set[str]):
+    """A set that counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.asked += 1
+        return super().__contains__(name)
+
+
+def test_names_that_are_all_alike_are_numbered_in_no_time() -> None:
+    taken = _Counted()
+    made = [edit.unique("n", taken) for _ in range(1000)]
+    assert made == ["n", *(f"n_{k}" for k in range(1, 1000))] and taken.asked < 30_000
