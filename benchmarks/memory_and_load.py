@@ -101,14 +101,17 @@ def write_large(path: Path, layers: int) -> int:
     return offset
 
 
-def optimize(arguments: list[str]) -> tuple[int, int, float]:
-    """Exit code, peak resident bytes and seconds of `tracea-onnx ...` in a process of its own."""
+def optimize(arguments: list[str]) -> tuple[int, int, float, float]:
+    """Exit code, peak resident bytes, seconds and seconds of processors of `tracea-onnx ...` in a
+    process of its own.
+    """
     began = time.perf_counter()
     pid = os.posix_spawn(
         sys.executable, [sys.executable, "-m", "tracea_onnx", *arguments], os.environ
     )
     _, status, usage = os.wait4(pid, 0)
-    return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, time.perf_counter() - began
+    seconds, processors = time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+    return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, seconds, processors
 
 
 def write_vit(path: Path, blocks: int, width: int, image: int) -> int:
@@ -233,7 +236,7 @@ def main() -> int:
                 size = write_large(model, max(1, round(args.gigabytes * 1e9 / _LAYER)))
                 options = []
             options += [] if args.models == list(MODELS) else args.models
-            code, peak, seconds = optimize(
+            code, peak, seconds, processors = optimize(
                 ["optimize", str(model), "-o", str(model.with_name("made.onnx")),
                  "--backend", "cpu", *options]
             )  # fmt: skip
@@ -241,8 +244,8 @@ def main() -> int:
                 f"model {size / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB = {peak / size:.2f} x"
             )
             report.row(
-                "optimize", f"{text}, {seconds:.1f} s, exit {code}",
-                size=size, peak=peak, seconds=seconds, exit=code,
+                "optimize", f"{text}, {seconds:.1f} s ({processors:.1f} s CPU), exit {code}",
+                size=size, peak=peak, seconds=seconds, processors=processors, exit=code,
             )  # fmt: skip
             return code
         folders = [discovery.folder(kind) for kind in ("fusion_rules", "scheduler", "kernels")]
