@@ -469,20 +469,22 @@ def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
         or v.data is not None
         or not all(alone.issuperset(D.symbols(d)) for d in (*v.ints, *v.shape))
     ]
+    shapes: dict[str, Dims] = {v.name: tuple(local(d) for d in v.shape) for v in values}
+    views: dict[str, View] = {}
     checks: list[tuple[int, int, DimLike]] = []
-    for v in values:
-        dims: Dims = tuple(local(d) for d in v.shape)
-        out = ctx.define(v.name, v.dtype, dims)
-        if v not in tensors:
-            out.ints = v.ints
-            continue
-        out.view = View(ctx.plan.add_input(v.name, v.dtype, v.rank), contiguous(dims))
+    for v in tensors:
+        dims = shapes[v.name]
+        views[v.name] = View(ctx.plan.add_input(v.name, v.dtype, v.rank), contiguous(dims))
         index = len(ctx.plan.inputs) - 1
         for axis, d in enumerate(dims):
             if isinstance(d, Dim) and d.op == "sym":
                 ctx.plan.define_symbol(d.name, index, axis)
             else:
                 checks.append((index, axis, d))
+    for v in values:  # now that all symbols are known
+        out = ctx.define(v.name, v.dtype, shapes[v.name])
+        out.view = views.get(v.name)
+        out.ints = None if out.view is not None else v.ints
     for index, axis, d in checks:
         ctx.plan.check(index, axis, d)
 

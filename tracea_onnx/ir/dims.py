@@ -192,7 +192,7 @@ def named(text: str, known: Collection[str]) -> DimLike:
 
     try:
         found = read(ast.parse(text, mode="eval").body)
-        usable = abs(found) < 1 << 63 if isinstance(found, int) else found.depth <= DEEPEST
+        usable = 0 <= found < 1 << 63 if isinstance(found, int) else found.depth <= DEEPEST
         return found if usable else symbol(text)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return symbol(text)

@@ -1115,3 +1115,11 @@ def test_names_that_are_all_alike_are_numbered_in_no_time() -> None:
     taken = _Counted()
     made = [edit.unique("n", taken) for _ in range(1000)]
     assert made == ["n", *(f"n_{k}" for k in range(1, 1000))] and taken.asked < 30_000
+
+
+@pytest.mark.parametrize("text", ["2-5", "0*n-4", "n-1", "0-1+n"])
+def test_a_dim_that_is_less_than_another_is_compared_when_that_is_known(text: str) -> None:
+    given = [helper.make_tensor_value_info("x", _F, [text, "n"])]
+    m = _whole([helper.make_node("Relu", ["x"], ["y"])], given)
+    found = _faultless(m)
+    assert len(found.entries) == 1 and not found.refused
