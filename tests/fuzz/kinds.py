@@ -16,6 +16,7 @@ import pickle
 import re
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections import Counter
@@ -152,7 +153,7 @@ def _kept(make: Callable[..., bytes]) -> Callable[..., bytes]:
         with contextlib.suppress(FileNotFoundError):
             return (shared / name).read_bytes()
         data = make(*key)
-        fresh = shared / f"{name}.{os.getpid()}"
+        fresh = shared / f"{name}.{os.getpid()}.{threading.get_ident()}"
         fresh.write_bytes(data)
         fresh.rename(shared / name)
         return data
