@@ -33,7 +33,7 @@ Partition::Partition(std::shared_ptr<const Plan> plan,
     total += align_up(size_t(layout_.bytes[k]) + kSlack, kAlign);
   }
   layout_.total = total;
-  return_free_memory();  // of constants that ORT has folded: it lowers the peak
+  if (total >= kWorthReturning) return_free_memory();  // of what ORT has folded: a lower peak
   constants_ = Memory(total);
 
   std::vector<const char*> base(n, nullptr);

@@ -27,6 +27,7 @@ using Fit = DeviceSession::Fit;
 // What ORT holds for one fused node.
 struct Compiled : OrtNodeComputeInfo {
   std::shared_ptr<Executable> partition;
+  size_t constants = 0;  // bytes of the model that it was made from
   std::vector<size_t> inputs,
       outputs;  // index in the fused node of each of the plan's inputs and outputs
 };
@@ -415,7 +416,8 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;
   compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) {
-    return_free_memory();  // ORT has dropped the constants that were packed
+    if (static_cast<Compiled*>(self)->constants >= kWorthReturning)
+      return_free_memory();  // ORT has dropped what was packed
     *state = self;
   };
   compiled->ReleaseState = [](OrtNodeComputeInfo*, void*) {};
@@ -448,6 +450,7 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
     if (v == graph.index.end() || !graph.values[size_t(v->second)].constant)
       throw Failure("plan '" + plan->name + "': '" + name + "' is not a constant of the model");
     const Value& value = graph.values[size_t(v->second)];
+    compiled->constants += value.bytes;
     return {static_cast<const char*>(value.data), value.bytes};
   };
   compiled->partition = device_->compile(*claim.entry, plan, initializer);

@@ -12,8 +12,10 @@ constexpr size_t kSlack =
 
 constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Gives what the process has freed back to the system, where its allocator keeps it.
+// Gives what the process has freed back to the system, where its allocator keeps it. It looks at
+// all of the heap: done only beside constants of that many bytes.
 void return_free_memory();
+constexpr size_t kWorthReturning = size_t(2) << 20;
 
 class Memory {
  public:
