@@ -23,7 +23,7 @@ from .implicit_gemm import TensorMaps, Tiles
 
 
 class Candidate(Protocol):
-    """A kernel of convolutions: a module or an object."""
+    """A convolution kernel that competes by price: a module or an object."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class Candidate(Protocol):
 
     @abstractmethod
     def prices(self, r: Request, pixels: int, /) -> Mapping[Any, float]:
-        """Clocks of the configurations for so many output pixels."""
+        """Clocks of the configurations for `pixels` output pixels."""
 
     @abstractmethod
     def emit(self, r: Request, tile: Any, active: DimLike) -> list[Kernel]:
@@ -42,19 +42,19 @@ class Candidate(Protocol):
 
 
 class FirstLayer(Protocol):
-    """A kernel that computes whatever it supports."""
+    """A convolution kernel that is always used where it is supported."""
 
     def supports(self, r: Request) -> bool: ...
 
     @abstractmethod
     def choose(self, r: Request) -> Iterable[tuple[Any, DimLike]]:
-        """Configurations, and when each is used."""
+        """(configuration, condition) of each kernel."""
 
     def emit(self, r: Request, tile: Any, active: DimLike) -> list[Kernel]: ...
 
 
 FIRST_LAYERS: tuple[FirstLayer, ...] = (small_c_pool, small_c_simt)
-#: The cheapest configuration of all these is taken; of equal ones the first.
+#: The cheapest configuration of all these is used; of equal ones the first.
 CANDIDATES: tuple[Candidate, ...] = (TensorMaps(), halo, Tiles(), narrow_simt, small_c_patch)
 
 
@@ -78,11 +78,11 @@ def convolution(r: Request) -> list[Kernel]:
 
 
 def conv2d(r: Request) -> list[Kernel]:
-    return _product(r) if _is_product(r) else convolution(r)
+    return _gemm(r) if _is_gemm(r) else convolution(r)
 
 
-def _is_product(r: Request) -> bool:
-    """Whether windows are one pixel each, and pixels rows of a matrix."""
+def _is_gemm(r: Request) -> bool:
+    """Whether the convolution is pointwise over pixels that are rows of a matrix."""
     i = r.ints
     unit = all(i[n] == 1 for n in ("G", "KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0
     same = i["OH"] == i["IH"] and i["OW"] == i["IW"]
@@ -90,13 +90,13 @@ def _is_product(r: Request) -> bool:
     return unit and same and flat and not problem.planar(r) and not problem.reads_rows(r)
 
 
-def _product(r: Request) -> list[Kernel]:
-    """Output channels times pixels, y = x w^T; of few channels `narrow_simt` competes."""
+def _gemm(r: Request) -> list[Kernel]:
+    """A pointwise convolution as GEMM, y = x w^T; with few channels `narrow_simt` competes."""
     i, oc, ic = r.ints, select.static(r, "OC"), select.static(r, "IC")
     residual, line = i.get("r_cs", 0), narrow_simt.pixels(r)
-    narrow = gemm.Competitor(
+    competitor = gemm.Competitor(
         narrow_simt.NarrowTile,
-        lambda pixels: narrow_simt.beside_products(line, pixels),
+        lambda pixels: narrow_simt.pointwise_prices(line, pixels),
         lambda tile, active: narrow_simt.emit(line, tile, active)[0],
     )
     return gemm.rows_by_weight(
@@ -108,7 +108,7 @@ def _product(r: Request) -> list[Kernel]:
         select.channels(r, ic),
         i["y_cs"],
         residual,
-        narrow if oc <= narrow_simt.most_beside(r) else None,
+        competitor if oc <= narrow_simt.most_pointwise_channels(r) else None,
     )
 
 

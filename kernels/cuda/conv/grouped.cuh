@@ -1,6 +1,6 @@
-// Convolutions in groups whose tiles also multiply pixels of other groups, by zeros in the filters.
-// 0 * Inf is NaN: an Inf or NaN there would reach sums that it has no part in. So sums that are not
-// finite are taken again, from the pixels and the filters of their own group alone.
+// Grouped convolutions whose tiles also multiply pixels of other groups, by zeros of the filters.
+// As 0 * Inf is NaN, Inf or NaN of another group would spread: sums that are not finite are
+// recomputed from the pixels and filters of their own group alone.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -9,7 +9,7 @@ constexpr int OWN_SH = 1, OWN_SW = 1;    // stride
 constexpr int OWN_DH = 1, OWN_DW = 1;    // dilation
 constexpr int OWN_PT = 1, OWN_PL = 1;    // padding above and at the left
 constexpr int OWN_IN = 8, OWN_OUT = 8;   // input and output channels of a group
-// What makes an Own from the kernel's parameters.
+// Makes an Own from the kernel's parameters.
 #define OWN_GROUP \
   Own { own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW }
 #endif  // GENERATED
@@ -37,10 +37,10 @@ struct Own {
   }
 };
 
-// Mends the sums v; `place(k, m, n)` says where the k-th belongs, false: nowhere. What a thread
-// rarely does it does slowly, without a register of the usual way.
+// Recomputes those of the sums v that are not finite; `place(k, m, n)` is the row and column of the
+// k-th, false: none. This is rare, so it is slow and costs the main path no registers.
 template <int COUNT, class Place>
-DEV void mend(float (&v)[COUNT], const Own& own, const Place& place) {
+DEV void recompute_nonfinite(float (&v)[COUNT], const Own& own, const Place& place) {
   float none = 0.f;
 #pragma unroll
   for (int k = 0; k < COUNT; k++) none = fmaf(v[k], 0.f, none);

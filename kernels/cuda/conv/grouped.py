@@ -1,6 +1,6 @@
-"""Convolutions in groups as products: neighbouring groups form a bundle, whose output channels all
-see the bundle's input channels through filters with zeros in them. It multiplies several times what
-it must, but on tensor cores, whose tiles are 64 wide, that is less than one product for each group.
+"""Grouped convolutions on tensor cores: neighbouring groups form a bundle, whose output channels
+read all input channels of the bundle through block-diagonal filters, padded with zeros. It
+multiplies by many zeros, but takes less time than one GEMM per group, because tiles are 64 wide.
 
 The widened filters [OC, KH, KW, round_up(channels of a bundle, 8)] follow the packed ones, unless a
 bundle is one group (then they are these).
@@ -19,20 +19,18 @@ from ..common import templates
 from ..common.epilogue import Parameter
 from ..common.instantiate import constexprs, defines, ints, longs, pointer, sizes
 
-#: Measured on an H200: how much slower one product for each group is than its price beside these;
-#: clocks that im2col copies take for 64 channels of a pixel, whose pixels begin at multiples of 32
-#: bytes or of 16, and without groups at multiples of 32, or of 16 with more than 64 channels; how
-#: much longer a filter takes; how much slower windows of channels are to multiply that lie across
-#: lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
+#: Measured on an H200: factor of the price of one GEMM per group, compared with bundles; clocks of
+#: an im2col copy of 64 channels of a pixel, with pixels aligned to 32 bytes or to 16, and without
+#: groups aligned to 32, or to 16 with more than 64 channels; a filter's copy relative to these;
+#: factor of MMAs on channels that straddle lines of 128 bytes; clocks to start, which the prices of
+#: SplitTile and Tile leave out.
 ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL = 1.5, 4.0, 7.6, 3.5, 5.0
 _FILTER, _STRADDLING, START = 1.5, 1.25, 1700.0
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """groups in one bundle; columns: output channels and channels: input channels of it; count:
-    bundles.
-    """
+    """Of a bundle: groups, columns (output channels), input channels. count: number of bundles."""
 
     groups: int
     columns: int
@@ -50,14 +48,14 @@ class Bundle:
 
 
 def of(r: Request) -> Bundle:
-    """The bundles of a convolution or of its filters; one, where there are no groups."""
+    """The bundles of a convolution or of its filters; without groups there is one."""
     ic, oc, g = (int(r.ints[n]) for n in ("IC", "OC", "G"))
     groups = bundled_groups(ic // g, oc // g, g)
     return Bundle(groups, groups * oc // g, groups * ic // g, -(-g // groups))
 
 
 def widened(r: Request) -> bool:
-    """Whether there are filters with zeros behind the packed ones."""
+    """Whether filters of bundles, with zeros, follow the packed ones."""
     return (
         r.arch == 90
         and r.dtype in (DType.F16, DType.BF16)
@@ -67,8 +65,8 @@ def widened(r: Request) -> bool:
 
 
 def pixel(r: Request) -> tuple[float, float]:
-    """Clocks that copying 64 channels of one pixel and of one filter takes at least, where narrow
-    tiles let it count. The filters of bundles are whole lines of memory, or nearly.
+    """Least clocks to copy 64 channels of one pixel and of one filter. Filters of bundles are
+    contiguous, and cost nothing more.
     """
     pitch = multiple_of(r.ints["x_cs"])
     if r.ints["G"] != 1:
@@ -91,7 +89,7 @@ def straddling(r: Request) -> float:
 
 
 def filters(r: Request) -> int:
-    """Where the filters of the bundles begin, in bytes behind the packed ones."""
+    """Offset of the filters of bundles from the packed ones, in bytes."""
     if not widened(r):
         return 0
     ic, oc, g = (int(r.ints[n]) for n in ("IC", "OC", "G"))
@@ -99,26 +97,26 @@ def filters(r: Request) -> int:
 
 
 def tiles(r: Request, width: int) -> int:
-    """Tiles of so many output channels of a convolution."""
+    """Tiles of `width` output channels, in whole bundles."""
     b = of(r)
     return b.count * -(-b.columns // width)
 
 
 def _mixed(r: Request) -> bool:
-    """Whether a tile multiplies other groups' channels by zeros of a filter, or of its end."""
+    """Whether a tile multiplies channels of other groups, by zeros of filters or their padding."""
     b = of(r)
     return int(r.ints["G"]) > 1 and (b.groups > 1 or b.channels % 64 > 0)
 
 
-def products(r: Request) -> int:
-    """Of 16 channels, in a step of 64: what follows is zeros."""
+def stage_mmas(r: Request) -> int:
+    """MMAs (of 16 channels) of a stage of 64 channels; all further channels are zeros."""
     b = of(r)
     return -(-b.channels // 16) if b.chunks == 1 else 4
 
 
 def alone(r: Request) -> tuple[int, int]:
-    """Input channels, in whole products, that share no group with the others of a bundle, and their
-    output channels; 0, 0 where that is all it has.
+    """Input channels (a multiple of 16) and output channels of one block of the block-diagonal
+    filters of a bundle; 0, 0 if the bundle is one block.
     """
     b, g = of(r), int(r.ints["G"])
     inner, outer = int(r.ints["IC"]) // g, int(r.ints["OC"]) // g
@@ -130,13 +128,13 @@ def alone(r: Request) -> tuple[int, int]:
 
 def mma_scale(r: Request) -> float:
     """Clocks of the MMAs of a stage of 64 k, relative to a stage with all four of them."""
-    return 0.5 + products(r) / 8
+    return 0.5 + stage_mmas(r) / 8
 
 
 def constants(r: Request | None = None) -> str:
-    """What kernels must know of the groups of their columns; None: there are none."""
+    """Constants of kernels about the groups of their columns; None: there are no groups."""
     if r is None or r.ints["G"] == 1:
-        one = {"STAGE_MMAS": 4 if r is None else products(r)}
+        one = {"STAGE_MMAS": 4 if r is None else stage_mmas(r)}
         return constexprs({**one, "BUNDLE_COLUMNS": 0, "BUNDLE_CHANNELS": 0}) + "#define MIXED 0\n"
     b, i, g = of(r), r.ints, int(r.ints["G"])
     own = {
@@ -146,7 +144,7 @@ def constants(r: Request | None = None) -> str:
         **{n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")},
     }
     numbers = {
-        "STAGE_MMAS": products(r),
+        "STAGE_MMAS": stage_mmas(r),
         "BUNDLE_COLUMNS": b.columns if b.count > 1 else 0,
         "BUNDLE_CHANNELS": b.channels,
         **{f"OWN_{n}": v for n, v in own.items()},
@@ -156,12 +154,12 @@ def constants(r: Request | None = None) -> str:
 
 
 def template(r: Request | None = None) -> str:
-    """What mends sums behind tiles that other groups have a part in."""
+    """The template that recomputes non-finite sums of tiles with several groups."""
     return templates.template("conv/grouped") if r is not None and _mixed(r) else ""
 
 
 def parameters(r: Request) -> list[Parameter]:
-    """Parameters of a kernel that has that template."""
+    """Parameters of a kernel with `template`."""
     if not _mixed(r):
         return []
     return [

@@ -19,8 +19,8 @@ from . import grouped, problem
 from . import transposed as phased
 
 _SIZES = ("IH", "IW", "OH", "OW", *problem.WINDOW, "PT", "PL")
-#: Input channels below which tiles that copy no more of them may be better than tensor copies of
-#: 64; how much slower these are than their price at least, in clocks too.
+#: Input channels below which Tile, which copies no padding channels, is compared with im2col TMA
+#: copies of 64; a factor and clocks by which its price is too low there.
 _NARROW, _WORSE, _MORE = 48, 1.5, 5000.0
 
 
@@ -83,7 +83,7 @@ class Tiles:
         g, taps = int(r.ints["G"]), int(r.ints["KH"]) * int(r.ints["KW"])
         batch = g * phases
         if r.dtype == DType.F32:
-            whole = pixels * int(r.ints["IC"])  # of phases: each reads all of the image
+            whole = pixels * int(r.ints["IC"])  # each phase reads the whole image
             if not problem.transposed(r):
                 whole *= int(r.ints["SH"]) * int(r.ints["SW"])
             a, b = select.Access(16), select.Access(16)

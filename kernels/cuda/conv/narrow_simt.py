@@ -1,4 +1,4 @@
-"""Convolutions of few channels, transposed and in groups too, by FFMA (`narrow_simt.cuh`)."""
+"""Convolutions (also transposed, grouped) of few channels by FFMA (`narrow_simt.cuh`)."""
 
 from __future__ import annotations
 
@@ -15,68 +15,72 @@ from ..gemm import select
 from . import problem
 from .problem import transposed, window
 
-#: Groups of output channels of a CTA at most.
-_BESIDE = 32
-#: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most;
+#: Most groups of output channels of a CTA.
+_MOST_CHANNEL_GROUPS = 32
+#: Of a thread: most elements of a row in registers, most accumulators, most unrolled FMAs of a row;
 #: bytes of filters of a CTA.
-_HELD, _SUMS, _TEXT, _SMEM = 96, 40, 1536, 96 * 1024
-#: Sums where a whole warp divides the input channels, and those bytes then and of more channels, on
-#: Hopper.
+_MOST_ELEMENTS, _SUMS, _MOST_FMAS, _SMEM = 96, 40, 1536, 96 * 1024
+#: The same accumulators where a warp splits the input channels; bytes of filters then, and with
+#: more channels, on Hopper.
 _SUMS_OF_WARPS, _SMEM_OF_WARPS = 16, 200 * 1024
-#: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels
-#: of which each may have a warp. In f32 outputs may be more where pixels are so many that copies of
-#: filters do not count, in CTAs of this many threads; where they are yet more, they fill the 32
-#: columns of a product's tile.
-_FEW, _MOST, _FEW_PIXELS, _MORE, _MANY_PIXELS, _WIDEST = 20, 640, 4096, 28, 65536, 256
-#: Channels of which a pixel may have a multiple: pad channels up to it are written where that makes
-#: whole vectors.
+#: Most of the lesser of input and output channels of a group; most input channels; most pixels for
+#: which each may have a warp. In f32: most output channels with at least _MANY_PIXELS pixels, where
+#: copies of filters take little time, in CTAs of _WIDEST threads; more channels fill GEMM tiles of
+#: 32 columns.
+_MOST_NARROW, _MOST_INPUTS, _WARP_PIXELS, _MOST_OUTPUTS, _MANY_PIXELS, _WIDEST = (
+    20,
+    640,
+    4096,
+    28,
+    65536,
+    256,
+)
+#: Padding channels up to this number are written, where a pixel then has whole vectors.
 WRITTEN = 8
-#: Where a size is symbolic.
+#: Sizes that are assumed for symbolic ones.
 _USUAL, _BATCH = 56, 8
-#: Clocks to start, to copy filters for each four elements of a thread, that loads take, of what a
-#: thread does for each pixel of a store, of a load of pixels; bytes a clock that are read, and
-#: written as whole sectors of memory or as parts of them.
+#: Clocks to start, per copy of four filter elements by a thread, of the latency of loads, of
+#: instructions per stored pixel, of a load of pixels; bytes a clock read, written in whole sectors,
+#: and written in partial sectors.
 _START, _COPY, _LOAD, _PIXEL, _LINES = 3000.0, 100.0, 700.0, 60.0, 8.0
-_READ, _WRITE, _PARTS = 1400.0, 1200.0, 500.0
-#: How much longer elements of two bytes take, and tiles that have fewer channels than threads could
-#: share, for want of room.
-_SHORT, _FORCED = 1.25, 1.4
-#: Of windows of one pixel, fitted to measurements of their own: clocks to start, to copy filters
-#: for each four elements of a thread; bytes a clock; how much longer that takes for each 100 KB
-#: beyond 100 that an SM's threads read at a time in several steps; of an instruction, of
-#: an access to shared memory or L1, of an instruction of a thread; elements of two bytes beside all
-#: this, and the bytes of theirs.
+_READ, _WRITE, _PARTIAL = 1400.0, 1200.0, 500.0
+#: Factors of 16-bit types, and of tiles with fewer channels per CTA than threads could share,
+#: because shared memory does not suffice.
+_HALF, _FORCED = 1.25, 1.4
+#: Of windows of one pixel, fitted separately: clocks to start, per copy of four filter elements by
+#: a thread; bytes a clock; growth of their time per 100 KB beyond 100 that an SM reads at a time in
+#: several steps; clocks of an instruction of an SM, of an access to shared memory or L1, of an
+#: instruction of a thread; factors of all this, and of the bytes, in 16-bit types.
 _ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED = 2400.0, 600.0, 2.5e3, 0.2
-_ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = 0.82, 0.43, 1.34, 0.65, 0.81
-#: The part of these clocks that several channels of a pixel take beside products, four a thread, in
-#: two bytes.
-_WOVEN = 0.75
+_ISSUE, _ACCESS, _SERIAL, _ONE_HALF, _HALF_BYTES = 0.82, 0.43, 1.34, 0.65, 0.81
+#: Factor of these clocks with interleaved channels, four per thread, compared with GEMM kernels.
+_INTERLEAVED = 0.75
 
 
 @dataclass(frozen=True)
 class NarrowTile:
-    """Output pixels and channels of a thread, threads that divide the input channels, groups of
-    output channels of a CTA, input channels at a time; its threads; ahead: times as many input
-    channels whose loads are under way together.
+    """pixels, channels: outputs of a thread; k_threads: threads that split the input channels;
+    channel_groups of `channels` outputs per CTA; step: input channels at a time; threads of the
+    CTA; ahead: steps whose loads are in flight together.
     """
 
     pixels: int
     channels: int
-    parts: int
-    beside: int
+    k_threads: int
+    channel_groups: int
     step: int
     threads: int = 128
     ahead: int = 1
 
     @property
     def unit(self) -> int:
-        """Filters of a load."""
+        """Filters per load."""
         return 4 if self.channels > 2 else self.channels
 
     @property
-    def together(self) -> int:
-        """Threads of one pixel."""
-        return self.parts * self.beside
+    def threads_per_pixel(self) -> int:
+        """Threads that share a pixel."""
+        return self.k_threads * self.channel_groups
 
 
 tiles = (NarrowTile,)
@@ -89,13 +93,13 @@ def _of_group(r: Request) -> tuple[int, int]:
 
 
 def _hits(r: Request) -> tuple[int, int]:
-    """Taps of a pixel along both axes."""
+    """Most taps of an output pixel along both axes."""
     kh, kw, sh, sw = window(r)[:4]
     return (-(-kh // sh), -(-kw // sw)) if transposed(r) else (kh, kw)
 
 
 def _spread(r: Request) -> bool:
-    """Whether pixels of a thread lie apart: windows do not overlap."""
+    """Whether pixels of a thread are not neighbours: windows do not overlap."""
     return not transposed(r) and window(r)[:2] == (1, 1)
 
 
@@ -111,7 +115,7 @@ def _span(r: Request, tile: NarrowTile) -> int:
 
 
 def vector(r: Request, step: int) -> int:
-    """Elements that one load of input channels may take, `step` of which are read at a time."""
+    """Elements per load of input channels, of which `step` are read at a time."""
     inner, size = _of_group(r)[0], r.dtype.size
     steps = (
         r.ints["x_cs"],
@@ -129,7 +133,7 @@ def _chunks(r: Request, tile: NarrowTile) -> int:
 
 
 def _pads(r: Request) -> bool:
-    """Whether pad channels may be written: a pixel has whole vectors."""
+    """Whether padding channels may be written: a pixel has whole vectors."""
     return (
         all(multiple_of(r.ints[n]) >= WRITTEN for n in ("y_cs", "y_rs", "y_ns"))
         and "y" not in r.unaligned
@@ -138,64 +142,72 @@ def _pads(r: Request) -> bool:
 
 def smem(r: Request, tile: NarrowTile) -> int:
     (kh, kw), unit = window(r)[:2], tile.unit
-    step = tile.step * -(-tile.channels // unit) * unit * tile.beside + (
-        tile.beside * unit if tile.parts > 1 else 0
+    step = tile.step * -(-tile.channels // unit) * unit * tile.channel_groups + (
+        tile.channel_groups * unit if tile.k_threads > 1 else 0
     )
     return 4 * kh * kw * -(-_of_group(r)[0] // tile.step) * step
 
 
 def _tiles(r: Request) -> dict[NarrowTile, float]:
-    """With how much longer they take than their price."""
+    """Tiles, each with a factor of its cost."""
     inner, size = _of_group(r)[0], r.dtype.size
     step = inner if inner <= 8 else 8 if size == 2 else 4
     tiles = dict.fromkeys(_tiles_of(r, step, most=1), 1.0)
-    if min(_of_group(r)) > _FEW:
+    if min(_of_group(r)) > _MOST_NARROW:
         return {t: worse for t, worse in tiles.items() if t.threads == _WIDEST}
     for less in (step, 2) if size == 4 else (step,):
-        tiles = tiles or dict.fromkeys(_tiles_of(r, less, most=_BESIDE), _FORCED)
+        tiles = tiles or dict.fromkeys(_tiles_of(r, less, most=_MOST_CHANNEL_GROUPS), _FORCED)
     return tiles
 
 
 def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
-    """most: times as many CTAs beside each other as channels ask for, where filters need the
-    room.
+    """most: factor up to which channels are divided among more CTAs, where shared memory for
+    filters does not suffice.
     """
     (inner, outer), one = _of_group(r), _spread(r)
-    # elements are stored one by one: neighbouring threads' near each other
+    # elements are stored one by one, those of neighbouring threads contiguously
     ragged = one and r.ints["G"] != 1 and outer * r.dtype.size % 16 != 0
     widths = (8, 7, 6, 5, 4)
-    least = min(-(-outer // c) * c for c in widths)  # channels that threads have together
-    wide = outer if outer <= 8 else next(c for c in widths if -(-outer // c) * c == least)
+    least = min(-(-outer // c) * c for c in widths)  # channels including idle ones
+    channels_each = outer if outer <= 8 else next(c for c in widths if -(-outer // c) * c == least)
     hopper, steps = r.arch == 90, -(-inner // step)
-    for channels in {*(() if ragged and outer > 8 else (wide,)), *((4,) if outer > 4 else ())}:
+    for channels in {
+        *(() if ragged and outer > 8 else (channels_each,)),
+        *((4,) if outer > 4 else ()),
+    }:
         count = int(r.ints["G"]) * -(-outer // channels)
-        blocks = -(-count // _BESIDE)
-        options = [-(-count // n) for n in range(blocks, min(blocks * most, count) + 1)]
+        ctas = -(-count // _MOST_CHANNEL_GROUPS)
+        options = [-(-count // n) for n in range(ctas, min(ctas * most, count) + 1)]
         for pixels in (1, 2) if ragged else (1, 2, 4) if one else (1, 2, 4, 8):
-            for parts in (1, 2, 4, 8, 16, *((32,) if _warps(r) else ())):
-                if parts > steps:
+            for k_threads in (1, 2, 4, 8, 16, *((32,) if _warps(r) else ())):
+                if k_threads > steps:
                     break
-                large = hopper and (parts == 32 or min(inner, outer) > _FEW)
-                rooms = [_SMEM_OF_WARPS if large else _SMEM]
-                if parts > 1 and outer <= WRITTEN and hopper:
-                    # one CTA an SM rather than threads that have all channels of a pixel
-                    rooms.append(_SMEM_OF_WARPS)
+                large = hopper and (k_threads == 32 or min(inner, outer) > _MOST_NARROW)
+                budgets = [_SMEM_OF_WARPS if large else _SMEM]
+                if k_threads > 1 and outer <= WRITTEN and hopper:
+                    # one CTA per SM rather than threads with all channels of a pixel
+                    budgets.append(_SMEM_OF_WARPS)
                 tile = NarrowTile(
-                    pixels, channels, parts, 0, step, ahead=2 if one and steps > parts else 1
+                    pixels,
+                    channels,
+                    k_threads,
+                    0,
+                    step,
+                    ahead=2 if one and steps > k_threads else 1,
                 )
                 fitting = (
                     t
-                    for room in rooms
-                    for t in (replace(tile, beside=b) for b in options)
-                    if smem(r, t) <= room
+                    for budget in budgets
+                    for t in (replace(tile, channel_groups=b) for b in options)
+                    if smem(r, t) <= budget
                 )
-                sums = _SUMS if parts < 32 else _SUMS_OF_WARPS
-                held = _span(r, tile) * step * r.dtype.size
+                sums = _SUMS if k_threads < 32 else _SUMS_OF_WARPS
+                elements = _span(r, tile) * step * r.dtype.size
                 found = next(fitting, None)
-                if found is None or pixels * channels > sums or held > 4 * _HELD:
+                if found is None or pixels * channels > sums or elements > 4 * _MOST_ELEMENTS:
                     continue
                 for threads in (64, 128, 256):
-                    if found.together <= threads:
+                    if found.threads_per_pixel <= threads:
                         yield replace(found, threads=threads)
 
 
@@ -204,17 +216,17 @@ def supports(r: Request) -> bool:
     if not problem.fixed(r, *problem.WINDOW, "IC", "OC", "G") or "w" in r.unaligned:
         return False
     inner, outer = _of_group(r)
-    few = min(inner, outer) <= _FEW or (outer <= _MORE and _many(r))
-    return few and inner <= _MOST and not (transposed(r) and (i["DH"], i["DW"]) != (1, 1))
+    narrow = min(inner, outer) <= _MOST_NARROW or (outer <= _MOST_OUTPUTS and _many(r))
+    return narrow and inner <= _MOST_INPUTS and not (transposed(r) and (i["DH"], i["DW"]) != (1, 1))
 
 
 def _warps(r: Request) -> bool:
-    """Whether a whole warp may divide the input channels of a pixel."""
-    return r.ints["G"] == 1 and int(r.ints["OC"]) <= WRITTEN and _pixels_of(r) <= _FEW_PIXELS
+    """Whether a whole warp may split the input channels of a pixel."""
+    return r.ints["G"] == 1 and int(r.ints["OC"]) <= WRITTEN and _pixels_of(r) <= _WARP_PIXELS
 
 
 def _many(r: Request) -> bool:
-    """Whether pixels are so many that threads may compute more channels."""
+    """Whether threads may compute more channels, because there are many pixels."""
     return r.dtype.size == 4 and r.ints["G"] == 1 and _pixels_of(r) >= _MANY_PIXELS
 
 
@@ -226,26 +238,26 @@ def _pixels_of(r: Request) -> int:
 
 
 def _grid(r: Request, tile: NarrowTile) -> tuple[DimLike, int]:
-    """Tiles of pixels, and CTAs beside each other."""
-    i, pixels = r.ints, tile.threads // tile.together
-    beside = -(-_chunks(r, tile) // tile.beside)
+    """Tiles of pixels, and CTAs along the channels."""
+    i, pixels = r.ints, tile.threads // tile.threads_per_pixel
+    channel_groups = -(-_chunks(r, tile) // tile.channel_groups)
     if _spread(r):
-        return D.ceildiv(select.pixels(r), pixels * tile.pixels), beside
-    apart = int(i["SW"]) if transposed(r) else 1
-    across = D.mul(D.ceildiv(i["OW"], tile.pixels * apart), apart)
-    return D.ceildiv(D.product([i["N"], i["OH"], across]), pixels), beside
+        return D.ceildiv(select.pixels(r), pixels * tile.pixels), channel_groups
+    stride = int(i["SW"]) if transposed(r) else 1
+    across = D.mul(D.ceildiv(i["OW"], tile.pixels * stride), stride)
+    return D.ceildiv(D.product([i["N"], i["OH"], across]), pixels), channel_groups
 
 
 def _resident(r: Request, tile: NarrowTile) -> int:
-    """CTAs of an SM, by registers, threads and shared memory."""
-    held = _span(r, tile) * tile.step * r.dtype.size // 4 * min(2, _rows_ahead(r, tile))
-    registers = min(255, 48 + tile.pixels * tile.channels + held + tile.channels)
-    room = 200 * 1024 // (smem(r, tile) + 1024)
-    return max(1, min(65536 // (registers * tile.threads), 1024 // tile.threads, room))
+    """Resident CTAs per SM, by registers, threads and shared memory."""
+    elements = _span(r, tile) * tile.step * r.dtype.size // 4 * min(2, _rows_ahead(r, tile))
+    registers = min(255, 48 + tile.pixels * tile.channels + elements + tile.channels)
+    by_smem = 200 * 1024 // (smem(r, tile) + 1024)
+    return max(1, min(65536 // (registers * tile.threads), 1024 // tile.threads, by_smem))
 
 
 def cost(r: Request, tile: NarrowTile, rows: int) -> float:
-    """Clocks for so many output pixels."""
+    """Clocks for `rows` output pixels."""
     inner, (down, across) = _of_group(r)[0], _hits(r)
     kh, _, sh, sw = window(r)[:4]
     size, f32 = r.dtype.size, r.dtype.size == 4
@@ -255,17 +267,17 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     per = tile.pixels * (sw if transposed(r) else 1)
     tiles = -(
         -max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1)
-        // (tile.threads // tile.together)
+        // (tile.threads // tile.threads_per_pixel)
     )
-    beside = -(-_chunks(r, tile) // tile.beside)
+    channel_groups = -(-_chunks(r, tile) // tile.channel_groups)
     resident, warps = _resident(r, tile), tile.threads / 32
-    blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
-    # of a CTA; CTAs of an SM
-    turns, here = -(-tiles * beside // blocks), -(-blocks // r.sms)
-    # neighbouring threads have different columns' taps
+    ctas = min(tiles, max(1, resident * r.sms // channel_groups)) * channel_groups
+    # waves; CTAs per SM
+    waves, per_sm = -(-tiles * channel_groups // ctas), -(-ctas // r.sms)
+    # neighbouring threads have taps of different phases along columns
     taps = (min(down, kh / sh + 0.5) if transposed(r) else down) * across
-    steps = -(-inner // (tile.step * tile.parts))
-    each = taps * steps * tile.step  # channels of taps of a thread
+    steps = -(-inner // (tile.step * tile.k_threads))
+    each = taps * steps * tile.step  # FMA steps of a thread: channels of all taps
     loads = down * steps * _span(r, tile) * -(-tile.step // vector(r, tile.step))
     filters = -(-tile.channels // 4)
     issued = (
@@ -276,85 +288,87 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     issued += (
         150
         + 40 * down * steps
-        + tile.pixels * (_PIXEL + 6 * tile.channels) / tile.parts
-        + 2 * tile.pixels * tile.channels * (tile.parts.bit_length() - 1)
+        + tile.pixels * (_PIXEL + 6 * tile.channels) / tile.k_threads
+        + 2 * tile.pixels * tile.channels * (tile.k_threads.bit_length() - 1)
     )
     reads = each * filters * 4.0 + loads * _LINES
     copies = -(-smem(r, tile) // (16 * tile.threads)) * _COPY
     rounds = max(1, -(-down // _rows_ahead(r, tile)) * steps)
-    busy = turns * here * warps * max(issued / 4, reads)
-    alone = turns * (rounds * _LOAD + issued * 1.5)
+    busy = waves * per_sm * warps * max(issued / 4, reads)
+    alone = waves * (rounds * _LOAD + issued * 1.5)
     images = rows / max(1, width * int(select.known(r.ints["OH"], _USUAL)))
     read = (
         images
         * float(select.known(D.mul(r.ints["IH"], r.ints["IW"]), _USUAL**2))
         * int(r.ints["IC"])
         * size
-        * beside
+        * channel_groups
     )
     pixel = int(r.ints["OC"]) * size
     parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed(r)) if pixel % 32 else 0.0
-    memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTS)
+    memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTIAL)
     clocks = (
-        copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
+        copies * (1 + 0.3 * min(per_sm, resident))
+        + max(busy, alone, memory)
+        + 0.3 * (busy + memory)
     )
-    return _START + (clocks if f32 else _SHORT * clocks)
+    return _START + (clocks if f32 else _HALF * clocks)
 
 
 def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
-    """As `cost`, for windows of one pixel."""
+    """`cost` for windows of one pixel."""
     i, (inner, size) = r.ints, (_of_group(r)[0], r.dtype.size)
     pitch, resident = -(-int(i["IC"]) // 8) * 8 * size, _resident(r, tile)
-    beside = -(-_chunks(r, tile) // tile.beside)
-    tiles = -(-rows // (tile.threads // tile.together * tile.pixels))
-    blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
-    # of a CTA; warps of an SM
-    turns, warps = -(-tiles * beside // blocks), -(-blocks // r.sms) * tile.threads / 32
-    rounds = -(-inner // (tile.step * tile.parts))
+    channel_groups = -(-_chunks(r, tile) // tile.channel_groups)
+    tiles = -(-rows // (tile.threads // tile.threads_per_pixel * tile.pixels))
+    ctas = min(tiles, max(1, resident * r.sms // channel_groups)) * channel_groups
+    # waves; warps per SM
+    waves, warps = -(-tiles * channel_groups // ctas), -(-ctas // r.sms) * tile.threads / 32
+    rounds = -(-inner // (tile.step * tile.k_threads))
     each, filters, halvings = (
         rounds * tile.step,
         -(-tile.channels // 4),
-        tile.parts.bit_length() - 1,
+        tile.k_threads.bit_length() - 1,
     )
     sums = tile.pixels * tile.channels
     issued: float = (
         each * (sums + filters + (tile.pixels if size == 2 else 0)) + 4 * rounds * tile.pixels
     )
-    issued += 60 + tile.pixels * (20 + 8 * tile.channels) / tile.parts + 2 * sums * halvings
-    apart = 8 / min(8, tile.together)  # pixels that a quarter of a warp reads
-    lines = 4 * min(8.0, max(1.0, apart * min(1.0, pitch * int(i["SW"]) / 128) + 0.5))
+    issued += 60 + tile.pixels * (20 + 8 * tile.channels) / tile.k_threads + 2 * sums * halvings
+    read_pixels = 8 / min(8, tile.threads_per_pixel)  # pixels per quarter of a warp
+    lines = 4 * min(8.0, max(1.0, read_pixels * min(1.0, pitch * int(i["SW"]) / 128) + 0.5))
     accesses: float = (
         4 * each * filters
         + rounds * tile.pixels * -(-tile.step * size // 16) * lines
         + sums * halvings
     )
     if _written(r, tile) or tile.channels * size % 16 == 0:
-        accesses += 8 * tile.pixels * -(-tile.channels * size // 16) / tile.parts
-    else:  # elements of threads whose results lie apart are sectors; those of groups are not apart
-        accesses += sums * (2 if i["G"] != 1 else min(32, tile.channels * size)) / tile.parts
+        accesses += 8 * tile.pixels * -(-tile.channels * size // 16) / tile.k_threads
+    else:  # a sector per element, except in groups, whose elements are contiguous
+        accesses += sums * (2 if i["G"] != 1 else min(32, tile.channels * size)) / tile.k_threads
     read, spilled = (
-        rows * beside * max(pitch, 32),
-        resident * tile.threads / tile.parts * tile.pixels * pitch / 1e5 - 1,
+        rows * channel_groups * max(pitch, 32),
+        resident * tile.threads / tile.k_threads * tile.pixels * pitch / 1e5 - 1,
     )
     memory = (
         read * (1 + _SPILLED * max(0.0, spilled) * (rounds > 1))
         + rows * -(-int(i["OC"]) // 8) * 8 * size
     )
     clocks = _ONE_COPY * smem(r, tile) / (16 * tile.threads) + memory / _ONE_BYTES * (
-        1.0 if size == 4 else _SHORT_BYTES
+        1.0 if size == 4 else _HALF_BYTES
     )
-    clocks += turns * (warps * (_ISSUE * issued / 4 + _ACCESS * accesses) + _ALONE * issued)
-    return _ONE_START + (clocks if size == 4 else _ONE_SHORT * clocks)
+    clocks += waves * (warps * (_ISSUE * issued / 4 + _ACCESS * accesses) + _SERIAL * issued)
+    return _ONE_START + (clocks if size == 4 else _ONE_HALF * clocks)
 
 
 def _rows_ahead(r: Request, tile: NarrowTile) -> int:
-    """Rows of a window whose loads may be under way together."""
+    """Rows of a window whose loads may be in flight together."""
     down, across = _hits(r)
     if -(-_of_group(r)[0] // tile.step) > 1:
         return 1
     most = min(
-        _TEXT // (across * tile.step * tile.pixels * tile.channels),
-        2 * _HELD * 4 // (_span(r, tile) * tile.step * r.dtype.size),
+        _MOST_FMAS // (across * tile.step * tile.pixels * tile.channels),
+        2 * _MOST_ELEMENTS * 4 // (_span(r, tile) * tile.step * r.dtype.size),
     )
     return int(max(1, min(down, most)))
 
@@ -363,33 +377,33 @@ def prices(r: Request, rows: int) -> dict[NarrowTile, float]:
     return {t: worse * cost(r, t, rows) for t, worse in _tiles(r).items()} if supports(r) else {}
 
 
-def beside_products(r: Request, rows: int) -> dict[NarrowTile, float]:
-    """Clocks of the tiles for windows of one pixel that compete with products, at most
-    `most_beside` channels: of more than a pixel's vector those whose threads store four channels
-    each, and neighbours what follows.
+def pointwise_prices(r: Request, rows: int) -> dict[NarrowTile, float]:
+    """Clocks of the tiles for pointwise convolutions with at most `most_pointwise_channels`
+    outputs, comparable with those of GEMM kernels. Of more than WRITTEN channels: only tiles whose
+    threads store four contiguous channels.
     """
     costs = prices(r, rows)
     return (
         costs
         if int(r.ints["OC"]) <= WRITTEN
-        else {t: _WOVEN * cost for t, cost in costs.items() if t.channels == 4}
+        else {t: _INTERLEAVED * cost for t, cost in costs.items() if t.channels == 4}
     )
 
 
-def most_beside(r: Request) -> int:
-    return WRITTEN if r.dtype.size == 4 else _FEW
+def most_pointwise_channels(r: Request) -> int:
+    return WRITTEN if r.dtype.size == 4 else _MOST_NARROW
 
 
 def _written(r: Request, tile: NarrowTile) -> int:
-    """Channels that threads write with pad channels, where they have all there are; 0 where they
-    write no others.
+    """Channels that a thread stores including padding, if it has all channels of a pixel; 0: it
+    stores no padding.
     """
     i = r.ints
     return WRITTEN if i["G"] == 1 and tile.channels >= int(i["OC"]) and _pads(r) else 0
 
 
 def pixels(r: Request) -> Request:
-    """A convolution by windows of one pixel, whose pixels follow each other, as one of a line."""
+    """A pointwise convolution of contiguous pixels as one over a single row."""
     i = r.ints
     line = select.pixels(r)
     ints = {
@@ -407,22 +421,22 @@ def pixels(r: Request) -> Request:
 def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
     i, (inner, outer) = r.ints, _of_group(r)
-    woven = i["G"] == 1 and tile.beside > 1 and tile.channels % tile.unit == 0
-    together = tile.unit if woven else tile.channels  # channels that are stored at a time
-    columns = 0 if _chunks(r, tile) == 1 else together if i["G"] == 1 else gcd(together, outer)
+    interleaved = i["G"] == 1 and tile.channel_groups > 1 and tile.channels % tile.unit == 0
+    stored = tile.unit if interleaved else tile.channels  # channels per store
+    columns = 0 if _chunks(r, tile) == 1 else stored if i["G"] == 1 else gcd(stored, outer)
     steps = (*problem.pitches(r, "y"), *((columns,) if columns else ()))
     store = (
         r.dtype.size
         if "y" in r.unaligned
         else min(16, *(multiple_of(s) * r.dtype.size for s in steps))
     )
-    tiles, beside = _grid(r, tile)
-    blocks = D.minimum(tiles, max(1, _resident(r, tile) * r.sms // beside))
+    tiles, channel_groups = _grid(r, tile)
+    ctas = D.minimum(tiles, max(1, _resident(r, tile) * r.sms // channel_groups))
     return problem.kernel(
         r,
         "conv/narrow_simt",
         ("N", "IH", "IW", "OH", "OW", "PT", "PL"),
-        (D.mul(blocks, active), beside, 1),
+        (D.mul(ctas, active), channel_groups, 1),
         tile.threads,
         {
             **dict(zip(problem.WINDOW, window(r), strict=True)),
@@ -430,8 +444,8 @@ def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
             "OUT": outer,
             "G": int(i["G"]),
             "OCT": tile.channels,
-            "CB": tile.beside,
-            "KS": tile.parts,
+            "CB": tile.channel_groups,
+            "KS": tile.k_threads,
             "P": tile.pixels,
             "CSTEP": tile.step,
             "V": vector(r, tile.step),
@@ -444,7 +458,7 @@ def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
             "ONE_ROW": i["N"] == i["OH"] == 1,
             "TRANSPOSED": transposed(r),
         },
-        width=2 if together <= 2 else 4 if together <= 4 else 8,
+        width=2 if stored <= 2 else 4 if stored <= 4 else 8,
         columns=columns,
-        smem=spread(r, D.mul(blocks, beside), smem(r, tile)),
+        smem=spread(r, D.mul(ctas, channel_groups), smem(r, tile)),
     )

@@ -16,7 +16,7 @@ from . import transposed as phased
 
 WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PIXELS = ("cs", "rs", "ns")
-#: Input channels of a convolution from which on tensor copies of 64 pay.
+#: Least input channels for which TMA copies of 64 channels pay.
 _LEAST = 24
 
 
@@ -25,7 +25,7 @@ def transposed(r: Request) -> bool:
 
 
 def planar(r: Request) -> bool:
-    """Whether the channels of a pixel do not lie together."""
+    """Whether the channels of a pixel are not contiguous."""
     return r.ints.get("x_c", 0) not in (0, 1)
 
 
@@ -45,7 +45,7 @@ def about(r: Request, usual: int, *names: str) -> tuple[int, ...]:
 
 
 def phases(r: Request) -> int:
-    """Of a transposed convolution: output pixels that the same taps meet."""
+    """Phases of a transposed convolution: sets of output pixels with the same taps."""
     return phased.phases(r) if transposed(r) else 1
 
 
@@ -63,8 +63,8 @@ def pitches(r: Request, side: str) -> tuple[DimLike, ...]:
 
 
 def flat(r: Request) -> bool:
-    """Whether the pixels of the result, and of what the epilogue adds, follow each other at one
-    pitch, rows and images included.
+    """Whether pixels of the result, and of the epilogue's full operands, have one pitch across rows
+    and images.
     """
     return _flat(r, "y", "O") and (not reads_full(r) or _flat(r, "r", "O"))
 

@@ -1,14 +1,14 @@
 // Convolutions of few input channels (more than a network's first layer has, or with larger
-// windows) in 16-bit types on Hopper: no product is wasted on channels that there are not.
+// windows) in 16-bit types on Hopper, without MMAs on padding channels.
 //
-// A warpgroup computes TILE_H x TILE_W output pixels times BN channels from a patch of the image in
-// shared memory, which lies there as planes of 8 channels, for each residue of the strides: 16
-// bytes for a pixel, rows PITCH pixels long, so that the pixels which a tap and 8 channels (a unit
-// of k) meet follow each other, PITCH for each output row. Units have any distance, in one wgmma
-// two; results of the places behind TILE_W are not stored. Filters stay in shared memory while
-// warpgroups go from tile to tile, each for itself; the next patch is copied while one is
-// multiplied. Of more channels, PASSES parts follow each other, their patches and filters copied in
-// the same way, and warpgroups of a CTA share the filters.
+// A warpgroup computes TILE_H x TILE_W output pixels of BN channels from a patch of the image in
+// shared memory. The patch has planes of 8 channels, and of each a part per stride residue, with 16
+// bytes per pixel and rows of PITCH pixels. So the pixels of a unit of k (one tap, 8 channels) are
+// contiguous, PITCH for each output row. A wgmma has two units at any distance. Results beyond
+// TILE_W are not stored. Filters stay in shared memory; warpgroups process tiles independently and
+// copy the next patch while they multiply. With PASSES > 1 the input channels are split into parts,
+// one after another, with patches and filters copied in the same way; warpgroups of a CTA share the
+// filters.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
@@ -19,16 +19,16 @@ constexpr int TAPS = 9;                      // of the window
 constexpr int SH = 1, SW = 1;                // stride
 constexpr int PT = 1, PL = 1;                // padding above and at the left
 constexpr int TILE_H = 6, TILE_W = 8;        // output pixels of a tile
-constexpr int PITCH = 10;                    // places of a row of one residue
+constexpr int PITCH = 10;                    // pixels of a row of one residue
 constexpr int ROWS_IN = 8, COLUMNS_IN = 10;  // pixels of the image that a tile reads
-constexpr int PHASE = 86, PLANE = 91;        // places of a residue, of 8 channels
-constexpr int SIZE = 182;                    // places of a patch
-constexpr int UNITS = 18;                    // of k: a tap of 8 channels
-constexpr int OFFSETS[UNITS] = {};           // of units in the patch, increasing, an even number
-DEV int unit_of(int j) { return j; }         // of tap * C8 + chunk of 8 channels
-constexpr int BLOCKS = 1;                    // of 64 places that a tile has
+constexpr int PHASE = 86, PLANE = 91;        // pixels of a residue, of a plane of 8 channels
+constexpr int SIZE = 182;                    // pixels of a patch
+constexpr int UNITS = 18;                    // of k: a tap and 8 channels
+constexpr int OFFSETS[UNITS] = {};           // of units in the patch, increasing; an even number
+DEV int unit_of(int j) { return j; }         // the unit of tap * C8 + chunk
+constexpr int WGMMAS = 1;                    // of 64 rows of a tile
 constexpr int GROUPS = 2;                    // warpgroups
-constexpr int RESIDENT = 2;                  // CTAs of an SM
+constexpr int RESIDENT = 2;                  // CTAs per SM
 constexpr int BN = 32;                       // output channels of a CTA
 constexpr bool EARLY = true;                 // the weights are constant
 #define PARAMETERS                                                                         \
@@ -44,7 +44,7 @@ constexpr bool EARLY = true;                 // the weights are constant
 
 constexpr int ALL8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8,
               FILTERS = STEPS * 2 * BN * 16, RINGS = PASSES > 1 ? 2 : 1, THREADS = 128 * GROUPS,
-              ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
+              ROWS = 64 * WGMMAS, COPIES = ROWS_IN * COLUMNS_IN * C8;
 
 DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEV void zero16(u32 to) {
@@ -53,7 +53,7 @@ DEV void zero16(u32 to) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_patch(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
-  // The same in a warp, and known to be: descriptors are computed by the uniform unit.
+  // Uniform in a warp, by the shuffle known to the compiler: descriptors use the uniform datapath.
   const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0),
             thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
   const int n0 = blockIdx.y * BN;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
   const auto fetch_filters = [&](int pass, u32 to) {
 #pragma unroll 8
     for (int i = threadIdx.x; i < STEPS * 2 * BN;
-         i += THREADS) {  // neighbouring chunks of a filter are read together
+         i += THREADS) {  // neighbouring threads read neighbouring chunks
       const int j = i / 16 % STEPS * 2 + i % 2, oc = i / 16 / STEPS * 8 + i / 2 % 8,
                 u = j < UNITS ? unit_of(j) : j, chunk = pass * C8 + j % C8;
       const bool real = n0 + oc < OC && j < UNITS && chunk < ALL8;
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
   };
   fetch_filters(0, weights);
   copy_commit();
-  if (ODD)  // what the last unit's filters of zeros meet must be finite
+  if (ODD)  // the last unit has filters of zeros; its pixels must be finite
     for (int i = thread; i < 2 * ROWS; i += 128)
       zero16(patches + (i / ROWS * SIZE + SIZE - ROWS + i % ROWS) * 16);
   wait_for_producers();
@@ -92,11 +92,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
       const int c = i % C8, at = i / C8, row = at / COLUMNS_IN, column = at % COLUMNS_IN,
                 ih = top + row, iw = left + column;
       const bool inside = (u32)ih < (u32)IH && (u32)iw < (u32)IW;
-      const int place =
+      const int offset =
           c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
       const int left = IC - (pass * C8 + c) * 8;  // channels
       const bool real = inside && (PASSES == 1 || left > 0);
-      copy_async(to + place * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
+      copy_async(to + offset * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
                  real ? min(left, 8) * 2 : 0);
     }
   };
@@ -105,19 +105,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
 #pragma unroll
   for (int j = 0; j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
   const int first = blockIdx.x * GROUPS + group, step = gridDim.x * GROUPS;
-  const int others = PASSES > 1 ? group : 0;  // warpgroups that share filters go on together
+  const int others = PASSES > 1 ? group : 0;  // warpgroups that share filters iterate together
   if (first - others < tiles) fetch(first, 0, patches);
   copy_commit();
   if (PASSES == 1) {
     copy_wait<1>();
     visible_to_copies();
-    __syncthreads();  // the filters have come
+    __syncthreads();  // the filters are in shared memory
   }
   int buffer = 0;
 #pragma unroll 1
-  for (int turn = first; turn - others < tiles; turn += step) {
-    const int tile = PASSES > 1 ? min(turn, tiles - 1) : turn;
-    float sum[BLOCKS][BN / 2];
+  for (int step_tile = first; step_tile - others < tiles; step_tile += step) {
+    const int tile = PASSES > 1 ? min(step_tile, tiles - 1) : step_tile;
+    float sum[WGMMAS][BN / 2];
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++, buffer ^= 1) {
       copy_wait<0>();
@@ -125,44 +125,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
       if (PASSES > 1)
         __syncthreads();
       else
-        sync_group(1 + group, 128);  // this patch has come, and nobody reads the other one any more
+        sync_group(1 + group, 128);  // this patch is complete, and the other one is free
       const bool last = pass == PASSES - 1;
-      if (!last || turn + step - others < tiles) {
-        fetch(last ? turn + step : turn, last ? 0 : pass + 1, patches + (buffer ^ 1) * (SIZE * 16));
+      if (!last || step_tile + step - others < tiles) {
+        fetch(last ? step_tile + step : step_tile, last ? 0 : pass + 1,
+              patches + (buffer ^ 1) * (SIZE * 16));
         if (PASSES > 1) fetch_filters(last ? 0 : pass + 1, weights + (buffer ^ 1) * FILTERS);
       }
       copy_commit();
       const u64 a = (u64)((patches + buffer * (SIZE * 16)) >> 4) | 8ull << 32;
       const u64 b = (u64)((weights + (PASSES > 1 ? buffer * FILTERS : 0)) >> 4) |
                     (u64)(NT * 8) << 16 | 8ull << 32;
-      float own[BLOCKS][BN / 2];  // of this pass: tensor cores round towards zero what one long sum
-                                  // would add up
+      float pass_sum[WGMMAS][BN / 2];  // of this pass: tensor cores truncate long sums
       multiply_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; s++)
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i++)
-          wgmma(own[i],
+        for (int i = 0; i < WGMMAS; i++)
+          wgmma(pass_sum[i],
                 a + (u64)(i * 64 + OFFSETS[2 * s]) +
                     ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16),
                 b + (u64)(s * (2 * NT * 8)), s != 0);
       multiply_commit();
       multiply_wait<0>();
 #pragma unroll
-      for (int k = 0; k < BLOCKS * BN / 2; k++)
+      for (int k = 0; k < WGMMAS * BN / 2; k++)
         sum[k / (BN / 2)][k % (BN / 2)] =
-            own[k / (BN / 2)][k % (BN / 2)] + (pass ? sum[k / (BN / 2)][k % (BN / 2)] : 0.f);
+            pass_sum[k / (BN / 2)][k % (BN / 2)] + (pass ? sum[k / (BN / 2)][k % (BN / 2)] : 0.f);
     }
     const int image = tile / across / bands, h0 = tile / across % bands * TILE_H,
               w0 = tile % across * TILE_W;
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++)
+    for (int i = 0; i < WGMMAS; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int p = i * 64 + warp * 16 + (lane >> 2) + half * 8, oh = h0 + p / PITCH,
                   ow = w0 + p % PITCH, h = min(oh, OH - 1), v = min(ow, OW - 1);
         const bool inside = p / PITCH < TILE_H && p % PITCH < TILE_W && oh < OH && ow < OW &&
-                            (PASSES == 1 || turn < tiles);
+                            (PASSES == 1 || step_tile < tiles);
         const int m = (image * OH + h) * OW + v;
         const i64 full = image * r_ns + h * r_rs + v * r_cs;
         T* const to = y + image * y_ns + h * y_rs + v * y_cs + n0 + (lane & 3) * 8;

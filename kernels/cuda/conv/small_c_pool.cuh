@@ -1,41 +1,39 @@
-// Convolutions of few input channels in 16-bit types over images in any order of axes, with POOL
-// each followed by max pooling of stride 2.
+// Convolutions of few input channels in 16-bit types over images of any layout; POOL: fused with
+// the max pooling of stride 2 that follows.
 //
-// A team of four warps marches down a strip of an image, in which each warp has 16 columns of the
-// convolution: ACROSS warps side by side and DOWN groups of them below each other, each with
-// `lines` rows of results. Rows of the image lie in a ring in shared memory, channel by channel, so
-// that two neighbouring taps of a channel are one word: a thread reads its operand of the tensor
-// cores from there, whatever the stride is. They are copied in pieces of COPY bytes, two steps
-// ahead, or (COPY 0) pass through registers one by one. Of a window's rows only NEW are new with
-// every row of the convolution; the others stay in registers and move up. A unit of the product's k
-// is 4 words of a row of taps, two units a step. The TEAMS of a CTA share its weights and
-// multiply in turn: else all multiply at once and then none does.
+// A team of four warps processes a strip of an image from top to bottom; each warp has 16 columns
+// of the convolution: ACROSS warps along columns, DOWN along rows, each with `lines` rows of
+// results. Rows of the image are in a ring in shared memory, by channels, so that two neighbouring
+// taps of a channel are one word, which is an operand of the MMA for any stride. They are copied in
+// pieces of COPY bytes, two steps ahead, or (COPY 0) one by one, staged through registers. With
+// every row of the convolution, NEW rows of the window are read; the others stay in registers. A
+// unit of k is 4 words of a row of taps; a step has two units. The TEAMS of a CTA share its
+// weights, and alternate MMAs and epilogues.
 //
 // With POOL the 16 columns of a warp are interleaved, even ones in the upper half of the fragment
-// and odd ones in the lower: a thread has both neighbours of a window, gets the third of three from
-// the next pixel's threads, and keeps the largest of the rows above. Nothing but results of the
-// pooling is written.
-// H x W are the results, OH x OW what the convolution has of them, PT and PL its padding, PPT and
-// PPL that of the pooling.
+// and odd ones in the lower: a thread has two columns of a pooling window, gets the third from the
+// next pixel's threads, and keeps the maximum of the rows above. Only pooled results are stored.
+// H x W: results; OH x OW: results of the convolution; PT, PL: its padding; PPT, PPL: padding of
+// the pooling.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
 #include "common/instance.cuh"
-#define WARPGROUPS 1   // products by wgmma, else by mma.sync
-#define POOL 0         // max pooling follows
+#define WARPGROUPS 1   // wgmma, else mma.sync
+#define POOL 0         // with max pooling
 #define COPY 8         // bytes of a piece: 4, 8 or 16; 0: pixels one by one, through registers
 constexpr int IC = 3;  // input channels, at most 8
 constexpr int KH = 7, KW = 7;          // filter window, KW at most 8
 constexpr int SH = 2, SW = 2;          // stride
 constexpr int PKH = 0, PKW = 0;        // window of the pooling: 2 or 3
 constexpr int BN = 64;                 // output channels of a CTA: 16, 32 or 64
-constexpr int ACROSS = 4, TEAMS = 2;   // warps side by side (1, 2, 4), teams of four warps
-constexpr int RESIDENT = 2;            // CTAs of an SM
+constexpr int ACROSS = 4, TEAMS = 2;   // warps along columns (1, 2, 4), teams of four warps
+constexpr int RESIDENT = 2;            // CTAs per SM
 constexpr int SLOTS = 5;               // groups of rows in the ring
-constexpr int WORDS = 68, PITCH = 68;  // words of a channel's row, and from one to the next
+constexpr int WORDS = 68, PITCH = 68;  // words of a channel's row, and its pitch
 constexpr int AHEAD = 1;               // columns copied before a strip's first
-constexpr int SHIFT = 1;               // taps of weight zero before a window's first: pairs of
-                                       // taps are whole words
+constexpr int SHIFT = 1;               // zero taps before a window, which align pairs of
+                                       // taps to words
 constexpr int PAIRS = 4;               // of taps in a row, rounded up to a power of two
 constexpr int PPT = 0, PPL = 0;        // padding of the pooling: parameters where POOL
 constexpr bool EARLY = true;           // the weights are constant
@@ -59,35 +57,35 @@ constexpr bool RELU = false;           // the activation, which follows the pool
 #endif
 
 constexpr int ROW_UNITS = (IC * PAIRS + 3) / 4, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
-// Rows of the image come in groups of SH; a window sees GROUPS of them, of the first but its last
+// Rows of the image are in groups of SH; a window has GROUPS of them, of the first only its last
 // rows.
 constexpr int GROUPS = (KH + SH - 1) / SH, LEAD = GROUPS * SH - KH, NEW = SH < KH ? SH : KH;
 constexpr int DOWN = 4 / ACROSS,
               RESULTS = !POOL      ? 16
                         : PKW == 3 ? 7
                                    : 8,
-              WIDE = POOL ? 2 * RESULTS : 16;  // results and columns from warp to warp
+              COLUMN_STEP = POOL ? 2 * RESULTS : 16;  // results and columns from warp to warp
 constexpr int ROW = IC * PITCH, SLOT = DOWN * SH * ROW, RING = SLOTS * SLOT;  // words
 constexpr bool IN_WORDS =
-    SW % 2 == 0 && (AHEAD - SHIFT) % 2 == 0;  // pairs of taps are words of the ring
-// What a thread copies of each group of rows: pieces of COPY bytes of a channel, or the words of
-// all channels of a pair of pixels.
+    SW % 2 == 0 && (AHEAD - SHIFT) % 2 == 0;  // pairs of taps are aligned words of the ring
+// Copies of a thread per group of rows: pieces of COPY bytes of a channel, or words of all channels
+// of a pair of pixels.
 constexpr int PIECES = COPY ? IC * WORDS * 4 / COPY : WORDS, TASKS = DOWN * SH * PIECES,
-              TURNS = (TASKS + 127) / 128;
+              COPIES = (TASKS + 127) / 128;
 constexpr int THREADS = 128 * TEAMS;
 constexpr int NT = BN / 8, WEIGHT_PITCH = STEPS * 32 + (WARPGROUPS ? 0 : 16);  // bytes
 
-// Where word `pair` of unit u of a channel's weights lies: for wgmma 8 channels x 1 unit in 128
-// bytes, all channels of a unit together.
+// Offset of word `pair` of unit u of a channel's weights. wgmma: 8 channels x 1 unit in 128 bytes,
+// all channels of a unit contiguous.
 DEV constexpr int weight_at(int oc, int u, int pair) {
   return (WARPGROUPS ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) +
          pair * 4;
 }
 
 #if WARPGROUPS
-DEV void meet(int team) { sync_group(1 + team, 128); }
+DEV void sync_team(int team) { sync_group(1 + team, 128); }
 #else
-DEV void meet(int) { __syncthreads(); }
+DEV void sync_team(int) { __syncthreads(); }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pool(PARAMETERS) {
@@ -101,22 +99,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (!EARLY)
     asm volatile("griddepcontrol.wait;" ::
-                     : "memory");  // constant weights need not wait for the kernel before
+                     : "memory");  // reads of constant weights need not wait for the kernel before
 #endif
-  // A thread packs a pair of taps of every row of the window, the first of them while the first
-  // rows of the image are on their way.
+  // A thread packs a pair of taps of every row of the window, overlapping the copies of the first
+  // rows of the image.
   constexpr int CHANNELS = ROW_UNITS * 4 / PAIRS;  // those beyond IC are zero
   const int pair = threadIdx.x % PAIRS, first_tap = 2 * pair - SHIFT;
   uint4 taps[KH][2];
   const auto load_taps = [&](int oc) {
     const T* const filter = w + ((i64)(n0 + oc) * (KH * KW) + first_tap) * 8;
-    const bool first_there = n0 + oc < OC && (u32)first_tap < KW,
-               second_there = n0 + oc < OC && first_tap + 1 < KW;
+    const bool first_exists = n0 + oc < OC && (u32)first_tap < KW,
+               second_exists = n0 + oc < OC && first_tap + 1 < KW;
 #pragma unroll
     for (int kh = 0; kh < KH; kh++) {
-      taps[kh][0] = first_there ? *(const uint4*)(filter + kh * KW * 8) : make_uint4(0, 0, 0, 0);
+      taps[kh][0] = first_exists ? *(const uint4*)(filter + kh * KW * 8) : make_uint4(0, 0, 0, 0);
       taps[kh][1] =
-          second_there ? *(const uint4*)(filter + (kh * KW + 1) * 8) : make_uint4(0, 0, 0, 0);
+          second_exists ? *(const uint4*)(filter + (kh * KW + 1) * 8) : make_uint4(0, 0, 0, 0);
     }
   };
   const auto put_taps = [&](int oc) {
@@ -148,11 +146,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   const int left = POOL ? 2 * strip * ACROSS * RESULTS - PPL : strip * ACROSS * RESULTS,
             rows = POOL ? 2 * lines + PKH - 2 : lines;
 
-  // A thread copies always the same columns, SH rows further down each time.
-  const T* from[TURNS];
-  int row[TURNS], column[TURNS], to[TURNS];
+  // A thread always copies the same columns, SH rows further down each time.
+  const T* from[COPIES];
+  int row[COPIES], column[COPIES], to[COPIES];
 #pragma unroll
-  for (int k = 0; k < TURNS; k++) {
+  for (int k = 0; k < COPIES; k++) {
     const int task = k * 128 + thread, line = task / PIECES, piece = task % PIECES,
               c = COPY ? piece / (PIECES / IC) : 0,
               j = COPY ? piece % (PIECES / IC) * (COPY / 4) : piece;
@@ -163,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
 #if COPY
   const auto copy_rows = [&](u32* at) {
 #pragma unroll
-    for (int k = 0; k < TURNS; k++) {
+    for (int k = 0; k < COPIES; k++) {
       const bool inside = (u32)row[k] < (u32)IH && (u32)column[k] < (u32)IW;
       if (TASKS % 128 == 0 || k * 128 + thread < TASKS)
         copy_async<COPY>(shared_address(at + to[k]), inside ? from[k] : x, inside ? COPY : 0);
@@ -171,29 +169,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     }
   };
 #else
-  struct Held {
-    u16 v[TURNS][IC][2];
+  struct Staged {
+    u16 v[COPIES][IC][2];
   };
-  const auto fetch = [&](Held& held) {
+  const auto fetch = [&](Staged& staged) {
 #pragma unroll
-    for (int k = 0; k < TURNS; k++) {
+    for (int k = 0; k < COPIES; k++) {
       const bool mine = (u32)row[k] < (u32)IH && (TASKS % 128 == 0 || k * 128 + thread < TASKS);
 #pragma unroll
       for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int c = 0; c < IC; c++)
-          held.v[k][c][h] =
+          staged.v[k][c][h] =
               mine && (u32)(column[k] + h) < (u32)IW ? from[k][c * x_c + h * x_cs].bits : (u16)0;
       row[k] += SH, from[k] += SH * x_rs;
     }
   };
-  const auto put = [&](const Held& held, u32* at) {
+  const auto put = [&](const Staged& staged, u32* at) {
 #pragma unroll
-    for (int k = 0; k < TURNS; k++)
+    for (int k = 0; k < COPIES; k++)
       if (TASKS % 128 == 0 || k * 128 + thread < TASKS)
 #pragma unroll
         for (int c = 0; c < IC; c++)
-          at[to[k] + c * PITCH] = held.v[k][c][0] | (u32)held.v[k][c][1] << 16;
+          at[to[k] + c * PITCH] = staged.v[k][c][0] | (u32)staged.v[k][c][1] << 16;
   };
 #endif
 
@@ -205,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   }
 #else
   {
-    Held first[GROUPS];
+    Staged first[GROUPS];
 #pragma unroll
     for (int k = 0; k < GROUPS; k++) fetch(first[k]);
 #pragma unroll
@@ -224,25 +222,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   visible_to_copies();
 #endif
 
-  // Operands: unit u of row kh for both halves of the fragment's pixels. What lies beyond the
-  // window is multiplied by zero weights, and must not be an infinity.
+  // Operands: unit u of row kh for both halves of the fragment's pixels. Pixels outside of the
+  // window are multiplied by zero weights, and must be finite.
   u32 a[2 * STEPS][2];
   if (UNITS % 2) a[UNITS][0] = a[UNITS][1] = 0;
-  const int pixel = (warp % ACROSS * WIDE + (POOL ? 2 : 1) * (lane >> 2)) * SW + AHEAD - SHIFT,
+  const int pixel =
+                (warp % ACROSS * COLUMN_STEP + (POOL ? 2 : 1) * (lane >> 2)) * SW + AHEAD - SHIFT,
             other = pixel + (POOL ? 1 : 8) * SW;
   const int mine = warp / ACROSS * SH * ROW + pixel / 2 + t / PAIRS * PITCH + t % PAIRS,
             next = other / 2 - pixel / 2;
   const int tap = t % PAIRS * 2 - SHIFT;
-  const u32 kept = ((u32)tap < KW ? 0xffffu : 0u) | (tap + 1 < KW ? 0xffff0000u : 0u);
+  const u32 tap_mask = ((u32)tap < KW ? 0xffffu : 0u) | (tap + 1 < KW ? 0xffff0000u : 0u);
   const auto read_row = [&](int kh, const u32* group, int line) {
 #pragma unroll
     for (int u = 0; u < ROW_UNITS; u++) {
-      // Behind the last channel lies what others may be writing: the unit's first channel is read
-      // instead.
+      // Beyond the last channel are words that others may be writing: reads the unit's first
+      // channel instead.
       const bool exists = (u * 4 + 4) / PAIRS <= IC || (u * 4 + t) / PAIRS < IC;
       const u32* const p =
           group + line * ROW + u * 4 / PAIRS * PITCH - (exists ? 0 : t / PAIRS * PITCH);
-      const u32 mask = exists ? kept : 0u;
+      const u32 mask = exists ? tap_mask : 0u;
       if (IN_WORDS) {
         a[kh * ROW_UNITS + u][0] = p[0] & mask,
                            a[kh * ROW_UNITS + u][1] = p[POOL ? SW / 2 : 4 * SW] & mask;
@@ -260,15 +259,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
 #if POOL
   T* const out = y + image * y_ns + (result0 + (lane >> 2)) * y_cs + n0 + t * 8;
   const bool written = result0 + (lane >> 2) < W && (lane >> 2) < RESULTS;
-  const int even_column = left + warp % ACROSS * WIDE + 2 * (lane >> 2);
+  const int even_column = left + warp % ACROSS * COLUMN_STEP + 2 * (lane >> 2);
   const bool even_inside = (u32)even_column < (u32)OW,
              odd_inside = (u32)(even_column + 1) < (u32)OW;
   const u32 lowest = lowest_pair((T*)0);
-  u32 even[NT], odd[NT];  // the largest of the rows of the window so far
+  u32 even[NT], odd[NT];  // maximum over rows of the pooling window so far
 #pragma unroll
   for (int j = 0; j < NT; j++) even[j] = odd[j] = lowest;
 #else
-  // The four lanes of a pixel store chunks of 8 channels of it, of 16 channels those of both their
+  // The four lanes of a pixel store its chunks of 8 channels; with 16 channels those of both their
   // pixels.
   constexpr int SIDES = NT == 2 ? 1 : 2;
   T* out[SIDES];
@@ -283,13 +282,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
 #if COPY
   copy_wait<2>();
 #endif
-  __syncthreads();  // what all groups but the last of a window hold, the weights and the columns
-                    // have come
+  __syncthreads();  // all groups of rows but the last of a window, weights and columns are complete
 #pragma unroll
   for (int kh = 0; kh < KH - NEW; kh++)
     read_row(kh + NEW, ring + mine + (kh + LEAD) / SH * SLOT, (kh + LEAD) % SH);
 #if WARPGROUPS
-  if (TEAMS > 1 && team == TEAMS - 1) arrive_group(1 + TEAMS, 256);  // the first team begins
+  if (TEAMS > 1 && team == TEAMS - 1) arrive_group(1 + TEAMS, 256);  // the first team goes first
 #endif
   int slot = (GROUPS - 1) * SLOT;
   const auto step_up = [&](int slot) { return slot == (SLOTS - 1) * SLOT ? 0 : slot + SLOT; };
@@ -297,14 +295,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   for (int r = 0; r < rows; r++) {
 #if COPY
     copy_wait<1>();
-    meet(team);  // the new rows have come
+    sync_team(team);  // the new rows are complete
     if (r + 2 < rows) copy_rows(ring + step_up(step_up(slot)));
     copy_commit();
 #else
     const bool more = r + 1 < rows;
-    Held held;
-    if (more) fetch(held);
-    meet(team);
+    Staged staged;
+    if (more) fetch(staged);
+    sync_team(team);
 #endif
 #pragma unroll
     for (int k = 0; k < (KH - NEW) * ROW_UNITS; k++)
@@ -318,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     const u64 filter = (u64)(shared_address(shared) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
     if (TEAMS > 1)
       sync_group(1 + TEAMS + team,
-                 256);  // teams multiply in turn, so that one does while others finish their rows
+                 256);  // teams alternate: one multiplies while others run the epilogue
     multiply_fence();
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
@@ -328,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     if (TEAMS > 1 && (team < TEAMS - 1 || r + 1 < rows))
       arrive_group(1 + TEAMS + (team + 1) % TEAMS, 256);
 #if !COPY
-    if (more) put(held, ring + slot);
+    if (more) put(staged, ring + slot);
 #endif
     multiply_wait<0>();
 #else
@@ -348,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
                  b[3], (T*)0);
       }
 #if !COPY
-    if (more) put(held, ring + slot);
+    if (more) put(staged, ring + slot);
 #endif
 #endif
     const auto finished = [&](const Columns& c, int j, int half, int m, i64 full) {

@@ -1,5 +1,5 @@
-"""Convolutions of few input channels over images in any order of axes, and such convolutions with
-the max pooling that follows (`small_c_pool.cuh`).
+"""Convolutions of few input channels over images of any layout, optionally fused with the max
+pooling that follows (`small_c_pool.cuh`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from . import problem
 
 _RELU = ACTIVATIONS.index("relu")
 _STATIC = ("IC", "KH", "KW", "SH", "SW")
-#: Most steps along k whose pixels fit into registers, most rows of results that a warp computes,
-#: and height and width of results that are not known.
-_STEPS, _LONGEST, _USUAL = 20, 16, 112
-#: Clocks: of a CTA before its first row; of a team's row apart from products at the least, for
-#: each channel and for each piece of the image that a thread copies; of a row when little else
-#: runs.
+#: Most steps along k whose pixels fit into registers, most rows of results per warp, assumed height
+#: and width of symbolic results.
+_STEPS, _MOST_LINES, _USUAL = 20, 16, 112
+#: Clocks: of a CTA before its first row; of a team's row besides its MMAs: least, per channel and
+#: per piece of the image that a thread copies; latency of a row.
 _START, _ROW, _CHANNEL, _PIECE, _LATENCY = 6000.0, 60.0, 5.0, 10.0, 1500.0
-#: Bytes of shared memory of a CTA at most.
+#: Most bytes of shared memory of a CTA.
 _SMEM = 96 * 1024
 
 
 @dataclass(frozen=True)
 class PoolTile:
-    """Warps side by side (the others of four lie below), output channels of one CTA, CTAs of a
-    SM, teams of four warps in a CTA.
+    """across: of the four warps of a team, those along columns (the others are along rows);
+    columns: output channels of a CTA; resident CTAs per SM; teams of a CTA.
     """
 
     across: int
@@ -54,32 +53,30 @@ def _size(r: Request) -> tuple[DimLike, DimLike]:
 
 
 def _shape(r: Request) -> tuple[int, int]:
-    """Pairs of taps that a row of the window has, rounded up to a power of two; steps of 16 along
-    k.
-    """
+    """Pairs of taps of a row of the window, rounded up to a power of two; steps of 16 k."""
     ic, kh, kw = (int(r.ints[n]) for n in _STATIC[:3])
     pairs = 1 if kw <= 2 else 2 if kw <= 4 else 4
     return pairs, -(-kh * -(-ic * pairs // 4) // 2)
 
 
 def _results(r: Request) -> int:
-    """Columns of results of a warp."""
+    """Columns of results per warp."""
     return 16 if not _pooled(r) else 7 if r.ints["PKW"] == 3 else 8
 
 
 def _layout(r: Request, tile: PoolTile) -> dict[str, int]:
-    """How the rows of the image lie in shared memory."""
+    """Layout of the rows of the image in shared memory (constants of the header)."""
     kh, kw, sh, sw = (int(r.ints[n]) for n in _STATIC[1:])
     pairs, _ = _shape(r)
-    wide = _results(r) * (2 if _pooled(r) else 1)
-    copy, ahead = _pieces(r, tile.across * wide * sw)
+    columns_each = _results(r) * (2 if _pooled(r) else 1)
+    copy, ahead = _pieces(r, tile.across * columns_each * sw)
     shift = int(sw % 2 == 0 and ahead % 2 == 1 and kw < 2 * pairs)
     aligned = sw % 2 == 0 and (ahead - shift) % 2 == 0
-    words = ((tile.across - 1) * wide * sw + 15 * sw + ahead - shift + 2 * pairs + 1) // 2 + (
-        not aligned
-    )
+    words = (
+        (tile.across - 1) * columns_each * sw + 15 * sw + ahead - shift + 2 * pairs + 1
+    ) // 2 + (not aligned)
     words = -(-words * 4 // max(copy, 4)) * max(copy, 4) // 4
-    # words that a warp reads lie in different banks
+    # no bank conflicts in a warp
     pitch = words + (8 * pairs - words) % 32 if pairs < 4 else words
     early = 2 if copy else 1
     return {
@@ -94,10 +91,8 @@ def _layout(r: Request, tile: PoolTile) -> dict[str, int]:
 
 
 def _pieces(r: Request, step: int) -> tuple[int, int]:
-    """Bytes of a row that one copy takes, 0 where pixels come one by one; columns that lie before
-    the first pixel of a strip, which begin such a piece.
-
-    step: columns from a strip to the next.
+    """Bytes of a copy, 0 if pixels are copied one by one; columns before the first pixel of a strip
+    that a copy includes. step: columns from one strip to the next.
     """
     i = r.ints
     first = i["PL"] + (D.mul(i["PPL"], i["SW"]) if _pooled(r) else 0)
@@ -127,8 +122,8 @@ def supports(r: Request) -> bool:
 
 
 def configs(r: Request) -> list[PoolTile]:
-    """What may be chosen: of one or two teams, as many CTAs as the registers and the shared
-    memory of an SM hold.
+    """Tiles of one or two teams, with as many resident CTAs as registers and shared memory of an SM
+    allow.
     """
     oc = int(r.ints["OC"])
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
@@ -142,8 +137,8 @@ def configs(r: Request) -> list[PoolTile]:
     for across in (4, 2, 1):
         for teams in (1, 2) if r.arch == 90 else (1,):
             tile = PoolTile(across, columns, 1, teams)
-            smem, held = _smem(r, tile), 0 if _layout(r, tile)["COPY"] else _copied(r, tile)
-            registers = -(-(21 + columns // 2 + 3 * _shape(r)[1] + max(finish, held)) // 8) * 8
+            smem, copied = _smem(r, tile), 0 if _layout(r, tile)["COPY"] else _copied(r, tile)
+            registers = -(-(21 + columns // 2 + 3 * _shape(r)[1] + max(finish, copied)) // 8) * 8
             if smem <= _SMEM:
                 out.append(
                     replace(
@@ -157,28 +152,28 @@ def configs(r: Request) -> list[PoolTile]:
 
 
 def _copied(r: Request, tile: PoolTile) -> int:
-    """Pieces of the image, or single numbers of it, that a thread copies for every row."""
+    """Pieces or single elements of the image that a thread copies for every row."""
     at, ic = _layout(r, tile), int(r.ints["IC"])
     words = 4 // tile.across * int(r.ints["SH"]) * at["WORDS"]
     return -(-(words * ic * 4 // at["COPY"]) // 128) if at["COPY"] else 2 * ic * -(-words // 128)
 
 
 def cost(r: Request, tile: PoolTile, images: int) -> float:
-    """Clocks for so many images."""
+    """Clocks for `images` images."""
     i = r.ints
     height, width = (int(select.known(d, _USUAL)) for d in _size(r))
-    beside = images * -(-width // (tile.across * _results(r))) * -(-int(i["OC"]) // tile.columns)
-    lines = int(_lines(r, tile, height, beside))
-    blocks = beside * -(-height // (lines * tile.teams * 4 // tile.across))
+    strips = images * -(-width // (tile.across * _results(r))) * -(-int(i["OC"]) // tile.columns)
+    lines = int(_lines(r, tile, height, strips))
+    ctas = strips * -(-height // (lines * tile.teams * 4 // tile.across))
     rows = 2 * lines + int(i["PKH"]) - 2 if _pooled(r) else lines
-    product, rest = (
+    mma, other = (
         _shape(r)[1] * tile.columns / 2,
         _ROW + _CHANNEL * tile.columns + _PIECE * _copied(r, tile),
     )
-    # CTAs side by side fall into step, the teams of one do not
-    one = max(product, rest) if tile.teams > 1 else product + rest
-    row = max(_LATENCY, min(tile.resident, -(-blocks // r.sms)) * tile.teams * one)
-    return -(-blocks // (tile.resident * r.sms)) * (_START + rows * row)
+    # teams of a CTA alternate MMAs and epilogues; independent CTAs do not
+    one = max(mma, other) if tile.teams > 1 else mma + other
+    row = max(_LATENCY, min(tile.resident, -(-ctas // r.sms)) * tile.teams * one)
+    return -(-ctas // (tile.resident * r.sms)) * (_START + rows * row)
 
 
 def choose(r: Request) -> Iterator[tuple[PoolTile, DimLike]]:
@@ -194,12 +189,13 @@ def choose(r: Request) -> Iterator[tuple[PoolTile, DimLike]]:
 
 
 def _lines(r: Request, tile: PoolTile, height: DimLike, across: DimLike) -> DimLike:
-    """Rows of results of a warp: so many that all CTAs run at once, where that is not too many.
-    across: CTAs beside each other, all images included.
+    """Rows of results per warp: at most _MOST_LINES, and so many that all CTAs are concurrent.
+    across: CTAs of all images along columns and channels.
     """
     down = tile.teams * 4 // tile.across
     bands = D.maximum(
-        D.ceildiv(height, down * _LONGEST), D.floordiv(tile.resident * r.sms, D.maximum(1, across))
+        D.ceildiv(height, down * _MOST_LINES),
+        D.floordiv(tile.resident * r.sms, D.maximum(1, across)),
     )
     return D.maximum(1, D.ceildiv(D.ceildiv(height, down), D.maximum(1, bands)))
 
@@ -211,7 +207,7 @@ def emit(r: Request, tile: PoolTile, active: DimLike = 1) -> list[Kernel]:
     down, columns = tile.teams * 4 // tile.across, -(-int(i["OC"]) // tile.columns)
     strips = D.ceildiv(width, tile.across * _results(r))
     lines = _lines(r, tile, height, D.product([i["N"], strips, columns]))
-    # between channels, 0 where they are neighbours; symbolic where an image's size in planes is
+    # the stride of channels, 0 if they are contiguous; may be symbolic for planar images
     step = i.get("x_c", 0)
     relu = pooled and r.program is None and i.get("act", 0) == _RELU
     layout = _layout(r, tile)

@@ -17,31 +17,31 @@ from ..gemm import select
 from . import problem
 
 _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
-#: Windows of so many terms that reach so far at most (those of one row further), and strides up to
-#: 4, have a tile on every device.
+#: Windows of at most so many terms (input channels x taps) and so wide (windows of one row: wider),
+#: with strides up to 4, have a tile on every device.
 MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
-#: An image's height or width where it is symbolic, and images; taps of a row whose pixels a thread
-#: holds, where a row has more.
-_USUAL, _BATCH, _PIECE = 112, 8, 8
-#: Where several sizes are symbolic: a tile serves more pixels, too, while it takes at most so many
-#: times the clocks; of what parts of the pixels.
+#: Assumed height, width and number of symbolic images; most taps of a row whose pixels are in
+#: registers at a time.
+_USUAL, _BATCH, _MOST_TAPS = 112, 8, 8
+#: With several symbolic sizes: a tile also serves more pixels up to this factor of their least
+#: clocks; fractions of the pixels that are priced.
 _ALIKE, _PARTS = 1.05, (1.0, 0.8, 0.64)
-#: Results beyond which what CTAs copy is hidden by other CTAs' products: through registers that
-#: takes fewer instructions.
-_MANY = 1 << 24
-#: Clocks to start; of products for one warp of a scheduler and for each, of asynchronous copies the
-#: same; of a copied row of pixels and of 32 of them.
+#: Most results for cp.async: in larger grids other CTAs hide the copies, and copies through
+#: registers take fewer instructions.
+_MOST_ASYNC = 1 << 24
+#: Clocks to start; per FMA instruction: latency of one warp, and issue of each warp of a scheduler;
+#: the same of cp.async; instructions of a copied row of pixels and of 32 of its pixels.
 _START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER = 3060.0, 0.36, 0.93, 4.5, 2.5
 _ROW, _PIECE_OF_ROW = 20.0, 9.0
-#: Where copies go through registers: clocks to start, to start a CTA, for 32 pixels or half as
-#: many filters that a warp copies; how many warps' time products wait.
-_BEGIN, _BLOCK, _COPY, _WAITS = 1100.0, 3500.0, 46.0, 1.5
+#: With copies through registers: clocks to start, to start a CTA, per 32 pixels or 16 filters that
+#: a warp copies; latency of FMAs in warps.
+_BEGIN, _CTA, _COPY, _WAITS = 1100.0, 3500.0, 46.0, 1.5
 
 
 @dataclass(frozen=True)
-class SimtTile:
-    """Output pixels of a thread, groups of them side by side and rows of a CTA, its output
-    channels, threads that divide the rows of a window.
+class SmallCTile:
+    """pixels: outputs of a thread along a row; groups of these along a row and `down` rows of a
+    CTA; columns: output channels of a CTA; parts: threads that split the rows of a window.
     """
 
     pixels: int
@@ -60,28 +60,28 @@ def _sizes(r: Request) -> tuple[int, ...]:
 
 
 def _piece(r: Request) -> int:
-    return min(int(r.ints["KW"]), _PIECE)
+    return min(int(r.ints["KW"]), _MOST_TAPS)
 
 
-def _held(r: Request, tile: SimtTile) -> int:
-    """Pixels of a row that a thread holds."""
+def _row_pixels(r: Request, tile: SmallCTile) -> int:
+    """Pixels of a row that a thread has in registers."""
     _, _, _, _, sw, _, dw = _sizes(r)
     return ((tile.pixels - 1) * sw + (_piece(r) - 1) * dw + 4) // 4 * 4
 
 
-def _patch(r: Request, tile: SimtTile) -> tuple[int, int]:
-    """Rows of all channels that a CTA reads, floats of one of them."""
+def _patch(r: Request, tile: SmallCTile) -> tuple[int, int]:
+    """Rows of all channels that a CTA reads; pitch of a row in floats."""
     ic, kh, kw, sh, sw, dh, dw = _sizes(r)
     pitch = (
         (tile.groups - 1) * tile.pixels * sw
         + (kw - 1) // _piece(r) * _piece(r) * dw
-        + _held(r, tile)
+        + _row_pixels(r, tile)
         + 3
     )
     return ic * ((tile.down - 1) * sh + (kh - 1) * dh + 1), pitch // 4 * 4
 
 
-def _smem(r: Request, tile: SimtTile) -> int:
+def _smem(r: Request, tile: SmallCTile) -> int:
     ic, kh, kw = _sizes(r)[:3]
     rows, pitch = _patch(r, tile)
     return (
@@ -93,13 +93,13 @@ def _smem(r: Request, tile: SimtTile) -> int:
     )
 
 
-def _resident(r: Request, tile: SimtTile) -> int:
-    """CTAs of an SM, by shared memory and registers."""
-    registers = tile.pixels * 8 + _held(r, tile) + 40
+def _resident(r: Request, tile: SmallCTile) -> int:
+    """Resident CTAs per SM, by shared memory and registers."""
+    registers = tile.pixels * 8 + _row_pixels(r, tile) + 40
     return min(shared(r) // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
 
 
-def configs(r: Request) -> Iterator[SimtTile]:
+def configs(r: Request) -> Iterator[SmallCTile]:
     (ic, kh), sw, most = _sizes(r)[:2], int(r.ints["SW"]), min(r.caps.smem_block, 160 * 1024)
     for pixels in (8, 4):
         for columns in (64, 32, 16):
@@ -107,12 +107,12 @@ def configs(r: Request) -> Iterator[SimtTile]:
                 groups = 1
                 while groups <= threads * 8 // columns:
                     for parts in (1, 2, 3, 4):
-                        tile = SimtTile(
+                        tile = SmallCTile(
                             pixels, groups, threads * 8 // columns // groups, columns, parts
                         )
                         if (
                             pixels * sw % 4 == 0
-                            and _held(r, tile) <= 64
+                            and _row_pixels(r, tile) <= 64
                             and _smem(r, tile) <= most
                             and _resident(r, tile) > 0
                             and parts <= ic * kh // 2 + 1
@@ -129,8 +129,8 @@ def supports(r: Request) -> bool:
     return int(r.ints["IC"]) <= 4 and next(configs(r), None) is not None
 
 
-def _blocks(r: Request, tile: SimtTile) -> tuple[DimLike, int]:
-    """Along the pixels and the channels."""
+def _grid(r: Request, tile: SmallCTile) -> tuple[DimLike, int]:
+    """CTAs along the pixels and the channels."""
     i = r.ints
     return D.product(
         [i["N"], D.ceildiv(i["OW"], tile.groups * tile.pixels), D.ceildiv(i["OH"], tile.down)]
@@ -138,22 +138,22 @@ def _blocks(r: Request, tile: SimtTile) -> tuple[DimLike, int]:
 
 
 def _asynchronous(r: Request) -> bool:
-    """Whether pixels are copied to shared memory without registers."""
+    """Whether pixels are copied by cp.async, not through registers."""
     (n,), (height, width) = problem.about(r, _BATCH, "N"), problem.about(r, _USUAL, "OH", "OW")
-    return r.dtype == DType.F32 and n * height * width * int(r.ints["OC"]) <= _MANY
+    return r.dtype == DType.F32 and n * height * width * int(r.ints["OC"]) <= _MOST_ASYNC
 
 
-def _room(r: Request, tile: SimtTile) -> int:
-    """Shared memory of a CTA."""
-    blocks, columns = _blocks(r, tile)
-    return spread(r, D.mul(blocks, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
+def _launch_smem(r: Request, tile: SmallCTile) -> int:
+    """Dynamic shared memory of a CTA."""
+    ctas, columns = _grid(r, tile)
+    return spread(r, D.mul(ctas, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
 
 
-def cost(r: Request, tile: SimtTile, images: int) -> float:
-    """Clocks for so many images."""
+def cost(r: Request, tile: SmallCTile, images: int) -> float:
+    """Clocks for `images` images."""
     ic, kh, kw = _sizes(r)[:3]
     height, width = problem.about(r, _USUAL, "OH", "OW")
-    blocks = (
+    ctas = (
         images
         * -(-height // tile.down)
         * -(-width // (tile.groups * tile.pixels))
@@ -161,45 +161,45 @@ def cost(r: Request, tile: SimtTile, images: int) -> float:
     )
     rows, warps = _patch(r, tile)[0], tile.threads // 32
     span = (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1
-    # instructions of a warp
-    multiply = -(-ic * kh // tile.parts) * (_held(r, tile) / 2 + kw * tile.pixels * 8)
-    # of equally fast ones, that which computes least
-    idle = 0.05 * blocks * tile.threads / 128 / r.sms * multiply
-    resident, here = _resident(r, tile), -(-blocks // r.sms)
+    # instructions per warp
+    multiply = -(-ic * kh // tile.parts) * (_row_pixels(r, tile) / 2 + kw * tile.pixels * 8)
+    # prefers the tile with least idle threads among equally fast ones
+    idle = 0.05 * ctas * tile.threads / 128 / r.sms * multiply
+    resident, per_sm = _resident(r, tile), -(-ctas // r.sms)
     if not _asynchronous(r):
         copies = -(-rows * -(-span // 32) * 32 // tile.threads) + 2 * -(
             -kh * kw * tile.columns // tile.threads
         )
-        together = min(resident, here) * tile.threads / 128  # warps of a scheduler
-        one = _BLOCK + (together + _WAITS) * multiply + together * copies * _COPY
-        return _BEGIN + -(-blocks // (resident * r.sms)) * one + idle
-    lines = -(-rows // warps) if rows >= warps else rows / warps  # of a warp
+        warps_per_scheduler = min(resident, per_sm) * tile.threads / 128
+        one = (
+            _CTA + (warps_per_scheduler + _WAITS) * multiply + warps_per_scheduler * copies * _COPY
+        )
+        return _BEGIN + -(-ctas // (resident * r.sms)) * one + idle
+    lines = -(-rows // warps) if rows >= warps else rows / warps  # per warp
     copy = max(1.0, lines) * _ROW + lines * -(-span // 32) * _PIECE_OF_ROW
-    if 2 * blocks <= r.sms * resident and _room(r, tile) == _smem(r, tile):
-        # they come while those of the launch before are there
-        here = -(-2 * blocks // r.sms) - blocks // r.sms
-    together = min(resident, here) * tile.threads / 128
+    if 2 * ctas <= r.sms * resident and _launch_smem(r, tile) == _smem(r, tile):
+        # unevenly distributed: CTAs of the launch before still occupy SMs
+        per_sm = -(-2 * ctas // r.sms) - ctas // r.sms
+    warps_per_scheduler = min(resident, per_sm) * tile.threads / 128
     one = (
         _START
-        + (together * _TOGETHER + _ALONE) * multiply
-        + (together * _COPY_TOGETHER + _COPY_ALONE) * copy
+        + (warps_per_scheduler * _TOGETHER + _ALONE) * multiply
+        + (warps_per_scheduler * _COPY_TOGETHER + _COPY_ALONE) * copy
     )
-    return -(-here // resident) * one + idle
+    return -(-per_sm // resident) * one + idle
 
 
-def choose(r: Request) -> Iterator[tuple[SimtTile, DimLike]]:
-    """A configuration, or where several sizes are symbolic one for each range of its pixels, and
-    when it is used.
-    """
+def choose(r: Request) -> Iterator[tuple[SmallCTile, DimLike]]:
+    """(tile, condition): one tile, or with several symbolic sizes one for each range of pixels."""
     pixels, tiles = select.pixels(r), list(configs(r))
     if len(D.symbols(pixels)) < 2:
         (images,) = problem.about(r, _BATCH, "N")
         yield kernel_choice.cheapest({t: cost(r, t, images) for t in tiles}), 1
         return
 
-    def price(size: int) -> dict[SimtTile, float]:
+    def price(size: int) -> dict[SmallCTile, float]:
         costs = dict.fromkeys(tiles, 0.0)
-        for part in _PARTS:  # sides that are multiples of some tiles' and not of others'
+        for part in _PARTS:  # sizes of which some are multiples of tiles and others are not
             with size_ranges.at(pixels, round(part * size)):
                 for t in tiles:
                     costs[t] += cost(r, t, problem.about(r, 1, "N")[0]) / part
@@ -208,14 +208,14 @@ def choose(r: Request) -> Iterator[tuple[SimtTile, DimLike]]:
     yield from select.choose(pixels, price, False, _ALIKE)
 
 
-def emit(r: Request, tile: SimtTile, active: DimLike = 1) -> list[Kernel]:
+def emit(r: Request, tile: SmallCTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
-    i, (blocks, columns) = r.ints, _blocks(r, tile)
+    i, (ctas, columns) = r.ints, _grid(r, tile)
     return problem.kernel(
         r,
         "conv/small_c_simt",
         ("IH", "IW", "OH", "OW", "OC", "PT", "PL"),
-        (D.mul(blocks, active), columns, 1),
+        (D.mul(ctas, active), columns, 1),
         tile.threads,
         {
             **{n: int(i[n]) for n in _STATIC},
@@ -234,5 +234,5 @@ def emit(r: Request, tile: SimtTile, active: DimLike = 1) -> list[Kernel]:
         more=longs({"x_c": 1 if i.get("x_c", 0) == 0 else i["x_c"]}),
         width=4,
         macros={"ASYNCHRONOUS": _asynchronous(r)},
-        smem=_room(r, tile),
+        smem=_launch_smem(r, tile),
     )

@@ -1,5 +1,5 @@
-"""Transposed convolutions on Hopper's tensor cores: each phase of the output is a convolution of
-stride 1 by the taps that meet it (`transposed.cuh`).
+"""Transposed convolutions on tensor cores of Hopper: each phase of the output is a convolution of
+stride 1 by a subset of the taps (`transposed.cuh`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ def phases(r: Request) -> int:
 
 
 def _axis(r: Request, axis: str, pad: str) -> tuple[int, int]:
-    """The first input that any phase reads for its first output pixel; the fewest taps of a
-    phase.
-    """
+    """The least input index that any phase reads for its first output; least taps of a phase."""
     kernel, stride, before = (int(r.ints[n]) for n in (f"K{axis}", f"S{axis}", pad))
     taps = [-(-(kernel - (phase + before) % stride) // stride) for phase in range(stride)]
     return min((phase + before) // stride - n + 1 for phase, n in enumerate(taps)), min(taps)
 
 
 def steps(r: Request) -> tuple[int, int]:
-    """Steps of 64 along k of a phase: the fewest, and their mean rounded up."""
+    """Stages of 64 k of a phase: the least, and the mean rounded up."""
     chunks, taps = -(-int(r.ints["IC"]) // 64), int(r.ints["KH"]) * int(r.ints["KW"])
     return _axis(r, *_AXES[0])[1] * _axis(r, *_AXES[1])[1] * chunks, -(-taps * chunks // phases(r))
 
@@ -93,7 +91,7 @@ def problem(r: Request, rows: DimLike) -> Problem:
     )
     parameters += longs(sizes(r, "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
     constants: dict[str, bool | int] = {
-        f"TURN_{n}": int(i[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")
+        f"DECONV_{n}": int(i[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")
     }
     constants |= {"LOW_H": low[1], "LOW_W": low[0]}
     ldy, ldr = i["y_cs"], i.get("r_cs", 0)

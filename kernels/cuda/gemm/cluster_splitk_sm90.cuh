@@ -409,8 +409,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       *(float4*)v = flip ? b : a;
       *(float4*)(v + 4) = flip ? a : b;
 #if MIXED
-      mend(v, OWN_GROUP,
-           [&](int k, int& to_m, int& to_n) { return to_m = m, (to_n = n + k) < end; });
+      recompute_nonfinite(v, OWN_GROUP, [&](int k, int& to_m, int& to_n) {
+        return to_m = m, (to_n = n + k) < end;
+      });
 #endif
 #if RESIDUAL
       float residual[8];

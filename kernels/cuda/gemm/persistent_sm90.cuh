@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       for (int i = 0; i < WGMMAS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
 #if MIXED
-        mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {
+        recompute_nonfinite(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {
           return (m = row + k / 2 % 2 * 8) < M &&
                  (n = n0 + k / 4 * 8 + (lane & 3) * 2 + k % 2) < end;
         });

@@ -263,7 +263,7 @@ def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
         assert not any(resident(other))
 
 
-SLABS = [
+HALOS = [
     conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3),
     conv(DType.F16, 64, 256, 14, 14, 256, res_mode=1), conv(DType.F16, 33, 512, 7, 7, 500),
     conv(DType.BF16, 2, 40, 31, 9, 72, 5, pad=2),
@@ -274,24 +274,24 @@ SLABS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("r", SLABS)
+@pytest.mark.parametrize("r", HALOS)
 def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
-    tiles = [t for t in halo.configs(r) if not t.resident]
+    tiles = [t for t in halo.configs(r) if not t.weights_resident]
     assert tiles and {t.split for t in tiles} >= {1, 2}
     i = r.ints
     kh, kw, dh, dw, wide = (int(i[n]) for n in ("KH", "KW", "DH", "DW", "OW"))
     for t in tiles:
-        per, height = t.blocks // t.stack, t.rows + (kh - 1) * dh
-        assert t.split == 1 or t.share == 1
+        per, height = t.wgmmas // t.stack, t.rows + (kh - 1) * dh
+        assert t.split == 1 or t.multicast == 1
         assert (
-            per * t.stack == t.blocks
+            per * t.stack == t.wgmmas
             and t.width == wide + (kw - 1) * dw
-            and t.slab % 1024 == 0
-            and t.stack * height * t.width * 128 <= t.slab
+            and t.patch_bytes % 1024 == 0
+            and t.stack * height * t.width * 128 <= t.patch_bytes
         )
         assert (t.rows - 1) * t.width + wide <= per * 64, "each pixel of the tile has a row"
         last = (t.stack - 1) * height * t.width + per * 64 + (kh - 1) * dh * t.width + (kw - 1) * dw
-        assert last * 128 + (t.slabs - 1) * t.slab <= t.smem - 2048, (
+        assert last * 128 + (t.patches - 1) * t.patch_bytes <= t.smem - 2048, (
             "no product reads beyond the block's memory"
         )
         if t.stack > 1:
@@ -299,14 +299,14 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("r", SLABS)
+@pytest.mark.parametrize("r", HALOS)
 def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = [t for t in halo.configs(r) if not t.resident]
+    tiles = [t for t in halo.configs(r) if not t.weights_resident]
     for tile in (
         tiles[0],
         tiles[-1],
-        max(tiles, key=lambda t: (t.blocks * t.columns, t.split)),
-        max(tiles, key=lambda t: (t.share, t.blocks)),
+        max(tiles, key=lambda t: (t.wgmmas * t.columns, t.split)),
+        max(tiles, key=lambda t: (t.multicast, t.wgmmas)),
     ):
         monkeypatch.setattr(
             discovery.module("kernels", "cuda.gemm.select"),
@@ -314,13 +314,13 @@ def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
             lambda *_, tile=tile: [(tile, 1)],
         )
         (k,) = cuda.emit(r)
-        assert k.symbol == "conv_halo" and k.cluster == tile.split * tile.share
+        assert k.symbol == "conv_halo" and k.cluster == tile.split * tile.multicast
         check_kernels([k], 90)
         compile_kernels([k], 90)
 
 
 def test_convolutions_whose_weights_do_not_fit_read_slabs() -> None:
-    assert resident(SLABS[0]) == [False]
+    assert resident(HALOS[0]) == [False]
     for other in (
         conv(DType.BF16, 28, 88, 19, 54, 64, 7, 2, 3),
         conv(DType.F32, 28, 88, 19, 54, 64, 7, pad=3),
@@ -529,7 +529,7 @@ def test_channels_that_share_no_group_with_others_of_their_bundle(
     r = conv(DType.F16, 64, channels * groups, 28, 28, columns * groups, groups=groups)
     assert discovery.module("kernels", "cuda.conv.grouped").alone(r) == apart
     halos = [k.source for k in kernels_of(r) if k.symbol == "conv_halo" and apart[1]]
-    wanted = {f"int EACH = {apart[0] // 16};", f"int MANY = {apart[1]};"}
+    wanted = {f"int GROUP_MMAS = {apart[0] // 16};", f"int GROUP_COLUMNS = {apart[1]};"}
     assert all(text in source for source in halos for text in wanted)
 
 

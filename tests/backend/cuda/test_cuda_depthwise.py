@@ -188,7 +188,7 @@ def test_strips(
             "lines": lines,
             "C": c,
             "AHEAD": ahead,
-            "BLOCKS": 1,
+            "MIN_CTAS": 1,
         }
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "RAGGED": 1}
         run = _compiled(tmp_path / str(ahead), sizes, flags, 2, "strips")
@@ -297,4 +297,4 @@ def test_a_division_covers_the_image(dtype: DType) -> None:
     part = discovery.module("kernels", "cuda.conv.depthwise.emit")
     for n, c, h, kernel in ((1, 3, 1, 3), (32, 672, 14, 5), (9, 13, 113, 3), (2, 96, 56, 7)):
         tile = part.choose(_request(n, c, h, kernel, dtype), n)
-        assert 1 <= tile.columns <= 8 and 1 <= tile.lines <= h and tile.blocks >= 1
+        assert 1 <= tile.columns <= 8 and 1 <= tile.lines <= h and tile.min_ctas >= 1

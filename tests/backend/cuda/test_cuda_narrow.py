@@ -233,7 +233,7 @@ def test_units_of_a_patch_lie_where_taps_meet_the_image(v: Shape) -> None:
         units = list(patch._units(s, p, v.transposed))
         assert [j for _, j in units] == list(range(s.units))
         for (at, j), place in itertools.product(
-            units, (0, tile.wide - 1, (tile.high - 1) * p.pitch + tile.wide - 1)
+            units, (0, tile.width - 1, (tile.height - 1) * p.pitch + tile.width - 1)
         ):
             tap, c = divmod(j, s.chunks)
             down, across = (
@@ -253,7 +253,7 @@ def test_units_of_a_patch_lie_where_taps_meet_the_image(v: Shape) -> None:
                 + column // s.stride[1]
             )
         # also of places that are not stored
-        assert max(at for at, _ in units) + 64 * tile.blocks <= p.size
+        assert max(at for at, _ in units) + 64 * tile.wgmmas <= p.size
 
 
 def test_patches_compile() -> None:

@@ -260,7 +260,7 @@ def check_cases() -> list[Case]:
             cases += [
                 conv_case(v, d, tile) for tile in T.halo_tiles(conv_request(v, d), resident=True)
             ]
-        for v in S.SLABS:
+        for v in S.HALOS:
             cases += [
                 conv_case(v, d, tile, wild=v.n == 3)
                 for tile in T.halo_tiles(conv_request(v, d), resident=False)

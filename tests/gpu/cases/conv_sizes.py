@@ -120,7 +120,7 @@ WINDOWS = [
     Conv(2, 128, 7, 9, 24, (2, 2), _ONE, _ONE, _NONE),
 ]  # fmt: skip
 #: For every slab.
-SLABS = [
+HALOS = [
     Conv(3, 88, 19, 54, 64, (7, 7), pads=(3, 3, 3, 3)),
     Conv(5, 40, 9, 11, 72, (5, 5), pads=(2, 2, 2, 2), act="silu"),
     Conv(3, 512, 7, 7, 512, res_mode=2),

@@ -46,11 +46,14 @@ def halo_tiles(r: Request, *, resident: bool) -> list[Any]:
     if r.arch != 90 or r.dtype == DType.F32:
         return []
     halo = discovery.module("kernels", "cuda.conv.halo")
-    found = [t for t in halo.configs(r) if t.resident == resident]
+    found = [t for t in halo.configs(r) if t.weights_resident == resident]
     if resident:
         return found
-    alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.cluster_size == 1}
-    return [*alone.values(), *{(t.split, t.share): t for t in found if t.cluster_size > 1}.values()]
+    alone = {(t.wgmmas, t.stack, t.patches): t for t in found if t.cluster_size == 1}
+    return [
+        *alone.values(),
+        *{(t.split, t.multicast): t for t in found if t.cluster_size > 1}.values(),
+    ]
 
 
 def _tile_modules() -> tuple[Any, Any, Any]:
@@ -132,18 +135,16 @@ def tile_name(t: Any) -> str:
         )
     if hasattr(t, "stack"):
         return (
-            f"slab {t.rows} rows of {t.stack} blocks{t.blocks} x{t.columns} slabs{t.slabs} "
-            f"split{t.split} share{t.share}"
+            f"halo {t.rows} rows of {t.stack} wgmmas{t.wgmmas} x{t.columns} patches{t.patches} "
+            f"split{t.split} multicast{t.multicast}"
         )
-    if hasattr(t, "slab"):
-        return f"window {t.rows} rows x{t.columns}"
-    if hasattr(t, "beside"):
+    if hasattr(t, "channel_groups"):
         return (
-            f"narrow {t.pixels} pixels x{t.channels} parts{t.parts} beside{t.beside} step{t.step} "
-            f"threads{t.threads} ahead{t.ahead}"
+            f"narrow {t.pixels} pixels x{t.channels} k_threads{t.k_threads} "
+            f"groups{t.channel_groups} step{t.step} threads{t.threads} ahead{t.ahead}"
         )
-    if hasattr(t, "wide"):
-        return f"patch {t.high}x{t.wide} blocks{t.blocks} groups{t.groups}x{t.columns}"
+    if hasattr(t, "passes"):
+        return f"patch {t.height}x{t.width} wgmmas{t.wgmmas} groups{t.groups}x{t.columns}"
     if hasattr(t, "high"):
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m") and not hasattr(t, "split"):

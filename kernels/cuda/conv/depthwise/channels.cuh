@@ -1,13 +1,13 @@
-// Neighbouring channels of a pixel, as threads of depthwise convolutions have them.
+// Loads and stores of neighbouring channels of a pixel, for depthwise convolutions.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-constexpr int MULTIPLE = 1;                       // output channels of an input channel
-constexpr bool X_VECTOR = true, Y_VECTOR = true;  // pixels lie at multiples of 16 bytes
+constexpr int MULTIPLE = 1;                       // output channels per input channel
+constexpr bool X_VECTOR = true, Y_VECTOR = true;  // pixels are aligned to 16 bytes
 
 #endif  // GENERATED
 
-// WIDTH channels as they lie in memory.
+// WIDTH channels in their memory format.
 #if IS_F32
 struct alignas(WIDTH < 4 ? 8 : 16) Raw {
   float v[WIDTH];
@@ -37,7 +37,7 @@ DEV Raw narrow(const float (&v)[WIDTH]) {
   return r;
 }
 #endif
-// What follows is of `count` channels, at least one.
+// The following functions access `count` channels, at least one.
 template <bool VECTOR>
 DEV Raw fetch(const T* p, int count) {
   if (VECTOR && sizeof(Raw) <= 16) return *(const Raw*)p;
@@ -52,8 +52,8 @@ DEV Raw fetch(const T* p, int count) {
   }
   return r;
 }
-// Of the image, what output channels c... read; pad channels are readable, and feed only
-// themselves.
+// The input channels that output channels c... read. Padding channels are readable, and affect
+// padding results only.
 DEV Raw fetch_input(const T* p, int c, int count) {
   if (MULTIPLE == 1) return fetch<X_VECTOR>(p, count);
   Raw r = {};

@@ -1,7 +1,7 @@
 // Depthwise convolution, channels last: one thread computes COLUMNS neighbouring outputs of LINES
-// neighbouring rows for WIDTH channels, so that it reads every input once for all of them.
-// Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies
-// outside the image reads as zero, and all of a thread's loads are in flight together.
+// neighbouring rows for WIDTH channels, and reads every input once for all of them. Neighbouring
+// threads have neighbouring channels. Loads are not in branches: pixels outside of the image are
+// zero, and all loads of a thread are in flight together.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -10,11 +10,11 @@ constexpr int SH = 1, SW = 1;          // stride
 constexpr int DH = 1, DW = 1;          // dilation
 constexpr bool TRANSPOSED = false;     // a transposed convolution, COLUMNS = LINES = 1
 constexpr int COLUMNS = 2, LINES = 2;  // neighbouring outputs of a thread
-constexpr int LARGE = 121;             // taps beyond which a thread goes on row by row
+constexpr int LARGE = 121;             // taps beyond which a thread processes rows one by one
 constexpr int THREADS = 128;           // of a CTA
 constexpr int weight_pitch = 64;       // from a tap to the next; negative: read from the end
-constexpr bool EARLY = false;          // all weights are read, into registers, while the kernel
-                                       // before this one still runs
+constexpr bool EARLY = false;          // weights are read into registers before
+                                       // griddepcontrol.wait
 #define PARAMETERS                                                                            \
   const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, int PT, int PL, int C, \
       i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
@@ -22,8 +22,7 @@ constexpr bool EARLY = false;          // all weights are read, into registers, 
 #include "conv/depthwise/channels.cuh"
 
 constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1,
-              DEPTH = (LINES - 1) * SH + (KH - 1) * DH +
-                      1;  // input columns and rows that a thread reads
+              DEPTH = (LINES - 1) * SH + (KH - 1) * DH + 1;  // input columns and rows of a thread
 constexpr int UNROLLED = KH * KW <= LARGE ? DEPTH : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise_direct(PARAMETERS) {
@@ -44,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise_direct(PARA
 #endif
   if (n >= N) return;
   float sum[LINES][COLUMNS][WIDTH] = {};
-  if constexpr (TRANSPOSED) {  // the taps that meet the output, every SH-th row and SW-th column
+  if constexpr (TRANSPOSED) {  // taps of the output: every SH-th row and SW-th column
     constexpr int HITS = (KW + SW - 1) / SW;
     const int kh0 = (oh0 + PT) % SH, kw0 = (ow0 + PL) % SW, ih0 = (oh0 + PT) / SH,
-              iw0 = (ow0 + PL) / SW;  // the first tap, and the input that it takes
+              iw0 = (ow0 + PL) / SW;  // the first tap, and its input
 #pragma unroll
     for (int j = 0; j < (KH + SH - 1) / SH; j++) {
       const int kh = kh0 + j * SH, ih = ih0 - j;

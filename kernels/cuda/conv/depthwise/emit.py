@@ -1,6 +1,6 @@
-"""Depthwise convolutions: an output or a few a thread where there is little to do (`direct.cuh`;
-transposed ones, too), else strips of the image that threads march down (`strips.cuh`). Packed
-weights are [KH * KW, round_up(C, 8)].
+"""Depthwise convolutions: one or a few outputs per thread in small launches and transposed
+convolutions (`direct.cuh`), else threads process strips of the image (`strips.cuh`). Packed weights
+are [KH * KW, round_up(C, 8)].
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from ...gemm import select
 from .. import problem
 from ..problem import window
 
-_BLOCK = 128
-#: Threads an SM should have before a thread of `direct.cuh` computes more than one
-#: output, and multiply-adds before strips pay (half of them where a thread of `direct.cuh` would
-#: read twice as many bytes, for each row of a larger window after the last).
+_THREADS = 128
+#: Least threads per SM for which a thread of `direct.cuh` computes more than one output; least FMAs
+#: per SM for which strips pay (half of them in f32 with more than 9 taps).
 _FILL, _STRIPS_FROM = 192, 65536
-#: Bytes of weights that a thread has in registers before the kernel before this one ends; threads
-#: have no more channels than these allow, for more taps fewer.
+#: Most bytes of weights that a thread reads into registers before griddepcontrol.wait; they limit
+#: the channels of a thread.
 _EARLY = 400
-#: Taps of a window from which on a thread goes through it row by row.
+#: Taps beyond which a thread processes the window row by row.
 _LARGE = 121
-#: Where the batch is symbolic: strips are as long as suits the first of these batches that is not
-#: smaller.
+#: Batches that lengths of strips are chosen for where the batch is symbolic; the next larger one
+#: applies.
 _BATCHES = (4, 8, 16, 32)
-#: Where an image's sides are symbolic: strips stay as wide as suits fewer pixels while that takes
-#: up to so many times the clocks.
+#: With symbolic image sizes: a width of strips also serves more pixels up to this factor of their
+#: least clocks.
 _ALIKE = 1.05
 
 
@@ -50,26 +49,26 @@ def convolution(r: Request) -> list[Kernel]:
     batch = size_hint(i["N"], -1)
     usual = _BATCHES[-1] if batch < 0 else batch
     if next(_divisions(r, usual), None) is None:  # of neighbouring outputs a thread can have few
-        columns, lines = _few_outputs(r)
-        many = (
+        columns, lines = _neighbouring_outputs(r)
+        use_strips = (
             1
             if kh * kw > _LARGE
             else resolve(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
         )
-        kernels = [single(r, columns, lines, many)] if many != 0 else []
+        kernels = [single(r, columns, lines, use_strips)] if use_strips != 0 else []
     else:
-        many = resolve(_many(r))
-        tile = choose(r, usual) if many != 0 else None
+        use_strips = resolve(_use_strips(r))
+        tile = choose(r, usual) if use_strips != 0 else None
         kernels = (
-            [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)]
+            [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, use_strips)]
             if tile is not None
             else []
         )
-    return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
+    return kernels if use_strips == 1 else [*kernels, single(r, 1, 1, D.sub(1, use_strips))]
 
 
-def _many(r: Request) -> DimLike:
-    """Whether there is so much to do that strips pay."""
+def _use_strips(r: Request) -> DimLike:
+    """1 if the launch is large enough for strips, else 0."""
     kh, kw = window(r)[:2]
     least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
     return D.sub(
@@ -78,10 +77,8 @@ def _many(r: Request) -> DimLike:
 
 
 def _of_any_size(r: Request) -> list[Kernel]:
-    """Of images whose sides are symbolic: strips as wide as suits ranges of their pixels, and as
-    long.
-    """
-    pixels, many = select.pixels(r), _many(r)
+    """Kernels for symbolic image sizes: a width of strips for each range of pixels."""
+    pixels, use_strips = select.pixels(r), _use_strips(r)
 
     def price(m: int) -> dict[Strips | None, float]:
         costs: dict[Strips | None, float] = {}
@@ -90,32 +87,37 @@ def _of_any_size(r: Request) -> list[Kernel]:
             costs[some] = min(cost, costs.get(some, cost))
         return costs or {None: 0.0}
 
-    found = [(tile, D.mul(use, many)) for tile, use in select.choose(pixels, price, False, _ALIKE)]
-    few = (1, 1) if found[0][0] else _few_outputs(r)
+    found = [
+        (tile, D.mul(use, use_strips)) for tile, use in select.choose(pixels, price, False, _ALIKE)
+    ]
+    outputs = (1, 1) if found[0][0] else _neighbouring_outputs(r)
     return [
-        *(strips(r, t, _long(r, t), use) if t else single(r, *few, use) for t, use in found),
-        single(r, *few, D.sub(1, many)),
+        *(
+            strips(r, t, _strip_rows(r, t), use) if t else single(r, *outputs, use)
+            for t, use in found
+        ),
+        single(r, *outputs, D.sub(1, use_strips)),
     ]
 
 
-def _long(r: Request, tile: Strips) -> DimLike:
-    """Rows of a strip of `tile`: as few as leave no more strips than run at once, or in as many
-    turns as whole columns of strips take.
+def _strip_rows(r: Request, tile: Strips) -> DimLike:
+    """Rows of a strip: the fewest for which strips need no more waves than strips of whole columns
+    do.
     """
-    room, beside = (
-        r.sms * tile.blocks * _BLOCK,
+    slots, strips_across = (
+        r.sms * tile.min_ctas * _THREADS,
         D.product(
             [r.ints["N"], D.ceildiv(r.ints["OW"], tile.columns), -(-select.static(r, "OC") // 2)]
         ),
     )
-    bands = D.floordiv(D.mul(D.maximum(D.ceildiv(beside, room), 1), room), D.maximum(beside, 1))
+    bands = D.floordiv(
+        D.mul(D.maximum(D.ceildiv(strips_across, slots), 1), slots), D.maximum(strips_across, 1)
+    )
     return D.maximum(D.ceildiv(r.ints["OH"], D.maximum(bands, 1)), 1)
 
 
-def _few_outputs(r: Request) -> tuple[int, int]:
-    """Neighbouring outputs share their inputs: columns and rows of them that a thread computes
-    where that leaves enough threads.
-    """
+def _neighbouring_outputs(r: Request) -> tuple[int, int]:
+    """Columns and rows of neighbouring outputs of a thread of `direct.cuh`, which share inputs."""
     i = r.ints
     if int(i["KH"]) * int(i["KW"]) > _LARGE:
         return (4 if i["SW"] * i["DW"] == 1 else 1), 1
@@ -125,7 +127,7 @@ def _few_outputs(r: Request) -> tuple[int, int]:
 
 
 def _waste(extent: DimLike, step: int) -> float:
-    """Outputs computed per output wanted."""
+    """Computed outputs per stored output."""
     return 1.0 if not isinstance(extent, int) or extent == 0 else -(-extent // step) * step / extent
 
 
@@ -142,7 +144,7 @@ def _threads(r: Request, columns: int, lines: int, width: int) -> DimLike:
 
 
 def _multiple(r: Request) -> int:
-    """Output channels of an input channel."""
+    """Output channels per input channel."""
     count: int = select.static(r, "OC") // select.static(r, "G")
     return count
 
@@ -152,29 +154,29 @@ def _multiple(r: Request) -> int:
 
 @dataclass(frozen=True)
 class Strips:
-    """Output columns and rows of one strip, steps that its loads are ahead (1, or as many as there
-    are open rows), CTAs that an SM shall hold.
+    """columns, lines: outputs of a strip; ahead: prefetch distance of its loads in steps (1, or the
+    number of open rows); min_ctas: resident CTAs per SM for __launch_bounds__.
     """
 
     columns: int
     lines: int
     ahead: int
-    blocks: int
+    min_ctas: int
 
 
-#: What takes how long on an H200, fitted to measured divisions: microseconds to start and for each
-#: wave of CTAs, clocks of one; bytes of DRAM in one and how much less of that time what lies in
-#: L2 takes; how far the shorter of computing and reading adds to the longer. A scheduler issues 1 /
-#: (1 + _ALONE) instructions a clock with one warp, and with k of them k / (k + _ALONE).
-_START, _WAVE, _CLOCKS, _BYTES, _NEAR, _ADDED, _ALONE = 2.0, 1.0, 1750.0, 3.8e6, 0.5, 0.15, 1.5
-#: Bytes read and written from which some are in DRAM, so that loads should be further ahead;
-#: registers a thread may have.
-_FAR, _REGISTERS = 40_000_000, 232
+#: Cost model of strips, fitted on an H200: microseconds to start and of each wave of CTAs; clocks
+#: and bytes of DRAM per microsecond; factor of the time of bytes in L2; share of the lesser of
+#: arithmetic and memory time that does not overlap. With k warps a scheduler issues k / (k +
+#: _ISSUE) instructions a clock.
+_START, _WAVE, _CLOCKS, _BYTES, _L2_SHARE, _ADDED, _ISSUE = 2.0, 1.0, 1750.0, 3.8e6, 0.5, 0.15, 1.5
+#: Bytes read and written that L2 holds (beyond them loads are prefetched further); most registers
+#: of a thread.
+_L2_BYTES, _REGISTERS = 40_000_000, 232
 
 
 def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
-    """The division that should take least time for batch `n` (of those with the columns and CTAs
-    of `like`); None where no strip fits into registers.
+    """The fastest strips for batch `n`, of those with the columns and CTAs of `like`; None if no
+    strip fits into registers.
     """
     costs = {
         t: cost
@@ -193,11 +195,14 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     top = i["PT"] if isinstance(i["PT"], int) else 0
     channels, size, depth = select.static(r, "OC"), r.dtype.size, (kh - 1) * dh + 1
     slots, bytes = (depth - 1) // sh + 1, n * channels * size * (ih * iw // _multiple(r) + oh * ow)
-    moved = bytes / _BYTES * (_NEAR if bytes < _FAR else 1.0)
-    ahead = slots if slots <= 3 and sh == 1 and bytes >= _FAR else 1
-    # rows of windows that lie in the image
+    moved = bytes / _BYTES * (_L2_SHARE if bytes < _L2_BYTES else 1.0)
+    ahead = slots if slots <= 3 and sh == 1 and bytes >= _L2_BYTES else 1
+    # rows of windows inside the image
     rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))
-    epilogue, used = _epilogue_cost(r), len({k * dh % sh for k in range(kh)}) / sh  # of the rows
+    epilogue, used = (
+        _epilogue_cost(r),
+        len({k * dh % sh for k in range(kh)}) / sh,
+    )  # share of rows read
     reads = {
         lines: _rows_read(lines, oh, ih, sh, top, depth)
         for lines in {-(-oh // bands) for bands in range(1, oh + 1)}
@@ -207,10 +212,10 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
         registers = 2 * (slots * columns + kh * kw + span) + span * sh * ahead * size // 2 + 35
         if registers > _REGISTERS:
             continue
-        natural = 65536 // (_BLOCK * -(-registers // 8) * 8)
-        # the compiler finds a tenth less
-        squeezed = int(65536 / (_BLOCK * 0.9 * registers)) if sh == 1 else natural
-        for blocks in {natural, squeezed}:
+        natural = 65536 // (_THREADS * -(-registers // 8) * 8)
+        # with launch bounds the compiler saves a tenth of the registers
+        squeezed = int(65536 / (_THREADS * 0.9 * registers)) if sh == 1 else natural
+        for min_ctas in {natural, squeezed}:
             for lines, read in reads.items():
                 bands = -(-oh // lines)
                 instructions = (
@@ -219,31 +224,31 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
                     + (read * used * (span * 4 + 14) + rows * kw * columns * 2) / bands
                 )
                 instructions += min(lines, oh) * (columns * (2 * epilogue + 5) + 10)
-                grid = -(-n * -(-ow // columns) * bands * -(-channels // 2) // _BLOCK)
-                full = grid // (r.sms * blocks)  # waves
-                # CTAs that an SM computes
-                most = full * blocks + -(-(grid - full * blocks * r.sms) // r.sms)
-                warps = min(blocks, max(1, -(-grid // r.sms)))  # a scheduler has at a time
+                grid = -(-n * -(-ow // columns) * bands * -(-channels // 2) // _THREADS)
+                full = grid // (r.sms * min_ctas)  # waves
+                # most CTAs that one SM computes
+                most = full * min_ctas + -(-(grid - full * min_ctas * r.sms) // r.sms)
+                warps = min(min_ctas, max(1, -(-grid // r.sms)))  # of a scheduler
                 busy = (
                     most
                     * instructions
-                    * (1.04 if blocks > natural else 1.0)
-                    * (warps + _ALONE)
+                    * (1.04 if min_ctas > natural else 1.0)
+                    * (warps + _ISSUE)
                     / warps
                     / _CLOCKS
                 )
                 cost = (
                     _START
-                    + -(-grid // (r.sms * blocks)) * _WAVE
+                    + -(-grid // (r.sms * min_ctas)) * _WAVE
                     + max(busy, moved)
                     + _ADDED * min(busy, moved)
                 )
-                yield Strips(columns, lines, ahead, blocks), cost
+                yield Strips(columns, lines, ahead, min_ctas), cost
 
 
 @cache
 def _rows_read(lines: int, oh: int, ih: int, sh: int, top: int, depth: int) -> int:
-    """Rows of an image that its strips read."""
+    """Rows of an image that its strips read, overlaps included."""
     return sum(
         _clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih)
         for o in range(0, oh, lines)
@@ -268,7 +273,7 @@ _ACTIVATION_COST = {
 
 
 def _epilogue_cost(r: Request) -> int:
-    """Instructions for one value."""
+    """Instructions per value."""
     if r.program is not None:
         return 3 * len(r.program["code"])
     exact = 3 if r.dtype == DType.F32 else 1
@@ -278,8 +283,8 @@ def _epilogue_cost(r: Request) -> int:
 
 
 def _lines(r: Request, tile: Strips) -> DimLike:
-    """Rows of a strip of `tile`; where the batch is symbolic, shorter for small ones so that there
-    are enough strips.
+    """Rows of a strip; with a symbolic batch fewer for small batches, so that there are enough
+    strips.
     """
     n = r.ints["N"]
     lines: DimLike = tile.lines
@@ -303,12 +308,12 @@ def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
         replace(r, operands=r.operands - {"bias"}),  # sums start from the bias
         "conv/depthwise/strips",
         2,
-        D.mul(D.ceildiv(threads, _BLOCK), use),
+        D.mul(D.ceildiv(threads, _THREADS), use),
         {
             "C": c,
             "COLUMNS": tile.columns,
             "AHEAD": tile.ahead,
-            "BLOCKS": tile.blocks,
+            "MIN_CTAS": tile.min_ctas,
             "RAGGED": not isinstance(i["OW"], int) or i["OW"] % tile.columns != 0,
             "EARLY": r.operands & {"w", "bias"} <= r.constant,
         },
@@ -327,23 +332,23 @@ def _width(r: Request) -> int:
 
 
 def single(r: Request, columns: int, lines: int, use: DimLike, width: int = 0) -> Kernel:
-    """A thread has `columns` x `lines` outputs of a few channels (`width` if not 0); all loads of a
-    row are under way together.
+    """`direct.cuh` with `columns` x `lines` outputs per thread, of `width` channels (0: `_width`).
+    use: 0 empties the grid.
     """
     kh, kw, width = *window(r)[:2], width or _width(r)
-    few = columns * lines == 1 and kh * kw * width * r.dtype.size <= _EARLY
+    one_output = columns * lines == 1 and kh * kw * width * r.dtype.size <= _EARLY
     gathered = problem.transposed(r) and "last_tap" not in r.ints
     return _kernel(
         r,
         "conv/depthwise/direct",
         width,
-        D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use),
+        D.mul(D.ceildiv(_threads(r, columns, lines, width), _THREADS), use),
         {
             "COLUMNS": columns,
             "LINES": lines,
             "LARGE": _LARGE,
             "TRANSPOSED": gathered,
-            "EARLY": few and "w" in r.constant and not gathered,
+            "EARLY": one_output and "w" in r.constant and not gathered,
         },
         ints({"C": r.ints["OC"]}),
         immediate=() if gathered else ("x_cs",),
@@ -382,10 +387,10 @@ def _kernel(
         header,
         ("N", "IH", "IW", "OH", "OW", "PT", "PL"),
         (grid, 1, 1),
-        _BLOCK,
+        _THREADS,
         {
             **dict(zip(problem.WINDOW, window(r), strict=True)),
-            "THREADS": _BLOCK,
+            "THREADS": _THREADS,
             "MULTIPLE": _multiple(r),
             "weight_pitch": -pitch if last else pitch,
             "X_VECTOR": problem.vector(r, "x"),

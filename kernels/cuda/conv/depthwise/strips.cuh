@@ -1,8 +1,8 @@
-// Depthwise convolution of much work, channels last: a thread marches down a strip of COLUMNS
-// output columns for 2 channels, so that neighbouring threads read neighbouring channels. Weights
-// stay in registers; every input is read and widened once and joins the sums of all the output rows
-// that it belongs to, of which SLOTS are open at a time. Loads are AHEAD steps (of SH input rows)
-// before the sums.
+// Depthwise convolution, channels last, of large launches: a thread processes a strip of COLUMNS
+// output columns from top to bottom for 2 channels; neighbouring threads have neighbouring
+// channels. Weights stay in registers; every input is read and converted once, and is added to the
+// sums of all output rows that read it, of which SLOTS are open at a time. Loads are prefetched
+// AHEAD steps (of SH input rows).
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
@@ -12,13 +12,13 @@ constexpr int SH = 1, SW = 1;     // stride
 constexpr int DH = 1, DW = 1;     // dilation
 constexpr int COLUMNS = 2;        // output columns of a strip
 constexpr int C = 64;             // channels
-constexpr int AHEAD = 1;          // steps that loads are before the sums: 1 or SLOTS
+constexpr int AHEAD = 1;          // prefetch distance in steps: 1 or SLOTS
 constexpr int THREADS = 128;      // of a CTA
-constexpr int BLOCKS = 4;         // CTAs of an SM
+constexpr int MIN_CTAS = 4;       // resident CTAs per SM
 constexpr int weight_pitch = 64;  // from a tap to the next; negative: read from the end
-constexpr bool EARLY = true;      // weights are read while the kernel before still runs
+constexpr bool EARLY = true;      // weights are read before griddepcontrol.wait
 constexpr bool RAGGED = true;     // the last strip is narrower
-#define BIAS(k) 0.f               // of the k-th of a thread's channels c..., as f32
+#define BIAS(k) 0.f               // of channel c + k, as f32
 #define PARAMETERS                                                                                \
   const T *x, const T *w, T *y, int N, int IH, int IW, int OH, int OW, int PT, int PL, int lines, \
       i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
@@ -33,7 +33,7 @@ constexpr bool column_used(int s) {
     if (s >= j * SW && (s - j * SW) % DW == 0 && (s - j * SW) / DW < KW) return true;
   return false;
 }
-// Whether windows read input row `row`, counted from the top of one.
+// Whether windows read input row `row`, counted from the top of a window.
 constexpr bool row_used(int row) {
   for (int kh = 0; kh < KH; kh++)
     if (kh * DH % SH == row % SH) return true;
@@ -43,14 +43,14 @@ constexpr int SLOTS = (DEPTH - 1) / SH + 1, CHUNKS = (C + 1) / 2;
 constexpr bool ROTATE = AHEAD == SLOTS;
 static_assert(ROTATE || AHEAD == 1, "rows are where they were after SLOTS steps, or move");
 
-// The row of the window that output row `behind` steps back takes from input row `p` of a step; -1
-// if none.
+// The row of the window that output row `behind` steps back reads in input row `p` of a step; -1:
+// none.
 constexpr int window_row(int behind, int p) {
   const int d = behind * SH + p;
   return d % DH == 0 && d / DH < KH ? d / DH : -1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise_strips(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) conv_depthwise_strips(PARAMETERS) {
   const u32 t = blockIdx.x * THREADS + threadIdx.x, strips = (OW + COLUMNS - 1) / COLUMNS,
             bands = (OH + lines - 1) / lines;
   const int c = int(t % CHUNKS) * 2, count = C % 2 ? min(C - c, 2) : 2;
@@ -75,11 +75,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise_str
   const T* corner = x + n * (i64)x_ns + c / MULTIPLE + (i64)top * x_rs + (i64)left * x_cs;
   T* to = y + n * (i64)y_ns + c + (i64)oh0 * y_rs + (i64)ow0 * y_cs;
   i64 full = n * (i64)r_ns + (i64)oh0 * r_rs + (i64)ow0 * r_cs;
-  u32 columns = 0;  // bit s: column s of the strip lies in the image; a wider strip's are tested
-                    // when they are read
+  u32 columns = 0;  // bit s: column s of the strip is inside the image; columns of wider
+                    // strips are tested at each read
 #pragma unroll
   for (int s = 0; s < SPAN && SPAN <= 32; s++) columns |= u32((u32)(left + s) < (u32)IW) << s;
-  asm("" : "+r"(columns));  // to be tested, not computed again
+  asm("" : "+r"(columns));  // keeps the compiler from computing the bits again
   Raw in[AHEAD][SH][SPAN] = {};
   const auto load = [&](int step, Raw(&to)[SH][SPAN], int p) {
     if (!row_used(p) || (u32)(top + step * SH + p) >= (u32)IH) return;
@@ -87,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise_str
 #pragma unroll
     for (int s = 0; s < SPAN; s++)
       if (column_used(s) && (SPAN <= 32 ? columns >> s % 32 & 1 : (u32)(left + s) < (u32)IW))
-        to[p][s] = fetch_input(row + (i64)s * x_cs, c, count);  // what lies outside stays zero
+        to[p][s] =
+            fetch_input(row + (i64)s * x_cs, c, count);  // pixels outside of the image stay zero
   };
 #pragma unroll
   for (int u = 0; u < AHEAD; u++)
@@ -115,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise_str
         }
 #pragma unroll
         for (int slot = 0; slot < SLOTS; slot++) {
-          // The oldest row is in slot 0. Rows move down by a slot a step, or where SLOTS steps are
-          // unrolled, names do.
+          // The oldest row is in slot 0. Rows move by a slot each step; where SLOTS steps are
+          // unrolled, only their names do.
           const int from = (slot + (ROTATE ? u : 0)) % SLOTS,
                     onto = last && slot && !ROTATE ? from - 1 : from,
                     kh = window_row(SLOTS - 1 - slot, p);
