@@ -1,4 +1,5 @@
-"""Linear layers in their places in networks: what `_split.between` is fitted to, and what it gains.
+"""Linear layers in their places in networks: what `network_cost` of
+`cluster_splitk_sm90` is fitted to, and what it gains.
 
     python -m tools.fit_in_place [MODEL ...] [--batch 1] [--sequence 128]
     python -m tools.fit_in_place [MODEL ...] --tiles 12

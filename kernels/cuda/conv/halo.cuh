@@ -40,7 +40,7 @@ constexpr bool WHOLE_TILES = false;  // N (or a bundle's columns) is a multiple 
   const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_w, T *y, i64 ldy, \
       int N, int IMAGES, int OH, int OW, i64 ldr
 #define MMA_TYPE "f16"
-#define WGMMA_SIZES WGMMA(64)  // MANY
+#define WGMMA_SIZES WGMMA(64)  // GROUP_COLUMNS
 
 #endif  // GENERATED
 #include "common/tma.cuh"
