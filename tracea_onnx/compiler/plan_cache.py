@@ -51,8 +51,11 @@ class Slot:
             return pack
         import json
 
-        read: dict[str, str] = json.loads(head)
-        return pack if self._hashes(read) == read else None
+        try:
+            read = json.loads(head)
+        except (ValueError, RecursionError):
+            return None
+        return pack if isinstance(read, dict) and self._hashes(read) == read else None
 
     def put(self, read: Collection[str], pack: bytes) -> None:
         """Keep `pack`, compiled from the request by looking at the constants `read`."""

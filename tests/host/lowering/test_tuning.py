@@ -206,6 +206,17 @@ def test_a_cached_plan_is_not_used_with_another_record() -> None:
     assert plan_cache.Slot(request).get() == b"pack"
 
 
+@pytest.mark.parametrize("head", [b"{", b"[[" * 100_000, b"\xff", b"[]", b"1"])
+def test_a_cached_plan_with_a_damaged_head_is_not_used(tmp_path: Path, head: bytes) -> None:
+    """Whoever damages an entry can also write its checksum."""
+    model = parse("agraph (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+    helper.set_model_props(model, {"digest": "of its nodes", "cache_dir": str(tmp_path)})
+    slot = plan_cache.Slot(model.SerializeToString())
+    slot.put([], b"pack")
+    slot._cache.put(slot._key or "", head + b"\npack")
+    assert slot.get() is None
+
+
 def _graph() -> Graph:
     model: ModelProto = parse(
         (
