@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -173,7 +174,9 @@ def main() -> int:
     )
     from tests.fuzz import kinds
     from tests.fuzz.kinds import KINDS, node_tests
+    from tracea_onnx.cli import main as cli
 
+    vars(cli)["parser"] = cache(cli.parser)  # made once, not for each of many commands
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--cases", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")

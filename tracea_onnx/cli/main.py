@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -62,7 +61,6 @@ _EVERYWHERE: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.cache
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     p = argparse.ArgumentParser(
