@@ -294,8 +294,8 @@ def test_parts_take_every_matrix_once(
     b0: int | str, b1: int | str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: Any = discovery.module("kernels", "cuda.gemm.batches")
-    monkeypatch.setattr(batches, "_MOST", 4)
-    monkeypatch.setattr(batches, "_EACH", 4)
+    monkeypatch.setattr(batches, "_GRID_LIMIT", 4)
+    monkeypatch.setattr(batches, "_PER_LAUNCH", 4)
     divided: Callable[[Request], list[Kernel]] = batches.of(_product)
     sizes = {"n": n, "m": 4}
     count = [sizes[b] if isinstance(b, str) else b for b in (b0, b1)]
@@ -346,7 +346,6 @@ def test_too_many_matrices_along_both_axes_are_refused() -> None:
         operands=("a", "b", "y"),
     )
     with pytest.raises(
-        NoKernel,
-        match="a product of 17 x 70000 matrices, of which a launch takes 65535 along each axis",
+        NoKernel, match="MatMul of 17 x 70000 matrices: a launch takes 65535 along each axis"
     ):
         divided(r)
