@@ -42,6 +42,7 @@ from tracea_onnx.match.masks import (
     triangle,
 )
 from tracea_onnx.match.softmax import Softmax, decomposed, operator
+from tracea_onnx.match.spec_table import MASKS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 _LOWEST: dict[int, float] = {
@@ -414,7 +415,7 @@ def _simplify_masks(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None
             break
     if any(m.kind == "mul" for m in masks):
         raise Refuse(Why.TRIANGLE, softmax)
-    if len(masks) > 2:
+    if len(masks) > len(MASKS):
         raise Refuse(Why.MASKS, softmax)
     for k, m in enumerate(masks):
         simple = simplified(g, s, m, lowest)

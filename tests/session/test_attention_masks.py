@@ -39,6 +39,10 @@ def graph(kind: str) -> ModelProto:
     elif kind == "factors":
         s = n.add("Mul", s, n.const(np.linspace(0.3, 2, H).astype(F).reshape(1, H, 1, 1)))
         s = n.add("Where", "keep", s, n.const(F(LOWEST)))
+    elif kind == "three":
+        n.inputs |= {"bias": (1, H, T, T), "keys": (B, 1, 1, T)}
+        s = n.add("Sub", n.add("Add", s, "bias"), "keys")
+        s = n.add("Where", "keep", s, n.const(F(LOWEST)))
     else:
         n.inputs["bias"] = (1, H, T, T)
         s = (
@@ -51,7 +55,7 @@ def graph(kind: str) -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    "kind", ["scaled", "subtracted", "causal", "operator", "capped", "factors"]
+    "kind", ["scaled", "subtracted", "causal", "operator", "capped", "factors", "three"]
 )
 def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, rng = graph(kind), np.random.default_rng(4)

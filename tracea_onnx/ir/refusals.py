@@ -210,7 +210,7 @@ class Why(Enum):
     FILL_HIGH = "{node} writes {fill:g} into the scores; a mask writes {limit:g} or less"
     TRIANGLE_ADDED = "{node} adds no causal mask to scores that are multiplied by a triangle"
     TRIANGLE = "the scores are multiplied by a triangle, and masked in another way, too"
-    MASKS = "more than two masks are applied to the scores"
+    MASKS = "more than three masks are applied to the scores"
     LIFTED = "the scores are lifted to {floor:g} after mask '{value}' of unknown content is added"
     CLEARED = "{node} overwrites probabilities other than those that the mask hides"
     MASK_SHAPE = (

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, get_origin, get_type_hints
 
 from tracea_onnx.ir.abi import OPCODE
@@ -281,13 +282,17 @@ class MaskSpec:
     fill: float
 
 
+#: Roles of masks, in the order in which these apply.
+MASKS = ("mask", "mask1", "mask2")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec(Attributes):
     """Attributes of `attention`: softmax(scale q k^T + mask) v, per head."""
 
     op = "attention"
     roles = ("q", "k", "v")
-    optional = ("mask", "mask1", "head_scale")
+    optional = (*MASKS, "head_scale")
     q: Annotated[Mapping[str, Any], LAYOUT]
     k: Annotated[Mapping[str, Any], LAYOUT]
     v: Annotated[Mapping[str, Any], LAYOUT]
@@ -309,26 +314,35 @@ class AttentionSpec(Attributes):
     mask1_period: Annotated[int | None, integer(1)] = None
     mask1_merged: Annotated[bool | None, FLAG] = None
     fill1: Annotated[float | str | None, FILL] = None
+    mask2_kind: Annotated[str | None, _MASKS] = None
+    mask2_scale: Annotated[float | None, NUMBER] = None
+    mask2_period: Annotated[int | None, integer(1)] = None
+    mask2_merged: Annotated[bool | None, FLAG] = None
+    fill2: Annotated[float | str | None, FILL] = None
 
-    def masks(self) -> tuple[MaskSpec, MaskSpec]:
-        """Both masks in the order they apply; one that is absent has the kind none."""
-        first, second = (
-            MaskSpec(kind or "none", 1.0 if scale is None else scale, period or 0, bool(merged),
-                     float("-inf" if fill is None else fill))
-            for kind, scale, period, merged, fill in (
-                (self.mask_kind, self.mask_scale, self.mask_period, self.mask_merged, self.fill),
-                (self.mask1_kind, self.mask1_scale, self.mask1_period, self.mask1_merged,
-                 self.fill1),
+    def masks(self) -> list[MaskSpec]:
+        """The masks in the order they apply; one that is absent has the kind none."""
+        found = []
+        for k, m in enumerate(MASKS):
+            scale, fill = getattr(self, f"{m}_scale"), getattr(self, f"fill{k or ''}")
+            found.append(
+                MaskSpec(
+                    kind=getattr(self, f"{m}_kind") or "none",
+                    scale=1.0 if scale is None else scale,
+                    period=getattr(self, f"{m}_period") or 0,
+                    merged=bool(getattr(self, f"{m}_merged")),
+                    fill=float("-inf" if fill is None else fill),
+                )
             )
-        )  # fmt: skip
-        return first, second
+        return found
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
         """Why these attributes make no sense together with the roles, or ""."""
-        if "mask1" in roles and "mask" not in roles:
-            return "it has a second mask without a first"
-        for m in ("mask", "mask1"):
+        for before, m in pairwise(MASKS):
+            if m in roles and before not in roles:
+                return f"it has {m} without {before}"
+        for m in MASKS:
             kind = a.get(f"{m}_kind", "none")
             if (kind != "none") != (m in roles):
                 return f"its {m}_kind is {kind}, and its operands say otherwise"

@@ -36,13 +36,14 @@ from tracea_onnx.ir.contracts import DOMAIN
 from tracea_onnx.ir.graph import Graph, Node, constant_node_value
 from tracea_onnx.ir.narrow_floats import BF16, FP16, FloatFormat, Weights
 from tracea_onnx.ir.op_traits import Trait, kinds, operators
+from tracea_onnx.match.spec_table import MASKS
 from tracea_onnx.rewrite import fused_calls, single_nodes
 from tracea_onnx.shapes.onnx_inference import Types
 
 _ALLOW, _INFER, _DENY = kinds(Trait.SEED), kinds(Trait.NARROW), kinds(Trait.STEEP)
 _NARROW_BODIES, _BF16_PLAIN = kinds(Trait.NARROW_BODY), kinds(Trait.ORT_BF16)
 _CLEAR = operators(Trait.SHAPE_ONLY)
-_MASKS = frozenset({"mask", "mask1"})
+_MASKS = frozenset(MASKS)
 #: The first operator set whose Cast and Max are as they are written here, and which has the type.
 _OLDEST = {FP16: 8, BF16: 13}
 #: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has

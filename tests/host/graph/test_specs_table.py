@@ -158,7 +158,7 @@ WRONG: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
         "attention",
         ("q", "k", "v", "mask1"),
         {**ATTENTION, "mask1_kind": "add"},
-        "it has a second mask without a first",
+        "it has mask1 without mask",
     ),
     (
         "attention",

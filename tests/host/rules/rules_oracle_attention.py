@@ -90,7 +90,7 @@ def _attention(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
     if cap := a.get("softcap", 0.0):
         s = cap * np.tanh(s / cap)
     rows, columns = s.shape[-2:]
-    for tail in ("", "1"):
+    for tail in ("", "1", "2"):
         if f"mask{tail}" in v:
             kind, mask = a[f"mask{tail}_kind"], v[f"mask{tail}"]
             if f"mask{tail}_period" in a:  # [1, windows, heads, queries, keys]

@@ -159,6 +159,17 @@ def test_two_masks_apply_in_order() -> None:
     check_spec(m, match)
 
 
+def test_three_masks_apply_in_order() -> None:
+    """A bias by place, and a mask that is added twice: Swin v2."""
+    n, s = plain()
+    n.inputs |= {"bias": (1, H, S, T), "mask": (B, 1, S, T)}
+    m = close(n, n.add("Add", n.add("Add", n.add("Add", s, "bias"), "mask"), "mask"))
+    match = only(m, "attention")
+    assert match.spec.roles == ("q", "k", "v", "mask", "mask1", "mask2")
+    assert match.inputs[3:] == ("bias", "mask", "mask")
+    check_spec(m, match)
+
+
 def test_mask_computed_in_the_graph_is_an_operand() -> None:
     n, s = plain()
     n.inputs["keep"] = (B, 1, 1, T)

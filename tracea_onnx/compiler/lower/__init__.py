@@ -63,7 +63,7 @@ def _rank(ctx: Lowering, name: str) -> int:
     return known.rank if known is not None else len(ctx.graph.shape(name) or ())
 
 
-#: Operators on integers that stand for sizes: their results are known, and lie nowhere until
+#: Operators on numbers that stand for sizes: their results are known, and lie nowhere until
 #: something reads them. What is left out says more, such as that integers count.
 _FOLLOWED = OPERATORS.keys() - operators(Trait.RESHAPE) - {"Expand"}
 
@@ -78,9 +78,14 @@ def _holds(dtype: DType, v: object) -> bool:
 
 def _follow(ctx: Lowering, op: Op) -> bool:
     found = content(ctx, op) if op.kind in _FOLLOWED else None
-    if found is None or any(isinstance(v, float) for v in found.flat):
+    if found is None:
         return False
     dtype = ctx.graph.dtype(op.outputs[0])
+    if any(isinstance(v, float) for v in found.flat):
+        if dtype != DType.F32 or any(isinstance(v, Dim) for v in found.flat):
+            return False
+        ctx.define(op.outputs[0], DType.F32, found.shape).data = found.astype(np.float32)
+        return True
     if dtype is None:
         like = op.input(1 if op.kind == "Where" else 0)
         dtype = DType.I64 if op.kind in ("Shape", "Size") else ctx.value(like).dtype

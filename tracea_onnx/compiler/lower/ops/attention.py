@@ -18,7 +18,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
-from tracea_onnx.match.spec_table import AttentionSpec, MaskSpec, RopeSpec
+from tracea_onnx.match.spec_table import MASKS, AttentionSpec, MaskSpec, RopeSpec
 from tracea_onnx.match.strided_view import LAYOUTS, source_rank, strides
 from tracea_onnx.plan.builder import Ref
 
@@ -194,13 +194,13 @@ _MASK_KINDS = {"none": 0, "add": 1, "bool": 2, "drop": 3}
 def _mask(
     ctx: Lowering, op: Op, spec: AttentionSpec, dtype: DType, batch: DimLike
 ) -> tuple[int, Value | None, float]:
-    """Kind, operand and fill of the mask. Two masks become one: additive ones are summed; a boolean
+    """Kind, operand and fill of the mask. Several become one: additive ones are summed; a boolean
     one before or after an additive one writes its fill into the sum, which is the same as masking
     the scores when the fill swallows them (-inf, or beyond any score).
     """
     masks = [
         (m, _MASK_KINDS[m.kind], ctx.value(op.role(role)))
-        for m, role in zip(spec.masks(), ("mask", "mask1"), strict=True)
+        for m, role in zip(spec.masks(), MASKS, strict=True)
         if op.role(role)
     ]
     arranged = [
@@ -211,14 +211,13 @@ def _mask(
         return 0, None, 0.0
     if len(masks) == 1:
         return masks[0][1], arranged[0], masks[0][0].fill
-    mask, other = arranged
     # What the first mask adds to a score, then what both add; a fill is added where it swallows the
     # score, as writing it would.
     code: list[Instr] = []
 
     def emit(ins: Instr) -> int:
         code.append(ins)
-        return 1 + len(code)
+        return len(masks) - 1 + len(code)
 
     total = 0
     for k, (which, at) in enumerate((kind, m.fill) for m, kind, _ in masks):
@@ -227,7 +226,8 @@ def _mask(
             continue
         if at > _SWALLOWS:
             raise Unsupported(
-                f"one of two masks writes {at:g}; beside another it must be {_SWALLOWS:g} or less"
+                f"one of {len(masks)} masks writes {at:g}; beside others it must be {_SWALLOWS:g}"
+                " or less"
             )
         kept = total if k else emit(Instr("const", (), 0.0))
         # A finite fill stays finite: a row that masks every key must not become NaN.
@@ -237,10 +237,11 @@ def _mask(
             )
         )
         total = emit(Instr("where", (k, kept, low) if which == 2 else (k, low, kept)))
-    expr = Expr(2, tuple(code), total)
-    name = f"{mask.name}\0{other.name}\0{expr.to_json()}"  # all layers may have the same two
+    expr = Expr(len(masks), tuple(code), total)
+    # all layers may have the same ones
+    name = "\0".join([*(v.name for v in arranged), str(expr.to_json())])
     if name not in ctx.values:
-        lower_expression(ctx, expr, [mask, other], name, dtype)
+        lower_expression(ctx, expr, arranged, name, dtype)
     return 1, ctx.value(name), 0.0
 
 
