@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 
 from tracea_onnx.ir.contracts import Match, Rule
+from tracea_onnx.ir.dims import Dim
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
@@ -27,6 +28,7 @@ from tracea_onnx.match.epilogue import (
 )
 from tracea_onnx.match.gemm import LINEAR_OPS, match_linear
 from tracea_onnx.match.spec_table import PointwiseSpec
+from tracea_onnx.shapes.symbolic import shapes
 
 _MAX_INPUTS = 6
 
@@ -58,6 +60,8 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
         try:
             if not _producers(graph, node):
                 raise Refuse(Why.NO_PRODUCER, node)
+            if _is_size(graph, node.outputs[0]):
+                raise Refuse(Why.SIZE, node)
             refuse_quantised(graph, node)
             chain, region = _grow(graph, node, taken, out)
             out[id(node)] = _match(graph, node, chain, region)
@@ -73,6 +77,12 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
         for member in chain:
             out.setdefault(id(member), Refuse(Why.CHAIN_OF, member, last=node))
     return out
+
+
+def _is_size(graph: Graph, value: str) -> bool:
+    """Whether its elements follow from sizes that are known: lowering computes nothing then."""
+    found = shapes(graph).content(value)
+    return found is not None and not any(isinstance(v, Dim) for v in found.flat)
 
 
 def _claimed(graph: Graph) -> dict[int, str]:

@@ -97,6 +97,7 @@ class Why(Enum):
     CONSTANT_RANK = "the rank of '{value}' comes from a constant"
     EPILOGUE_OF = "{node} belongs to the kernel of {owner}", *_FAR
     NO_PRODUCER = "no pointwise operator comes before {node}", *_FAR
+    SIZE = "{node} computes sizes that are known before a run", *_FAR
     CHAIN_OF = "{node} is part of the chain that ends in {last}", *_FAR
 
     # convolution and GEMM
