@@ -2,6 +2,8 @@
 
     python -m tools.fresh_environment dist/tracea_onnx-*.whl
     python -m tools.fresh_environment dist/tracea_onnx-*.whl --debian build/debian   # as root
+    # a wheel for ARM, on a machine that runs its programs with qemu-user-static (binfmt_misc)
+    python -m tools.fresh_environment dist/*_aarch64.whl --debian build/arm64 --arch arm64
 
 The wheel is installed into a new virtual environment, whose programs see its own folder in `PATH`
 and nothing else of the caller's environment; with `--debian` into a Debian of its own (debootstrap
@@ -39,6 +41,8 @@ ALLOWED = ("linux-vdso.so", "ld-linux", "libc.so", "libm.so", "libpthread.so", "
 _NOT_THERE = ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "git", "nvcc")
 #: Symbolic dims of the models, which the C++ example sets, too.
 _SIZE = 3
+#: Machines by Debian's names of them.
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _CLIENT = """import json, shutil, sys
 import numpy as np, onnxruntime as ort, tracea_onnx
 
@@ -115,11 +119,13 @@ class Place(NamedTuple):
         }
 
 
-def debian(root: Path) -> Place:
-    """A Debian with a Python, made if need be."""
+def debian(root: Path, arch: str) -> Place:
+    """A Debian with a Python, made if need be. arch: Debian's name, or "" for this machine's."""
     if not (root / "usr" / "bin" / "python3").exists():
         command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv"]
-        subprocess.run([*command, "stable", str(root)], check=True, stdout=subprocess.DEVNULL)
+        kind = [f"--arch={arch}"] if arch else []
+        command = [*command, *kind, "stable", str(root)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     folder = Path("/fresh")
     shutil.rmtree(root / "fresh", ignore_errors=True)
     (root / "fresh").mkdir()
@@ -137,11 +143,14 @@ def install(place: Place, wheel: Path) -> Path:
         target = ["--python", str(python), "install", "--no-compile", f"{wheel}[cpu]"]
         subprocess.run([*pip, *target], check=True)
         return python
-    version = "import sys; print('%d.%d' % sys.version_info[:2])"
+    asked = "import platform, sys; print('%d.%d' % sys.version_info[:2], platform.machine())"
+    version, machine = place.run("python3", "-c", asked).split()
     wheels = place.outside(place.folder / "wheels")
-    of_there = ["--only-binary=:all:", "--python-version", place.run("python3", "-c", version)]
+    of_there = ["--only-binary=:all:", "--python-version", version]
+    for platform in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"):
+        of_there += ["--platform", f"{platform}_{machine}"]
     command = [*pip, "download", *of_there, "--dest", str(wheels), f"{wheel}[cpu]"]
-    subprocess.run([part.strip() for part in command], check=True)
+    subprocess.run(command, check=True)
     place.run("python3", "-m", "venv", environment)
     python = environment / "bin" / "python"
     inside = ("--no-index", "--find-links", place.folder / "wheels", "tracea-onnx[cpu]")
@@ -168,11 +177,13 @@ def results(output: str) -> tuple[list[str], dict[str, int]]:
     return lines, found
 
 
-def check(place: Place, wheel: Path, work: Path) -> None:
+def check(place: Place, wheel: Path, work: Path, arch: str) -> None:
     """Every step. Raises Failed."""
     program = place.outside(place.folder / "run")
     source = ROOT / "examples" / "cpp" / "run.cc"
-    command = [*compiler(), "-std=c++17", "-O1", "-o", str(program), str(source), "-ldl"]
+    target = ["-target", f"{_MACHINES[arch]}-linux-gnu.2.28"] if arch else []
+    cxx = [sys.executable, "-m", "ziglang", "c++", *target] if arch else compiler()
+    command = [*cxx, "-std=c++17", "-O1", "-o", str(program), str(source), "-ldl"]
     subprocess.run(command, check=True)
     python = install(place, wheel)
     print(f"installed: {wheel.name}")
@@ -223,17 +234,20 @@ def main() -> int:
     )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--debian", type=Path, metavar="FOLDER", help="a root folder for Debian")
+    parser.add_argument("--arch", default="", choices=("", *_MACHINES), help="of that Debian")
     args = parser.parse_args()
+    if args.arch and not args.debian:
+        parser.error("--arch needs --debian")
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "fresh"
         folder.mkdir()
         place = (
-            debian(args.debian.resolve())
+            debian(args.debian.resolve(), args.arch)
             if args.debian
             else Place(Path("/"), folder, str(folder / "env" / "bin"))
         )
         try:
-            check(place, args.wheel.resolve(), Path(work))
+            check(place, args.wheel.resolve(), Path(work), args.arch)
         except Failed as e:
             print(e, file=sys.stderr)
             return 1

@@ -31,6 +31,18 @@ def test_build_tools_have_ranges_around_the_locked_versions(text: str) -> None:
     )
 
 
+def test_files_of_pins_go_together() -> None:
+    """CI installs them into one environment."""
+    pins = [
+        pin
+        for file in ROOT.glob("requirements-[!f]*.txt")  # all but those of the oldest versions
+        for pin in re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE)
+    ]
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
+    assert all(versions[re.sub(r"[-_.]+", "-", n).lower()] == v for n, v in pins)
+    assert {"auditwheel", "cmake", "mkdocs", "twine"} <= versions.keys()
+
+
 def test_onnx_is_new_enough_for_its_fixes() -> None:
     """CVE-2025-51480, CVE-2026-27489, CVE-2026-34445, CVE-2026-34446 and CVE-2026-34447 are mended
     in 1.21.

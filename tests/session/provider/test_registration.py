@@ -11,6 +11,8 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
+from tracea_onnx import provider
+
 _START = """
 import ctypes, sys
 import numpy as np
@@ -91,6 +93,21 @@ def _run(code: str, *arguments: str) -> list[str]:
 def test_the_library_under_two_names(tmp_path: Path) -> None:
     (said,) = _run(_TWO_NAMES, str(tmp_path))
     assert "already registered" in said and "\n" not in said
+
+
+def test_a_library_that_is_unloaded_leaves_nothing_to_do_at_exit() -> None:
+    """Its destructors have run: their addresses may belong to another library then."""
+    code = """
+import _ctypes, ctypes, sys
+for _ in range(3):
+    library = ctypes.CDLL(sys.argv[1])
+    library.tracea_version.restype = ctypes.c_char_p
+    assert library.tracea_version()
+    _ctypes.dlclose(library._handle)
+"""
+    path = provider.library_path()
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_the_library_in_two_runtimes(tmp_path: Path) -> None:

@@ -171,3 +171,15 @@ TRACEA_EXPORT OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) noexcept {
 }
 
 TRACEA_EXPORT const char* tracea_version() noexcept { return TRACEA_VERSION; }
+
+#if defined(__ELF__)
+// Destructors of the library's objects run when it is unloaded, and not once more at exit, where
+// its memory may be another's. GCC's start-up files do this; zig links none into libraries.
+extern "C" {
+extern void* __dso_handle __attribute__((visibility("hidden")));  // NOLINT: the ABI's name
+void __cxa_finalize(void*);                                       // NOLINT: the ABI's name
+}
+__attribute__((destructor)) static void run_destructors() {
+  __cxa_finalize(static_cast<void*>(&__dso_handle));
+}
+#endif
