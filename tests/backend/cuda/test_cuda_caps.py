@@ -156,7 +156,7 @@ def test_what_fits_nothing_is_refused_with_the_sizes() -> None:
     none = replace(usual(90), smem_block=16 * 1024)
     with pytest.raises(
         NoKernel,
-        match=r"16384 bytes of shared memory for a block|asks for \d+ bytes of shared memory and "
+        match=r"16384 bytes of shared memory for a CTA|asks for \d+ bytes of shared memory and "
         r"clusters of \d+: more than .* 16384",
     ) as e:
         discovery.module("kernels", "cuda").emit(replace(attention(DType.F16, 128), caps=none))
