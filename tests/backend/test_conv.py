@@ -526,6 +526,9 @@ def test_activations(act: str, isa: str) -> None:
             res_mode=1,
         ),
         Case(kind="deconv2d", ic=4, oc=8, h=70, w=9, k=(4, 4), s=(2, 2), threads=4),
+        # strides larger than the result: its pixels are counted, not the phases
+        Case(kind="deconv2d", ic=5, oc=3, h=1, w=2, k=(4, 3), s=(9, 2), pads=(1, 0, 0, 1)),
+        Case(kind="deconv2d", ic=5, oc=3, h=1, w=1, k=(3, 4), s=(10**9, 10**9 + 7)),
     ],
 )
 def test_chosen_configurations(case: Case, isa: str) -> None:

@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.edit import graphs
-from tracea_onnx.ir.graph import domain_of, external_info, map_data
+from tracea_onnx.ir.graph import domain_of, external_info, map_data, tensor_array
 from tracea_onnx.model_io import limits, weight_streaming
 from tracea_onnx.model_io.external import Source as Source
 from tracea_onnx.model_io.external import (
@@ -193,11 +193,14 @@ def _check_header(model: ModelProto, where: str) -> None:
             )
 
 
+_FEW_BYTES = 4096
 _KNOWN_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
 
 def _check_contents(model: ModelProto, where: str) -> None:
-    """Names must be text, element types known: only a damaged file has others."""
+    """Names must be text, element types known, and what is in the file of tensors that may be sizes
+    or numbers of an operator must be of their type and shape: only a damaged file has others.
+    """
     if reason := edit.unreadable(model):
         raise ModelError(f"{where} is damaged: {reason}", "download or export it again")
     for t in tensors(model):
@@ -206,6 +209,9 @@ def _check_contents(model: ModelProto, where: str) -> None:
                 f"{where} is damaged: tensor '{t.name}' has no valid type or shape",
                 "download or export it again",
             )
+        inside = t.data_location != TensorProto.EXTERNAL and t.data_type != TensorProto.STRING
+        if inside and tensor_bytes(t) <= _FEW_BYTES:
+            tensor_array(t, None)
 
 
 # --- writing --------------------------------------------------------------------------------------

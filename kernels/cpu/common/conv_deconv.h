@@ -29,10 +29,13 @@ struct DeconvTaps {
 static inline DeconvTaps deconv_taps(int64_t phase, int64_t K, int64_t S, int64_t D) {
   const int64_t g = std::gcd(S, D);
   DeconvTaps t{0, S / g, D / g, 0};
-  while (t.k0 < t.k_step && t.k0 * D % S != phase) t.k0++;
-  t.count = t.k0 < t.k_step && t.k0 < K ? conv_div_up(K - t.k0, t.k_step) : 0;
+  const int64_t most = std::min(t.k_step, K);
+  while (t.k0 < most && t.k0 * D % S != phase) t.k0++;
+  t.count = t.k0 < most ? conv_div_up(K - t.k0, t.k_step) : 0;
   return t;
 }
+
+static inline int64_t deconv_phase_of(int64_t padded, int64_t S) { return (padded % S + S) % S; }
 
 static inline int64_t floor_div(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
@@ -144,8 +147,10 @@ static void deconv_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
     const int64_t n = u / d.bands, h0 = u % d.bands * d.band, h1 = std::min(c.OH, h0 + d.band);
     const int64_t row0 = deconv_first_row(c, h0);
     deconv_copy(d, n, row0, deconv_last_row(c, h1), copy);
-    for (int64_t ph = 0; ph < c.SH; ph++)
-      for (int64_t pw = 0; pw < c.SW; pw++) {
+    // as many phases as there are pixels, where a stride is larger than the image
+    for (int64_t oh = h0; oh < std::min(h1, h0 + c.SH); oh++)
+      for (int64_t ow = 0; ow < std::min(c.OW, c.SW); ow++) {
+        const int64_t ph = deconv_phase_of(oh + c.PT, c.SH), pw = deconv_phase_of(ow + c.PL, c.SW);
         const DeconvTaps th = deconv_taps(ph, c.KH, c.SH, c.DH),
                          tw = deconv_taps(pw, c.KW, c.SW, c.DW);
         const int64_t count = deconv_phase(d, n, h0, h1, row0, ph, pw, th, tw, px);
