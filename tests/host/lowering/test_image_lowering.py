@@ -23,6 +23,7 @@ def lowered(
     inputs: dict[str, Any],
     *,
     dtype: Any = np.float16,
+    opset: int = 21,
     **attrs: Any,
 ) -> list[Launch]:
     """Launches of one operator. inputs: its constant ones, or shapes of random ones; those whose
@@ -39,7 +40,8 @@ def lowered(
         helper.make_tensor_value_info("x", element, shape),
         helper.make_tensor_value_info("y", element, None),
     ]
-    return launches([node], infos, [numpy_helper.from_array(v, k) for k, v in values.items()])
+    constants = [numpy_helper.from_array(v, k) for k, v in values.items()]
+    return launches([node], infos, constants, opset)
 
 
 def launches(
@@ -235,7 +237,9 @@ def test_resizing_any_size_by_a_fraction(scale: float, height: int) -> None:
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 def test_space_to_depth(mode: str) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 6)).astype(np.float32)
-    ((family, p),) = lowered("SpaceToDepth", x.shape, {}, dtype=np.float32, blocksize=2, mode=mode)
+    ((family, p),) = lowered(
+        "SpaceToDepth", x.shape, {}, dtype=np.float32, opset=28, blocksize=2, mode=mode
+    )
     assert family == "copy"
     sizes, source, target = (
         [int(evaluate(p[f"{name}{k}"], {})) for k in range(6)] for name in "nxy"

@@ -572,7 +572,10 @@ def test_batch_norm_whose_convolution_has_another_reader() -> None:
             bn_model(CONCAT, [node("Relu", "n", "y")], overridable=["mu"]),
             "the parameter 'mu' of BatchNormalization 'n_n' is not constant",
         ),
-        (bn_model(CONCAT, [node("Relu", "n", "y")], spatial=0), "has spatial 0"),
+        (
+            bn_model(CONCAT, [node("Relu", "n", "y")], spatial=0),
+            "the attribute 'spatial', which is not",
+        ),
     ],
 )
 def test_batch_norm_near_misses_say_why(m: ModelProto, says: str) -> None:

@@ -48,7 +48,7 @@ def body_plan(graph: Graph) -> Entries:
     """Of a body: its two operators of `x`; of the graph around it: the operator behind the control
     flow.
     """
-    nodes = [node for node in graph.nodes if node.op != "If"]
+    nodes = [node for node in graph.nodes if node.written != "If"]
     b = HandPlan("body" if len(nodes) == 2 else "main")
     given = b.add_input("x", F32, 1)
     last = given if len(nodes) == 2 else b.add_input("y", F32, 1)
