@@ -27,7 +27,7 @@ from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.plan.extents import extents, limits
+from tracea_onnx.plan.extents import WIDTHS, extents, limits
 from tracea_onnx.plan.kernel_families import FAMILIES, MEETING, Family
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime.device_caps import DeviceCaps
@@ -234,6 +234,7 @@ def _extent_function(name: str, family: Family) -> str:
         for n, (lo, hi) in ranges.items()
     ]
     lines += [f'  if (i[{at[a]}] % i[{at[b]}]) return "{a}";' for a, b in multiples]
+    lines += [f'  if (8 % i[{at[n]}]) return "{n}";' for n in WIDTHS if n in at]
     symbols = {n: D.symbol(f"Wide(i[{k}])") for n, k in at.items()}
     there = {o: D.symbol(f"Wide(present >> {k} & 1)") for k, o in enumerate(operands)}
     found = extents(name, symbols, there, 4, border=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import tracea_onnx
 from tests.session.provider.provider_plans import Entries, Install
@@ -21,8 +22,8 @@ from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.ir.graph import Graph
 
 
-def plans(g: Graph) -> Entries:
-    compiled = partition_compiler.compile_graph(g)
+def plans(g: Graph, *, everything: bool = False) -> Entries:
+    compiled = partition_compiler.compile_graph(g, everything=everything)
     return [
         ([n.proto.doc_string for n in nodes], plan, blobs)
         for nodes, plan, blobs in compiled.entries
@@ -88,6 +89,31 @@ def test_changed_integers_of_a_transform(answer: Install) -> None:
     lines = [outcome(model, feed) for _ in range(60)]
     assert sum(map(bool, lines)) > 30
     assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [0, 3, 5, 16])
+def test_an_element_has_1_2_4_or_8_bytes(width: int, answer: Install) -> None:
+    """Kernels take every other width for 8 bytes."""
+    graph = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0, 2])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [5, 3, 7])],
+        [helper.make_tensor_value_info("y", 1, [3, 5, 7])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+    def other(g: Graph) -> Entries:
+        entries = plans(g, everything=True)
+        for _, plan, _ in entries:
+            (launch,) = (r for r in plan["run"] if r["k"] == "copy")
+            launch["i"][0] = constant(plan, width)
+        return entries
+
+    data, feed = made.SerializeToString(), {"x": np.zeros((5, 3, 7), np.float32)}
+    answer(lambda g: plans(g, everything=True))
+    assert outcome(data, feed) == ""
+    answer(other)
+    assert "'copy' takes no elem of this size" in outcome(data, feed)
 
 
 def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> None:

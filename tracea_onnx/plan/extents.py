@@ -524,6 +524,8 @@ def extents(
 _POSITIVE = frozenset(
     {"SH", "SW", "DH", "DW", "KH", "KW", "G", "KVH", "elem", "size", "PKH", "PKW"}
 )
+#: Parameters that are bytes of an element: 1, 2, 4 or 8.
+WIDTHS = ("elem",)
 #: Parameters that are a number of a list, by how many there are.
 _CODES = {
     "act": 16,

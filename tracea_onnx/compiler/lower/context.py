@@ -495,6 +495,8 @@ class Lowering:
         """Result of a packing family in elements of `dtype` (a bias is always f32), shared by equal
         requests: prepared once where the operands are constants, else in every run.
         """
+        if dtype not in (DType.F32, DType.F16, DType.BF16):
+            raise Unsupported(f"weights of type {dtype.name}")
         given = sorted((k, v) for k, v in inputs.items() if v is not None)
         key = (
             family,
