@@ -323,7 +323,8 @@ static int64_t tasks(const Launch& l, int) {
 }
 static void run(const Launch& l, int64_t task, int64_t, void*) {
   const int64_t H = l.i[f::H], G = l.i[f::G], panels = div_up(H, kPanel);
-  const int64_t first = std::min(l.i[f::first], G), d = task / (G * panels), k = task % (G * panels);
+  const int64_t first = std::min(l.i[f::first], G), d = task / (G * panels),
+                k = task % (G * panels);
   const bool behind = k >= first * panels;  // in the second stage
   const int64_t n = behind ? G - first : first, j = behind ? k - first * panels : k;
   const int64_t gate = j % n + (behind ? first : 0), u = j / n * kPanel;

@@ -176,7 +176,7 @@ def main() -> int:
     from tests.fuzz.kinds import KINDS, node_tests
     from tracea_onnx.cli import main as cli
 
-    vars(cli)["parser"] = cache(cli.parser)  # made once, not for each of many commands
+    setattr(cli, "parser", cache(cli.parser))  # noqa: B010 - made once, not for each command
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--cases", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")

@@ -120,9 +120,7 @@ def _may_lack_result(op: str, opset: int) -> bool:
 
 
 @cache
-def _kinds(
-    op: str, opset: int
-) -> tuple[Mapping[str, AttributeProto.AttributeType], frozenset[str]]:
+def _kinds(op: str, opset: int) -> tuple[Mapping[str, int], frozenset[str]]:
     """The kinds of an operator's attributes as far as they are known, and which it must have."""
     try:
         known = defs.get_schema(op, opset, "").attributes
