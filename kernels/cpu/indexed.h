@@ -96,7 +96,7 @@ struct Along {
   static inline void typed(const Launch& l, const void* idx, F f) {
     const auto with = [&](auto* indices) {
       switch (l.i[ELEM]) {
-        case 1: return f(uint8_t(), indices);
+        case 1: return f(uint8_t(), indices);  // NOLINT(bugprone-branch-clone): of other types
         case 2: return f(uint16_t(), indices);
         case 4: return f(uint32_t(), indices);
         default: return f(uint64_t(), indices);
