@@ -34,7 +34,8 @@ def test_blocks_that_tile_an_image(
     k = len(block)
     order = [0, 1, *(a for i in range(k) for a in (2 + k + i, 2 + i))]
     np.testing.assert_array_equal(got, blocks.transpose(order).reshape(n, c, *image))
-    np.testing.assert_array_equal(got, peer)
+    if k == 2:  # of one axis ONNX Runtime 1.24 reads what is not there
+        np.testing.assert_array_equal(got, peer)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int8])
