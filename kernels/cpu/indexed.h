@@ -95,12 +95,7 @@ struct Along {
   template <class F>
   static inline void typed(const Launch& l, const void* idx, F f) {
     const auto with = [&](auto* indices) {
-      switch (l.i[ELEM]) {
-        case 1: return f(uint8_t(), indices);  // NOLINT(bugprone-branch-clone): of other types
-        case 2: return f(uint16_t(), indices);
-        case 4: return f(uint32_t(), indices);
-        default: return f(uint64_t(), indices);
-      }
+      with_element(l.i[ELEM], [&](auto zero) { f(zero, indices); });
     };
     if (l.i[DTYPE] == kI32)
       with((const int32_t*)idx);
@@ -250,12 +245,7 @@ static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
-  switch (l.i[f::elem]) {
-    case 1: return run_as<uint8_t>(l, task, tasks);
-    case 2: return run_as<uint16_t>(l, task, tasks);
-    case 4: return run_as<uint32_t>(l, task, tasks);
-    default: return run_as<uint64_t>(l, task, tasks);
-  }
+  with_element(l.i[f::elem], [&](auto zero) { run_as<decltype(zero)>(l, task, tasks); });
 }
 
 }  // namespace one_hot

@@ -1,6 +1,8 @@
 // Data movement over plain layouts: strided copies (transpose, slice, expand, concat), padding,
 // fills, gathers.
 #pragma once
+#include <algorithm>
+
 #include "common/tasks.h"
 #include "common/transpose.h"
 
@@ -151,12 +153,7 @@ static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
-  switch (l.i[f::elem]) {
-    case 1: return run_as<uint8_t>(l, task, tasks);
-    case 2: return run_as<uint16_t>(l, task, tasks);
-    case 4: return run_as<uint32_t>(l, task, tasks);
-    default: return run_as<uint64_t>(l, task, tasks);
-  }
+  with_element(l.i[f::elem], [&](auto zero) { run_as<decltype(zero)>(l, task, tasks); });
 }
 
 }  // namespace copy_nd
@@ -222,12 +219,7 @@ static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
-  switch (l.i[f::elem]) {
-    case 1: return run_as<uint8_t>(l, task, tasks);
-    case 2: return run_as<uint16_t>(l, task, tasks);
-    case 4: return run_as<uint32_t>(l, task, tasks);
-    default: return run_as<uint64_t>(l, task, tasks);
-  }
+  with_element(l.i[f::elem], [&](auto zero) { run_as<decltype(zero)>(l, task, tasks); });
 }
 
 }  // namespace pad
@@ -242,21 +234,13 @@ static int64_t tasks(const Launch& l, int threads) {
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
-  const int64_t elem = l.i[f::elem], count = l.i[f::count];
-  const int64_t begin = task_begin(count, task, tasks), end = task_begin(count, task + 1, tasks);
-  const uint64_t value = uint64_t(l.i[f::value]);
-  void* const y = l.buf[f::y];
-  switch (elem) {
-    case 1: memset((uint8_t*)y + begin, int(value & 0xff), size_t(end - begin)); return;
-    case 2:
-      for (int64_t j = begin; j < end; j++) ((uint16_t*)y)[j] = uint16_t(value);
-      return;
-    case 4:
-      for (int64_t j = begin; j < end; j++) ((uint32_t*)y)[j] = uint32_t(value);
-      return;
-    default:
-      for (int64_t j = begin; j < end; j++) ((uint64_t*)y)[j] = value;
-  }
+  const int64_t count = l.i[f::count], begin = task_begin(count, task, tasks),
+                end = task_begin(count, task + 1, tasks);
+  with_element(l.i[f::elem], [&](auto zero) {
+    using T = decltype(zero);
+    T* const y = (T*)l.buf[f::y];
+    std::fill(y + begin, y + end, T(uint64_t(l.i[f::value])));
+  });
 }
 
 }  // namespace fill

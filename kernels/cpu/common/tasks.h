@@ -14,6 +14,17 @@ static inline int64_t even_tasks(int64_t pieces, int64_t ns, int threads) {
   return n < pieces ? n : pieces;
 }
 
+// Calls f with an element of so many bytes, 1, 2, 4 or 8, which kernels only move.
+template <class F>
+static inline void with_element(int64_t bytes, F f) {
+  switch (bytes) {
+    case 1: return f(uint8_t());  // NOLINT(bugprone-branch-clone): of other types
+    case 2: return f(uint16_t());
+    case 4: return f(uint32_t());
+    default: return f(uint64_t());
+  }
+}
+
 // First piece of a task; the task ends where the next one begins.
 static inline int64_t task_begin(int64_t pieces, int64_t task, int64_t tasks) {
   return pieces * task / tasks;
