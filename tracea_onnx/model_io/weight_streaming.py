@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, TensorProto
 
 from tracea_onnx.model_io.external import tensor_bytes
+from tracea_onnx.support.wire_format import BYTES, spans
 
 #: Model files from this many bytes on are read without their weights, and initializers from this
 #: many bytes on stay in the file.
@@ -25,11 +26,6 @@ _GRAPH = ModelProto.GRAPH_FIELD_NUMBER
 _INITIALIZER = GraphProto.INITIALIZER_FIELD_NUMBER
 _RAW = TensorProto.RAW_DATA_FIELD_NUMBER
 _PLACE = (TensorProto.DATA_LOCATION_FIELD_NUMBER, TensorProto.EXTERNAL_DATA_FIELD_NUMBER)
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-class _Malformed(Exception):
-    pass
 
 
 def strip_weights(data: memoryview, location: str) -> bytes | None:
@@ -38,7 +34,7 @@ def strip_weights(data: memoryview, location: str) -> bytes | None:
     """
     try:
         return b"".join(_rewrite(data, 0, len(data), (_GRAPH, _INITIALIZER), location))
-    except (_Malformed, IndexError):
+    except ValueError:
         return None
 
 
@@ -51,10 +47,10 @@ def _rewrite(
     if not path:
         yield from _tensor(data, start, end, location)
         return
-    for number, kind, at, value, after in _fields(data, start, end):
-        if number == path[0] and kind == _BYTES:
+    for number, kind, at, value, after in spans(data, start, end):
+        if number == path[0] and kind == BYTES:
             inner = b"".join(_rewrite(data, value, after, path[1:], location))
-            yield _varint(number << 3 | _BYTES) + _varint(len(inner)) + inner
+            yield _varint(number << 3 | BYTES) + _varint(len(inner)) + inner
         else:
             yield bytes(data[at:after])
 
@@ -62,8 +58,8 @@ def _rewrite(
 def _tensor(data: memoryview, start: int, end: int, location: str) -> Iterator[bytes]:
     place: tuple[int, int] | None = None
     kept: list[tuple[int, bytes]] = []
-    for number, kind, at, value, after in _fields(data, start, end):
-        if number == _RAW and kind == _BYTES and after - value >= TENSOR:
+    for number, kind, at, value, after in spans(data, start, end):
+        if number == _RAW and kind == BYTES and after - value >= TENSOR:
             place = value, after - value
         else:
             kept.append((number, bytes(data[at:after])))
@@ -101,13 +97,10 @@ def _fill(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> list
     if not path:
         return _weights(bytes(data[start:end]))
     out: list[FileRange] = []
-    for number, kind, at, value, after in _fields(data, start, end):
-        if number == path[0] and kind == _BYTES:
+    for number, kind, at, value, after in spans(data, start, end):
+        if number == path[0] and kind == BYTES:
             inner = _fill(data, value, after, path[1:])
-            out += [
-                FileRange(_varint(number << 3 | _BYTES) + _varint(sum(map(len, inner)))),
-                *inner,
-            ]
+            out += [FileRange(_varint(number << 3 | BYTES) + _varint(sum(map(len, inner)))), *inner]
         else:
             out.append(FileRange(bytes(data[at:after])))
     return out
@@ -121,44 +114,9 @@ def _weights(data: bytes) -> list[FileRange]:
     inside.ClearField("data_location")
     del inside.external_data[:]
     head = FileRange(
-        inside.SerializeToString(deterministic=True) + _varint(_RAW << 3 | _BYTES) + _varint(size)
+        inside.SerializeToString(deterministic=True) + _varint(_RAW << 3 | BYTES) + _varint(size)
     )
     return [head, FileRange(outside=t)] if size else [head]
-
-
-def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(field number, wire type, start of the tag, start of the value, end) of each field."""
-    at = start
-    while at < end:
-        tag, value = _read(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            _, after = _read(data, value)
-        elif kind == _BYTES:
-            length, value = _read(data, value)
-            after = value + length
-        elif kind in (_FIXED32, _FIXED64):
-            after = value + (4 if kind == _FIXED32 else 8)
-        else:
-            raise _Malformed
-        if after > end:
-            raise _Malformed
-        yield number, kind, at, value, after
-        at = after
-
-
-def _read(data: memoryview, at: int) -> tuple[int, int]:
-    """A varint and where it ends."""
-    out = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        out |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return out, at
-        shift += 7
-        if shift > 63:
-            raise _Malformed
 
 
 def _varint(value: int) -> bytes:
