@@ -17,9 +17,10 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 from tests.host.pipeline_models import normal, parse
 from tracea_onnx.cli.main import main
 from tracea_onnx.errors import ModelError
-from tracea_onnx.ir.graph import MEMORY_LOCATION, Graph, request_array
+from tracea_onnx.ir.graph import Graph, request_array
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer
+from tracea_onnx.support.process_memory import LOCATION as MEMORY_LOCATION
 
 ORT_MEMORY = "*/_ORT_MEM_ADDR_/*"
 _SECRET = (ctypes.c_float * 4)(1, 2, 3, 4)

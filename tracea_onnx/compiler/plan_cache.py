@@ -20,8 +20,6 @@ from tracea_onnx.support import process_memory
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.support.wire_format import fields
 
-#: Where a constant lies whose offset is an address (`ir.graph`).
-_MEMORY = "tracea:memory"
 #: Constants of at most this many bytes are part of a node's key already (docs/plan-format.md, "Plan
 #: and pack").
 _KEYED = 4096
@@ -87,7 +85,7 @@ def _constants(request: memoryview) -> Iterator[tuple[str, int, int]]:
             for tensor in (v for k, v in fields(_message(graph)) if k == _INITIALIZER):
                 parts = list(fields(_message(tensor)))
                 where = dict(_entry(v) for k, v in parts if k == _EXTERNAL)
-                if where.get("location") == _MEMORY:
+                if where.get("location") == process_memory.LOCATION:
                     name = next((_text(v) for k, v in parts if k == _NAME), "")
                     yield name, int(where.get("offset", "")), int(where.get("length", ""))
 

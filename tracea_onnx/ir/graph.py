@@ -37,9 +37,6 @@ T = TypeVar("T")
 Shape = tuple[int | str | None, ...]
 #: Axes of a value that are followed: an array of numpy has no more.
 MOST_RANK = 64
-#: `external_data` location of a constant of the provider's compile requests: the offset is its
-#: address in this process. No file may say this.
-MEMORY_LOCATION = "tracea:memory"
 
 
 def domain_of(domain: str) -> str:
@@ -196,7 +193,7 @@ def request_array(t: TensorProto) -> Array:
     if t.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(t)
     info, size = external_info(t), tensor_bytes(t)
-    if info.get("location") != MEMORY_LOCATION or info.get("length") != str(size):
+    if info.get("location") != process_memory.LOCATION or info.get("length") != str(size):
         what = (
             f"constant '{t.name}' of a compile request has {size} bytes, not "
             f"{info.get('length')} at '{info.get('location')}'"

@@ -88,7 +88,6 @@ class Weights:
         self.g, self.kind, self._clamped = g, kind, clamped
         self.made: list[TensorProto] = []
         self.literals: dict[str, NodeProto] = {}
-        self._scalars: dict[str, float] = {}
         self._body = not g.proto.initializer and any(n.op == "Constant" for n in g.nodes)
 
     def narrow(self, name: str, taken: set[str]) -> str | None:

@@ -193,13 +193,15 @@ def _check_header(model: ModelProto, where: str) -> None:
             )
 
 
+#: Tensors of at most so many bytes are read when the model is: they may be sizes, or numbers that
+#: an operator follows from.
 _FEW_BYTES = 4096
 _KNOWN_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
 
 def _check_contents(model: ModelProto, where: str) -> None:
-    """Names must be text, element types known, and what is in the file of tensors that may be sizes
-    or numbers of an operator must be of their type and shape: only a damaged file has others.
+    """Names must be text, element types known, and small tensors of their type and shape: only a
+    damaged file has others.
     """
     if reason := edit.unreadable(model):
         raise ModelError(f"{where} is damaged: {reason}", "download or export it again")

@@ -11,15 +11,7 @@ from functools import cache, reduce
 from typing import Any
 
 from tracea_onnx.codegen import kernel_choice, size_ranges
-from tracea_onnx.codegen.kernel_request import (
-    Argument,
-    Int32,
-    Int64,
-    Kernel,
-    NoKernel,
-    Pointer,
-    Request,
-)
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Pointer, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor, multiple_of
@@ -506,11 +498,3 @@ def static(r: Request, name: str) -> int:
     if not isinstance(value, int):
         raise NoKernel(f"{r.family} with a symbolic {name}")
     return value
-
-
-def int_params(r: Request, names: Sequence[str]) -> list[tuple[str, str, Argument]]:
-    return [("int", n, Int32(r.ints.get(n, 0))) for n in names]
-
-
-def long_params(r: Request, names: Sequence[str]) -> list[tuple[str, str, Argument]]:
-    return [("i64", n, Int64(r.ints.get(n, 0))) for n in names]

@@ -568,6 +568,3 @@ def matrix_rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
         if len(merged) == 1:
             return view.ref, merged[0][1][0]
     return ctx.plain(v), last
-
-
-LowerFn = Callable[["Lowering", Any], None]
