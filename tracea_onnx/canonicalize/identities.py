@@ -10,6 +10,9 @@ from typing import Any
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.shapes.environment import Unsupported
+from tracea_onnx.shapes.operands import bounds
+from tracea_onnx.shapes.symbolic import shapes
 
 _FAR = 1 << 31  # exporters write "to the end" as INT32_MAX, INT64_MAX or thereabouts
 
@@ -83,25 +86,17 @@ def _transpose(g: Graph, n: Node) -> bool:
 
 
 def _slice(g: Graph, n: Node) -> bool:
-    if g.opset() < 10:
-        starts, ends, axes, steps = n.attr("starts"), n.attr("ends"), n.attr("axes"), None
-    else:
-        starts, ends = g.ints(n.input(1)), g.ints(n.input(2))
-        axes = g.ints(n.input(3)) if n.input(3) else None
-        steps = g.ints(n.input(4)) if n.input(4) else None
-        if (n.input(3) and axes is None) or (n.input(4) and steps is None):
-            return False
-    if starts is None or ends is None or any(starts) or any(s != 1 for s in steps or []):
+    shape = g.shape(n.input(0)) or ()
+    try:
+        found = bounds(shapes(g), n, len(shape))
+    except Unsupported:
         return False
-    shape, along = g.shape(n.input(0)), axes or range(len(ends))
-    return len(along) == len(ends) and all(
-        end >= _FAR - 1 or _covers(shape, axis, end) for axis, end in zip(along, ends, strict=True)
+    return all(
+        (start, step) == (0, 1)
+        and isinstance(end, int)
+        and (end >= _FAR - 1 or (isinstance(d := shape[axis], int) and end >= d))
+        for axis, start, end, step in found
     )
-
-
-def _covers(shape: tuple[int | str | None, ...] | None, axis: int, end: int) -> bool:
-    dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-    return isinstance(dim, int) and end >= dim
 
 
 def _concat(_: Graph, n: Node) -> bool:

@@ -130,7 +130,6 @@ class Why(Enum):
 
     # normalization
     NOT_SQUARES = "{node} does not average squares", *_FAR
-    REDUCES_NOTHING = "{node} reduces nothing", *_FAR
     NORM_AXES = "{node} averages over axes {axes}, which are neither the last ones nor axis 1 alone"
     AXES_DIFFER = "the mean and the variance before {node} are taken over different axes"
     NOT_NORMALIZED = "{node} does not divide the value whose squares are averaged"

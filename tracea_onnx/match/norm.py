@@ -13,7 +13,8 @@ from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.epilogue import build_match, narrower, not_sole, same_shape
 from tracea_onnx.match.operator_specs import read
 from tracea_onnx.match.spec_table import LayerNormSpec
-from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes import operands
+from tracea_onnx.shapes.environment import Unsupported
 from tracea_onnx.shapes.symbolic import same, shapes
 
 #: `Norm.axes` of a norm over axis 1 of a tensor with axes behind it.
@@ -94,17 +95,14 @@ def reduced(g: Graph, reduce: Node) -> int:
     shape = shapes(g).dims(reduce.input(0))
     if shape is None:
         raise Refuse(Why.RANK_UNKNOWN, reduce, value=reduce.input(0))
-    axes = axes_of(shapes(g), reduce, len(shape))
-    if axes is None and reduce.input(1):
-        raise Refuse(Why.NOT_CONSTANT, reduce, what="axes", value=reduce.input(1))
-    if axes is None or not axes:
-        if reduce.attr("noop_with_empty_axes", 0):
-            raise Refuse(Why.REDUCES_NOTHING, reduce)
-        axes = list(range(len(shape)))
+    try:
+        axes = operands.reduced(shapes(g), reduce, len(shape))
+    except Unsupported as e:
+        raise Refuse(Why.UNREAD, reduce, fault=e) from None
     if axes == [1] and len(shape) > 2:
         return CHANNELS
-    if sorted(axes) != list(range(len(shape) - len(axes), len(shape))):
-        raise Refuse(Why.NORM_AXES, reduce, axes=sorted(axes))
+    if axes != list(range(len(shape) - len(axes), len(shape))):
+        raise Refuse(Why.NORM_AXES, reduce, axes=axes)
     return len(axes)
 
 
@@ -122,7 +120,7 @@ def kept_axes(g: Graph, reduce: Node) -> tuple[str, list[Node]]:
         and user.op in ("Reshape", "Unsqueeze")
         and user.input(0) == out
     ):
-        axes = axes_of(shapes(g), reduce, len(shape))
+        axes = operands.axes_of(shapes(g), reduce, len(shape))
         if axes is not None and same_shape(
             shapes(g).dims(user.outputs[0]),
             tuple(1 if k in axes else d for k, d in enumerate(shape)),

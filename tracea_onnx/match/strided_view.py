@@ -16,7 +16,8 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
-from tracea_onnx.shapes.operands import axes_of
+from tracea_onnx.shapes.environment import Unsupported
+from tracea_onnx.shapes.operands import placed
 from tracea_onnx.shapes.operators import slice_ranges
 from tracea_onnx.shapes.symbolic import Shapes, same
 
@@ -214,21 +215,12 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         return [view[p] for p in perm] if sorted(perm) == list(range(len(view))) else None
     if n.op in ("Reshape", "Flatten"):
         return _regroup([a for axis in view for a in axis], _target(s, view, n, result))
-    if n.op == "Unsqueeze":
-        axes = axes_of(s, n, len(result))
-        if axes is None or len(axes) + len(view) != len(result):
+    if n.op in ("Squeeze", "Unsqueeze"):
+        try:
+            kept = placed(s, n)
+        except Unsupported:
             return None
-        rest = iter(view)
-        return [[] if k in axes else next(rest) for k in range(len(result))]
-    if n.op == "Squeeze":
-        axes = axes_of(s, n, len(shape))
-        if axes is None:
-            axes = [k for k, d in enumerate(shape) if d == 1]
-        return (
-            [axis for k, axis in enumerate(view) if k not in axes]
-            if len(shape) - len(axes) == len(result)
-            else None
-        )
+        return [[] if k is None else view[k] for k in kept] if len(kept) == len(result) else None
     if n.op == "Tile":
         times = s.content(n.input(1))
         if times is None or times.shape != (len(view),):

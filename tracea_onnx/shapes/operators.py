@@ -11,6 +11,7 @@ from tracea_onnx.ir.graph import MOST_RANK
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.environment import Operator, ShapeEnv, Unsupported
 from tracea_onnx.shapes.operands import (
+    axes,
     axis_of,
     bounds,
     broadcast,
@@ -307,8 +308,8 @@ def _col2im(s: ShapeEnv, n: Operator, _: int) -> Dims:
 
 def _center(s: ShapeEnv, n: Operator, _: int) -> Dims:
     d = list(_first(s, n))
-    axes = [axis_of(int(a), len(d)) for a in n.attr("axes") or range(len(d))]
-    for axis, size in zip(axes, integers(s, n.input(1), "the sizes"), strict=True):
+    along = axes(s, n, len(d), 2) or range(len(d))
+    for axis, size in zip(along, integers(s, n.input(1), "the sizes"), strict=True):
         d[axis] = size
     return tuple(d)
 

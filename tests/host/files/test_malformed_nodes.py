@@ -71,6 +71,20 @@ def reason(model: ModelProto) -> str:
     return why
 
 
+#: An axis that is named twice, from the front and from the end: an operator, its inputs behind the
+#: first, what they hold, its attributes, and what is said of it.
+_AXIS_TWICE: list[tuple[str, list[str], dict[str, Any], dict[str, Any], str]] = [
+    *(
+        (op, ["a"], {"a": [3, -1]}, {}, f"{op} has an axis twice")
+        for op in ("ReduceMean", "ReduceSum", "ReduceMax", "Squeeze")
+    ),
+    ("Unsqueeze", ["a"], {"a": [5, -1]}, {}, "Unsqueeze has an axis twice"),
+    ("Slice", ["s", "e", "a"], {"s": [0, 0], "e": [9, 9], "a": [3, -1]}, {}, "has an axis twice"),
+    ("Pad", ["p", "", "a"], {"p": [1, 1, 1, 1], "a": [3, -1]}, {}, "Pad has an axis twice"),
+    ("CenterCropPad", ["s"], {"s": [2, 2]}, {"axes": [3, -1]}, "CenterCropPad has an axis twice"),
+    ("MeanVarianceNormalization", [], {}, {"axes": [3, -1]}, "has an axis twice"),
+    ("Resize", ["", "", "s"], {"s": [2, 2]}, {"axes": [3, -1]}, "Resize has axes"),
+]
 _QKV = {"q": (3, 32, 160), "k": (3, 32, 80), "v": (3, 32, 80)}
 _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
 
@@ -191,6 +205,10 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             {"x": (2, 3)},
             {},
             "perm [0, 0]",
+        ),
+        *(
+            (helper.make_node(op, ["x", *names], ["y"], **more), {"x": (1, 1, 4, 4)}, given, why)
+            for op, names, given, more, why in _AXIS_TWICE
         ),
         (
             helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]),

@@ -599,3 +599,23 @@ def test_weights_along_another_axis_stay_outside_a_group_norm() -> None:
     match = only(m, "groupnorm")
     assert "gamma" not in match.spec.roles
     check_spec(m, match)
+
+
+@pytest.mark.parametrize("axes", [[-1, -1], [2, -1]])
+@pytest.mark.parametrize("given", ["attribute", "input"])
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+def test_an_axis_twice_is_no_norm(which: tuple[int, ...], given: str, axes: list[int]) -> None:
+    """ONNX Runtime divides such a sum by more elements than it has."""
+    opset = 13 if given == "attribute" else 18
+
+    def mean(source: str, out: str, k: int) -> NodeProto:
+        own = axes if k in which else [-1]
+        if given == "attribute":
+            return node("ReduceMean", source, out, axes=own)
+        return node("ReduceMean", f"{source} a{k}", out)
+
+    nodes = [mean("x", "m", 0), node("Sub", "x m", "d"), *SQUARES["mul"], mean("q", "v", 1)]
+    nodes += [VARIANCE[1], *ROOTS["sqrt div"], *TAILS["affine"]]
+    extra = {f"a{k}": np.array(axes if k in which else [-1]) for k in (0, 1)}
+    m = build(nodes, opset=opset, extra=extra)
+    assert reason(m, "layernorm", "n_v") == "ReduceMean has an axis twice"

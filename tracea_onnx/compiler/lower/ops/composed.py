@@ -25,7 +25,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.pointwise_ops import Code
-from tracea_onnx.shapes.operands import axis_of
+from tracea_onnx.shapes.operands import axes, axis_of
 from tracea_onnx.shapes.operators import result
 
 
@@ -91,8 +91,7 @@ def mean_variance(ctx: Lowering, op: Op) -> None:
     mean.
     """
     x, name = ctx.value(op.input(0)), op.outputs[0]
-    axes = [axis_of(int(a), x.rank) for a in op.attr("axes") or (0, 2, 3)]
-    over = {"axes": axes, "keepdims": 1}
+    over = {"axes": axes(ctx, op, x.rank) or [0, 2, 3], "keepdims": 1}
     code = Code(("x", "mean"))
     mean = _reduced(ctx, op, "ReduceMean", x, **over)
     apart = _computed(ctx, f"{name}\0apart", {-1: x, -2: mean}, code, code.op("sub", -1, -2))

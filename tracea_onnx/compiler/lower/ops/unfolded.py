@@ -13,7 +13,7 @@ from tracea_onnx.compiler.lower.ops.padding import surround
 from tracea_onnx.compiler.lower.value import Unsupported, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.shapes.operands import axis_of
+from tracea_onnx.shapes.operands import axes
 from tracea_onnx.shapes.operators import result
 
 
@@ -67,7 +67,7 @@ def center_crop_pad(ctx: Lowering, op: Op) -> None:
     x, shape = ctx.value(op.input(0)), result(ctx, op)
     before: list[DimLike] = [0] * x.rank
     after: list[DimLike] = [0] * x.rank
-    for axis in (axis_of(int(a), x.rank) for a in op.attr("axes") or range(x.rank)):
+    for axis in axes(ctx, op, x.rank, 2) or range(x.rank):
         have, want = x.shape[axis], shape[axis]
         grown, cut = D.floordiv(D.sub(want, have), 2), D.floordiv(D.sub(have, want), 2)
         before[axis] = D.select(D.less(have, want), grown, D.mul(cut, -1))
