@@ -30,7 +30,7 @@ TESTS = (
     "tests/session/provider/test_provider.py",
     "tests/session/provider/test_provider_refusals.py",
     "tests/session/provider/test_sizes_of_a_run.py",
-    "tests/session/test_operator_draws.py",
+    "tests/session/operators/test_operator_draws.py",
     "tests/session/test_bodies.py",
     "tests/session/provider/test_compiler.py",
     "tests/host/lowering/test_plan_native.py",

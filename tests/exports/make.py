@@ -32,7 +32,6 @@ from tests.exports.handwritten import HANDWRITTEN
 from tests.exports.models import MODEL_EXPORTERS, MODELS
 from tests.exports.modules import Case
 
-FOLDER = Path(__file__).resolve().parent
 #: Every opset once, the commonest ones static and dynamic.
 EXPORTERS = (
     "ts11",
@@ -140,19 +139,22 @@ def export(case: Case, exporter: str) -> ModelProto:
     return shorten(strip(onnx.load_from_string(file.getvalue())))
 
 
+def write(target: Path, model: ModelProto) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(model.SerializeToString(deterministic=True))
+
+
 def main(wanted: list[str]) -> int:
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
     for name, make in HANDWRITTEN.items():
         if not wanted or name in wanted:
-            (FOLDER / f"{name}.onnx").write_bytes(
-                strip(make()).SerializeToString(deterministic=True)
-            )
+            write(matrix.file(name), strip(make()))
     for name, build in (CASES | MODELS).items():
         if wanted and name not in wanted:
             continue
         for exporter in EXPORTERS if name in CASES else MODEL_EXPORTERS:
-            target = FOLDER / f"{name}.{exporter}.onnx"
+            target = matrix.file(f"{name}.{exporter}")
             torch.manual_seed(0)
             try:
                 model = export(build(), exporter)
@@ -160,12 +162,12 @@ def main(wanted: list[str]) -> int:
             except Exception as e:
                 target.unlink(missing_ok=True)
                 print(
-                    f"{target.name}: {type(e).__name__}: "
+                    f"{matrix.name(target)}: {type(e).__name__}: "
                     f"{str(e).splitlines()[0][:150] if str(e) else ''}",
                     flush=True,
                 )
                 continue
-            target.write_bytes(model.SerializeToString(deterministic=True))
+            write(target, model)
     return 0
 
 

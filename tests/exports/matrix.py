@@ -30,7 +30,8 @@ from tracea_onnx.shapes import onnx_inference
 from tracea_onnx.support import discovery
 from tracea_onnx.verify import verification as verification
 
-FOLDER = Path(__file__).resolve().parent
+#: A folder for each chain; a file in it for each exporter.
+FOLDER = Path(__file__).resolve().parent / "files"
 _ROUNDS = 8
 #: Sizes of the dynamic axes, by what their name says; unequal, so that no two can be confused. Some
 #: exports only run with a batch of one.
@@ -61,8 +62,19 @@ class Cell:
         return self.fused["Attention"], CHAINS[self.chain].fused.get("Attention", 0)
 
 
-def files(pattern: str = "*") -> Iterator[Path]:
-    return iter(sorted(FOLDER.glob(f"{pattern}.onnx")))
+def files() -> Iterator[Path]:
+    return iter(sorted(FOLDER.glob("*/*.onnx")))
+
+
+def file(name: str) -> Path:
+    """The file of `<chain>.<exporter>`."""
+    chain, exporter = name.split(".")
+    return FOLDER / chain / f"{exporter}.onnx"
+
+
+def name(path: Path) -> str:
+    """`<chain>.<exporter>` of a file."""
+    return f"{path.parent.name}.{path.stem}"
 
 
 def feeds(model: ModelProto, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
@@ -111,8 +123,7 @@ def accepted(model: ModelProto) -> dict[str, Any]:
 
 def evaluate(path: Path) -> Cell:
     """The cell of one file."""
-    name, exporter, _ = path.name.split(".")
-    cell, original = Cell(name, exporter), onnx.load(path)
+    cell, original = Cell(path.parent.name, path.stem), onnx.load(path)
     given, work = accepted(original), onnx.load(path)
     typed = onnx_inference.user_types(work)
     rates = backends.usual_target("cpu").rates
@@ -144,7 +155,7 @@ def evaluate(path: Path) -> Cell:
         f"output {o.name} differs by {o.max_abs:.3g}: {o.note}" for o in result.outputs if not o.ok
     ]
     cell.plain = [n.op_type for n in work.graph.node if n.domain != DOMAIN]
-    cell.missing = _missing(CHAINS[name], cell)
+    cell.missing = _missing(CHAINS[cell.chain], cell)
     return cell
 
 

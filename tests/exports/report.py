@@ -85,7 +85,7 @@ def main() -> int:
         "",
         (
             "Written by `python tests/exports/report.py`; "
-            "files, modules and exporters are in `tests/exports/`."
+            "the files are in `tests/exports/files/`, modules and exporters in `tests/exports/`."
         ),
         "`ts17d` is torch's TorchScript exporter at opset 17 with a dynamic batch, `dynamo23` its",
         (

@@ -57,7 +57,7 @@ from tracea_onnx.verify import verification as verification
 DecodeError: type[Exception] = import_module(
     "google.protobuf.message"
 ).DecodeError  # protobuf ships no types
-EXPORTS = Path(__file__).resolve().parents[1] / "exports"
+EXPORTS = Path(__file__).resolve().parents[1] / "exports" / "files"
 #: Seeds above this size cost more than they find.
 _LARGEST = 24_000
 OK, REFUSED = "ok", "refused"
@@ -106,7 +106,7 @@ class Case:
 
 @cache
 def exports() -> tuple[Path, ...]:
-    return tuple(sorted(p for p in EXPORTS.glob("*.onnx") if p.stat().st_size < _LARGEST))
+    return tuple(sorted(p for p in EXPORTS.glob("*/*.onnx") if p.stat().st_size < _LARGEST))
 
 
 @cache

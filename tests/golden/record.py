@@ -240,7 +240,7 @@ def exports() -> list[str]:
     """One exported file of each chain: the exporters take turns."""
     by_chain: dict[str, list[str]] = {}
     for path in matrix.files():
-        by_chain.setdefault(path.name.split(".")[0], []).append(path.name)
+        by_chain.setdefault(path.parent.name, []).append(matrix.name(path))
     return [files[k % len(files)] for k, files in enumerate(by_chain.values())]
 
 
@@ -287,7 +287,7 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
     for name in sorted(SMALL):
         out[f"cpu {name}"] = lambda name=name: plans_of(small(name), plan_writer.writer_of({}))  # type: ignore[misc]
     for file in exports():
-        out[f"cpu {file}"] = lambda file=file: _export(file)  # type: ignore[misc]
+        out[f"cpu {file}.onnx"] = lambda file=file: _export(file)  # type: ignore[misc]
     for name in sorted(WIDE):
         for arch, sms in DEVICES:
             out[f"sm_{arch} fp16 {name}"] = lambda n=name, a=arch, s=sms: plans_of(
@@ -297,5 +297,5 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
     return out
 
 
-def _export(file: str) -> dict[str, str]:
-    return plans_of(onnx.load(str(matrix.FOLDER / file)), plan_writer.writer_of({}))
+def _export(name: str) -> dict[str, str]:
+    return plans_of(onnx.load(str(matrix.file(name))), plan_writer.writer_of({}))

@@ -1,13 +1,17 @@
 """Imports point one way: from later packages of the pipeline to earlier ones, and never in a
-circle. Imports inside functions count.
+circle. Imports inside functions count. Folders hold few files.
 """
 
 from __future__ import annotations
 
 import ast
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from tracea_onnx.support import discovery
 
@@ -22,6 +26,10 @@ LAYERS = (
 )  # fmt: skip
 #: Folders that are found by name; what they may import.
 OUTER = {"fusion_rules": "match", "scheduler": "match", "models": "model_io", "kernels": "compiler"}
+
+
+#: Files directly in one folder: more cannot be taken in at a glance.
+MOST_FILES = 25
 
 
 def _modules(folder: str) -> dict[str, Path]:
@@ -121,3 +129,14 @@ def test_no_backend_uses_the_package_of_another() -> None:
                 said += [a.name for a in node.names]
         first = {text.removeprefix("tracea_onnx.kernels.").split(".")[0] for text in said}
         assert not first & others, path
+
+
+def test_no_folder_has_many_files() -> None:
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no checkout of git")
+    found = Counter(Path(line).parent for line in listed.splitlines())
+    assert {str(folder): n for folder, n in found.items() if n > MOST_FILES} == {}

@@ -14,8 +14,8 @@ import pytest
 from onnx import helper
 
 import tracea_onnx
+from tests.session.operators.test_log_mel import whisper
 from tests.session.provider.provider_plans import Entries, Install
-from tests.session.test_log_mel import whisper
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
 from tracea_onnx.compiler import partition_compiler

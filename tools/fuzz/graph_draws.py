@@ -31,8 +31,8 @@ from tools.fuzz import operator_fuzz
 from tools.fuzz.operator_draws import Draw
 
 #: Exports of this operator set join the draws, which are written for it.
-_SUFFIX = ".dynamo23.onnx"
-_EXPORTS = Path(__file__).resolve().parents[1] / "tests" / "exports"
+_EXPORTER = "dynamo23"
+_EXPORTS = Path(__file__).resolve().parents[2] / "tests" / "exports" / "files"
 #: Operators whose results jump: they read only what is fed, which is the same on every side.
 _JUMPS = frozenset({
     "Floor", "Ceil", "Round", "Sign", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual",
@@ -98,7 +98,7 @@ class Linked(Draw):
 @cache
 def _exported() -> tuple[ModelProto, ...]:
     found = []
-    for path in sorted(_EXPORTS.glob(f"*{_SUFFIX}")):
+    for path in sorted(_EXPORTS.glob(f"*/{_EXPORTER}.onnx")):
         model = onnx.load(path)
         plain = all(
             i.type.tensor_type.elem_type == TensorProto.FLOAT

@@ -14,9 +14,9 @@ from importlib import import_module
 import pytest
 
 from tests.backend.cuda import test_cuda_conv, test_cuda_gemm
+from tests.backend.cuda.conv.test_cuda_narrow import Shape
+from tests.backend.cuda.conv.test_cuda_narrow import _request as windows
 from tests.backend.cuda.ptx import every_block_waits
-from tests.backend.cuda.test_cuda_narrow import Shape
-from tests.backend.cuda.test_cuda_narrow import _request as windows
 from tests.golden.record import FAMILIES
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir.abi import DType

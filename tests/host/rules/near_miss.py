@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from tests.host.rules import near_miss_attention, near_miss_norms
+from tests.host.rules import near_miss_norms
+from tests.host.rules.attention import near_miss_attention
 from tests.host.rules.near_miss_parts import (
     BATCHES,
     EPSILONS,
