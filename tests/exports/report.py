@@ -84,9 +84,10 @@ def main() -> int:
         "# Fusion matrix",
         "",
         (
-            "Written by `python tests/exports/report.py`; "
-            "the files are in `tests/exports/files/`, modules and exporters in `tests/exports/`."
+            "Written by `python tests/exports/report.py`; files are in `tests/exports/files/`, "
+            "modules and"
         ),
+        "exporters in `tests/exports/`.",
         "`ts17d` is torch's TorchScript exporter at opset 17 with a dynamic batch, `dynamo23` its",
         (
             "torch.export exporter at opset 23 with fixed sizes, `hand` a graph written as "
