@@ -10,7 +10,7 @@ after   attention(q, k, v, masks*) that reads the projections where they lie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -44,6 +44,7 @@ from tracea_onnx.match.masks import (
 from tracea_onnx.match.softmax import Softmax, decomposed, operator
 from tracea_onnx.match.spec_table import MASKS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
+from tracea_onnx.support.data_classes import dataclass
 
 _LOWEST: dict[int, float] = {
     TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308,

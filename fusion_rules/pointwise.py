@@ -95,7 +95,8 @@ def _claimed(graph: Graph) -> dict[int, str]:
             if node.op in LINEAR_OPS:
                 found = match_linear(graph, node, rule="gemm")
             elif node.op in CONVOLUTIONS:
-                found = match_convolution(graph, node, rule="conv", op=CONVOLUTIONS[node.op])
+                kind = CONVOLUTIONS[node.op]
+                found = match_convolution(graph, node, rule=kind, op=kind)
             elif node.op == "BatchNormalization":
                 found = match_batch_norm(graph, node, rule="batch_norm")
             else:

@@ -9,8 +9,6 @@ feature map.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
@@ -32,6 +30,7 @@ from tracea_onnx.match.gemm import LINEAR_OPS, linear, row, take_bias
 from tracea_onnx.match.spec_table import SqueezeExciteSpec
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.support.data_classes import dataclass
 
 _RESHAPES = operators(Trait.RESHAPE)
 

@@ -7,8 +7,6 @@ product.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
@@ -19,6 +17,7 @@ from tracea_onnx.match.gemm import LINEAR_OPS, Linear, columns, read_linear
 from tracea_onnx.match.spec_table import SwigluSpec
 from tracea_onnx.shapes.operators import slice_ranges
 from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import argparse
 import importlib.util
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tracea_onnx.codegen.backend import Backend, Probe, Properties
@@ -32,6 +31,7 @@ from tracea_onnx.plan.kernel_families import FAMILIES, MEETING, Family
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check, attempt
+from tracea_onnx.support.data_classes import dataclass
 
 TEMPLATES = Path(__file__).resolve().parent / "cpu"
 #: One AVX-512 core: 118 GFLOP/s fp32 peak and 22 GB/s of DRAM measured; between nodes values mostly

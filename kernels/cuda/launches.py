@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.codegen.backend import Plan
@@ -19,6 +18,7 @@ from tracea_onnx.codegen.kernel_request import (
 )
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

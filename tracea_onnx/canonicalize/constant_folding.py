@@ -10,7 +10,6 @@ control flow, quantisation pairs and anything over the budget (bytes, time) stay
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import (
@@ -29,6 +28,7 @@ from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import shapes
 from tracea_onnx.support import deadline
+from tracea_onnx.support.data_classes import dataclass
 
 #: Operators whose result is not a function of their inputs.
 RANDOM = operators(Trait.RANDOM)

@@ -11,7 +11,7 @@ or as many and a convolution gets its epilogue.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import POINTWISE
+from tracea_onnx.support.data_classes import dataclass
 
 Perm = tuple[int, ...]
 _PRODUCERS = operators(Trait.CONV, Trait.DECONV, Trait.BATCH_NORM)

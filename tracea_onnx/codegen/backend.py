@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracea_onnx.errors import UsageError
 from tracea_onnx.support import discovery
+from tracea_onnx.support.data_classes import dataclass
 
 if TYPE_CHECKING:  # a session whose Plans are cached needs none of it
     from tracea_onnx.codegen.kernel_request import Request

@@ -13,12 +13,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.scoped_value import override
 
 #: What a launch is (`cache_key`) to the name of its kernel, or to the prices of those it could

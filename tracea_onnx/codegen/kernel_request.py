@@ -6,13 +6,14 @@ the sources into cubins; the provider's launcher (driver API only) binds argumen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.runtime.device_caps import DeviceCaps, usual
+from tracea_onnx.support.data_classes import dataclass
 
 #: Bytes of shared memory that one block of a Hopper GPU (all of sm_90) may have: what tiles that
 #: only these run are made for.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.codegen.kernel_request import (
     Argument,
@@ -25,6 +25,7 @@ from tracea_onnx.codegen.kernel_request import (
 )
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import Dim, DimLike
+from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.scoped_value import override
 
 #: Ranges are not divided above that size.

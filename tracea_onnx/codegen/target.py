@@ -4,11 +4,10 @@ how it stores images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import channel_pitch
 from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tracea_onnx.codegen.kernel_choice import BY_PRICE, Choices
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support import files
+from tracea_onnx.support.data_classes import dataclass
 
 _SUFFIX = ".json"
 #: Seconds to wait for another process that writes a record, which takes it milliseconds. One that

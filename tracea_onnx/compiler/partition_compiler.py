@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import onnx
@@ -45,6 +45,7 @@ from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.shapes.operators import rank_asked
 from tracea_onnx.support import discovery
+from tracea_onnx.support.data_classes import dataclass
 
 PRODUCER = f"tracea-onnx {__version__}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from tracea_onnx.codegen import backend as backends
@@ -20,6 +19,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.extents import extents
 from tracea_onnx.runtime.device_caps import DeviceCaps
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

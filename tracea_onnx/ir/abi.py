@@ -7,10 +7,10 @@ ABI.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from tracea_onnx.ir.traits import Trait as T
+from tracea_onnx.support.data_classes import dataclass
 
 _NONE = T(0)
 

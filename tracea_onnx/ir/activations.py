@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from ml_dtypes import bfloat16
 
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType, Opcode
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.support.data_classes import dataclass
 
 F64 = npt.NDArray[np.float64]
 

@@ -9,8 +9,10 @@ is exactly the nodes it replaces; the partition compiler lowers its spec.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from tracea_onnx.support.data_classes import dataclass
 
 if TYPE_CHECKING:
     from tracea_onnx.ir.graph import Graph, Node

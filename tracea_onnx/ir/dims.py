@@ -15,8 +15,9 @@ import operator
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
+
+from tracea_onnx.support.data_classes import dataclass
 
 #: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive
 #: divisors.

@@ -8,10 +8,10 @@ to source text (CUDA).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.ir.abi import OPCODE
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

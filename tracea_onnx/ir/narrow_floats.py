@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -12,6 +11,7 @@ from onnx import NodeProto, TensorProto, helper
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.abi import LARGEST, DType
 from tracea_onnx.ir.graph import Array, Graph, tensor_array
+from tracea_onnx.support.data_classes import dataclass
 
 #: Elements that one thread converts at a time.
 _PART = 1 << 20

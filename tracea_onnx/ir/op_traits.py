@@ -9,10 +9,11 @@ table of opcodes (`abi.py`), one that is made of several in `COMPOSED`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tracea_onnx.ir.abi import OPCODES_OF, Opcode
 from tracea_onnx.ir.traits import Trait as Trait
+from tracea_onnx.support.data_classes import dataclass
 
 T = Trait
 _UNARY = T.SAME_SHAPE | T.SAME_TYPE

@@ -7,11 +7,11 @@ and whether the anchor looked like the rule's chain. `str(Reason)` renders the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, unique
 
 from tracea_onnx.ir import fused_op_names
 from tracea_onnx.ir.graph import Node
+from tracea_onnx.support.data_classes import dataclass
 
 
 class Advice(Enum):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.refusals import Reason
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

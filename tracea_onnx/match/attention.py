@@ -5,7 +5,7 @@ may take.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from tracea_onnx.match.strided_view import Layout, Step
 from tracea_onnx.shapes.operands import plain_terms
 from tracea_onnx.shapes.shape_values import OPERATORS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
+from tracea_onnx.support.data_classes import dataclass
 
 
 # --- operands -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ an inference BatchNormalization.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node
@@ -21,11 +21,13 @@ from tracea_onnx.match.epilogue import (
     needed_outside,
     refuse_quantised,
 )
+from tracea_onnx.match.once import once
 from tracea_onnx.match.operator_specs import fused_conv, read
 from tracea_onnx.match.spec_table import BatchNormSpec, ConvSpec, ConvTransposeSpec
 from tracea_onnx.shapes.environment import Unsupported
 from tracea_onnx.shapes.operands import axes_of, pads
 from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.support.data_classes import dataclass
 
 #: Convolution operators and the spec (and rule) of each.
 CONVOLUTIONS = {
@@ -230,6 +232,7 @@ def batch_norm(graph: Graph, bn: Node, channels: int) -> BatchNormSpec:
     return spec
 
 
+@once
 def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
     """(Pad +) convolution (+ bias Add) (+ BatchNormalization) (+ epilogue), as a spec of `op`;
     refuses when nothing beyond the anchor fuses.
@@ -267,6 +270,7 @@ def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
     )
 
 
+@once
 def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
     """BatchNormalization + epilogue, where no convolution folds it. Refuses when nothing after it
     fuses.
@@ -293,7 +297,8 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
 
 def _takes(graph: Graph, conv: Node, bn: Node) -> bool:
     try:
-        found = match_convolution(graph, conv, rule="", op=CONVOLUTIONS[conv.op])
+        kind = CONVOLUTIONS[conv.op]
+        found = match_convolution(graph, conv, rule=kind, op=kind)
     except Refuse:
         return False
     return any(n is bn for n in found.nodes)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.contracts import Match, Spec
@@ -23,6 +22,7 @@ from tracea_onnx.ir.pointwise_ops import BOOL, POINTWISE, Code, result_type
 from tracea_onnx.ir.refusals import Refuse, Why, label
 from tracea_onnx.match.spec_table import Attributes
 from tracea_onnx.shapes.symbolic import Dims, same, shapes
+from tracea_onnx.support.data_classes import dataclass
 
 __all__ = [
     "BOOL", "FLOATS", "MAX_CODE", "MAX_OPERANDS", "POINTWISE", "Epilogue", "Region",

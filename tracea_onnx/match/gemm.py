@@ -4,7 +4,7 @@ without Reshapes around it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from tracea_onnx.ir.contracts import Match
 from tracea_onnx.ir.graph import Graph, Node, Shape
@@ -23,8 +23,10 @@ from tracea_onnx.match.epilogue import (
     refuse_quantised,
     same_shape,
 )
+from tracea_onnx.match.once import once
 from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.shapes.symbolic import same
+from tracea_onnx.support.data_classes import dataclass
 
 LINEAR_OPS = operators(Trait.PRODUCT, Trait.FUSED_PRODUCT)
 
@@ -230,6 +232,7 @@ def read_linear(graph: Graph, node: Node) -> Linear:
     return found
 
 
+@once
 def match_linear(graph: Graph, node: Node, *, rule: str) -> Match:
     """Linear layer (+ bias Add) (+ epilogue), as a `gemm` spec; refuses when nothing beyond the
     anchor fuses.

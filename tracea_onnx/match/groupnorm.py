@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why, require
 from tracea_onnx.match.attention import region
@@ -11,6 +9,7 @@ from tracea_onnx.match.epilogue import not_sole
 from tracea_onnx.match.operator_specs import all_are, read
 from tracea_onnx.match.spec_table import GroupNormSpec
 from tracea_onnx.shapes.symbolic import same, shapes
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass

@@ -5,7 +5,7 @@ comparisons of Range ramps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.operators import slice_ranges
 from tracea_onnx.shapes.symbolic import Shapes, same
+from tracea_onnx.support.data_classes import dataclass
 
 # an additive mask at or below this leaves a probability of exactly 0 in every float type exporters
 # use

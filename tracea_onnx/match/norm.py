@@ -4,7 +4,7 @@ Casts and residual sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tracea_onnx.ir.abi import FLOATS
 from tracea_onnx.ir.contracts import Match
@@ -16,6 +16,7 @@ from tracea_onnx.match.spec_table import LayerNormSpec
 from tracea_onnx.shapes import operands
 from tracea_onnx.shapes.environment import Unsupported
 from tracea_onnx.shapes.symbolic import same, shapes
+from tracea_onnx.support.data_classes import dataclass
 
 #: `Norm.axes` of a norm over axis 1 of a tensor with axes behind it.
 CHANNELS = 0

@@ -5,13 +5,13 @@ position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.operators import slice_ranges
 from tracea_onnx.shapes.symbolic import same, shapes
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

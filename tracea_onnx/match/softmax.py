@@ -4,14 +4,13 @@ logarithm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.operator_specs import read
 from tracea_onnx.match.spec_table import SoftmaxSpec
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, get_origin, get_type_hints
@@ -19,6 +18,7 @@ from tracea_onnx.ir.abi import OPCODE
 from tracea_onnx.ir.contracts import Spec
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.match.strided_view import LAYOUTS, OUT_LAYOUTS
+from tracea_onnx.support.data_classes import dataclass
 
 _MOST = (1 << 31) - 1
 #: Instructions of one expression, and parts of a packed projection.

@@ -10,7 +10,6 @@ broadcast factors, and the result is compared with a small table of named layout
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import DimLike
@@ -20,6 +19,7 @@ from tracea_onnx.shapes.environment import Unsupported
 from tracea_onnx.shapes.operands import placed
 from tracea_onnx.shapes.operators import slice_ranges
 from tracea_onnx.shapes.symbolic import Shapes, same
+from tracea_onnx.support.data_classes import dataclass
 
 #: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head
 #: elements, p the parts of a packed projection (written as their number in the name: `bs3x`). x in

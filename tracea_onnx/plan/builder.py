@@ -8,7 +8,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import add
 from typing import Any
@@ -21,6 +20,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import EXPR_OPS, Dim, DimLike
 from tracea_onnx.ir.graph import Array
 from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.support.data_classes import dataclass
 
 PACK_MAGIC = b"TRACEAPK"
 #: Raised when a number of a Plan gets another meaning; `kVersion` of ep/plan/pack.cc is the same.

@@ -13,12 +13,13 @@ within the slack behind a buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, MEETING, PADDED, PASSES
+from tracea_onnx.support.data_classes import dataclass
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.
 Extent = tuple[DimLike, DimLike]

@@ -20,7 +20,7 @@ Conventions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.builder import write_pack
 from tracea_onnx.runtime import device_caps
+from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.library import library_path
 
 Array = npt.NDArray[Any]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.errors import UsageError
+from tracea_onnx.support.data_classes import dataclass
 
 #: The GPU that kernels are chosen for at present.
 present: ContextVar[DeviceCaps | None] = ContextVar("device", default=None)

@@ -11,9 +11,10 @@ import ctypes
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from tracea_onnx.support.data_classes import dataclass
 
 _WHEELS = (
     "nvidia/*/lib/libnvrtc.so.*",

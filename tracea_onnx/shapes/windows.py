@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.shapes.environment import Operator, Unsupported
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

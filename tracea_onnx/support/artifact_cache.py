@@ -16,10 +16,11 @@ import contextlib
 import hashlib
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from tracea_onnx.support import files, log
+from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.files import Folder
 
 _MAGIC = b"TRACEACE"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tracea_onnx.errors import TraceaError
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

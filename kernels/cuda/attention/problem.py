@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Float32, Int32, Kernel, NoKernel, Pointer, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs

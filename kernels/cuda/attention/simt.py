@@ -4,13 +4,14 @@ more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tracea_onnx.codegen import kernel_choice
 from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common.launch import clustered, known, parameters, shared
 from . import problem, tf32x3

@@ -5,11 +5,11 @@ program on neighbouring columns of one row.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tracea_onnx.codegen.kernel_request import Argument, Float32, Int64, Pointer, Request
 from tracea_onnx.ir.abi import ACTIVATIONS
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from . import folded_norm
 from .launch import reader

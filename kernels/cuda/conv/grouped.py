@@ -8,12 +8,11 @@ bundle is one group (then they are these).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import multiple_of
 from tracea_onnx.plan.kernel_families import bundled_groups
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import templates
 from ..common.epilogue import Parameter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.codegen.kernel_request import (
     HOPPER_SHARED,
@@ -15,6 +15,7 @@ from tracea_onnx.codegen.kernel_request import (
 )
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.instantiate import instantiate, ints, pointer, sizes, wgmma

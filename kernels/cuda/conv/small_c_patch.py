@@ -5,13 +5,14 @@ stride 1 (`small_c_patch.cuh`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import wgmma
 from ..common.launch import spread

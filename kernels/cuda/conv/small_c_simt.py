@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tracea_onnx.codegen import kernel_choice, size_ranges
 from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import longs
 from ..common.launch import shared, spread

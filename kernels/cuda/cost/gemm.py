@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tracea_onnx.runtime.device_caps import DeviceCaps
+from tracea_onnx.support.data_classes import dataclass
 
 from .model import PEAK, Work, peak, slots
 

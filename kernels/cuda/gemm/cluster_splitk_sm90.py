@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Pointer
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.epilogue import Parameter

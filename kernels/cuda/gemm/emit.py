@@ -6,7 +6,7 @@ strides).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
@@ -14,6 +14,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.instantiate import instantiate

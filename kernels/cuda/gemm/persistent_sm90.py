@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import sqrt
 
 from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter

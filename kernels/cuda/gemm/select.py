@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, reduce
 from typing import Any
 
@@ -16,6 +16,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor, multiple_of
 from tracea_onnx.runtime import device_caps
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter

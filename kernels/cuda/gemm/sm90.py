@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue as _epilogue
 from ..common import folded_norm

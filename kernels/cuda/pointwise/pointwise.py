@@ -5,7 +5,7 @@ images.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.compiler.lower.axes import merge_dims
@@ -14,6 +14,7 @@ from tracea_onnx.compiler.lower.value import contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import constexprs, defines, instance, ints, longs, pointer, unsigned
 from ..common.launch import blocks, known, parameters, reciprocal, static

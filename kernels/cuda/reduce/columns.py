@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from tracea_onnx.support.data_classes import dataclass
 
 #: Vectors beside each other, threads, and rows of a thread with the vectors that it has on their
 #: way at once, that CTAs are tried with.

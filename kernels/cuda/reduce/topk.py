@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support.data_classes import dataclass
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import instance, ints, invoke, longs, pointer

@@ -5,7 +5,7 @@ pointwise kernel of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tracea_onnx.compiler.lower.context import Lowering
@@ -17,6 +17,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.expr_program import classify_activation, classify_epilogue, compile_program
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass

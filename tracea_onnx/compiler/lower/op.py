@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
@@ -13,6 +13,7 @@ from tracea_onnx.ir.refusals import Refuse
 from tracea_onnx.match import spec_table
 from tracea_onnx.match.operator_specs import OPERATORS, read
 from tracea_onnx.match.spec_table import Attributes
+from tracea_onnx.support.data_classes import dataclass
 
 CONVOLUTIONS, MATMUL_OPS = kinds(Trait.CONV), kinds(Trait.PRODUCT)
 ROW_NORMS = kinds(Trait.ROW_NORM)

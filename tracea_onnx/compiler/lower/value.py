@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tracea_onnx.ir.dims import DimLike, mul, product
 from tracea_onnx.ir.graph import Array
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.shapes.environment import Unsupported as Unsupported
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ each head (decoding), which is bound by memory, and clocks for several rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tracea_onnx.codegen import kernel_choice
@@ -12,6 +12,7 @@ from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate
+from tracea_onnx.support.data_classes import dataclass
 
 from ...common.launch import clustered, known, parameters
 from .. import problem

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.codegen import kernel_choice
 from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, multiple_of
+from tracea_onnx.support.data_classes import dataclass
 
 from ...common.epilogue import Parameter
 from ...common.launch import clustered, known, parameters

@@ -6,7 +6,7 @@ are [KH * KW, round_up(C, 8)].
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from tracea_onnx.codegen import kernel_choice
@@ -14,6 +14,7 @@ from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support.data_classes import dataclass
 
 from ...common.epilogue import Parameter
 from ...common.instantiate import ints, pointer, sizes

@@ -4,9 +4,8 @@ measurements of one kind of GEMM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.ir.abi import DType
+from tracea_onnx.support.data_classes import dataclass
 
 from ...common.launch import clustered
 

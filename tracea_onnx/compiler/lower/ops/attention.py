@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.compiler.lower.axes import around, broadcast_strides
@@ -21,6 +20,7 @@ from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import MASKS, AttentionSpec, MaskSpec, RopeSpec
 from tracea_onnx.match.strided_view import LAYOUTS, source_rank, strides
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
 
 #: Layouts with one axis per letter.
 _AXES = frozenset({"bhsd", "bshd", "bhds", "sbhd", "hsd", "hds"})

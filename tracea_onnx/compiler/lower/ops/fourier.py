@@ -10,7 +10,6 @@ are read where they lie, overlapping in memory, so that none is copied.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from tracea_onnx.ir.graph import Array
 from tracea_onnx.plan import fourier_tables
 from tracea_onnx.shapes.operators import result
 from tracea_onnx.shapes.spectra import dft_axis, dft_dims, dft_length, frame_length, is_complex
+from tracea_onnx.support.data_classes import dataclass
 
 #: Elements of the matrix of one transform.
 _MATRIX = 1 << 23

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.gemm import product
@@ -14,6 +12,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import MEETING, packed_elements
 from tracea_onnx.shapes.operators import result
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

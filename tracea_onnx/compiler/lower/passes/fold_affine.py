@@ -5,7 +5,6 @@ factors and sums per channel (what TensorFlow leaves of one).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, operand_kind
@@ -16,6 +15,7 @@ from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.match.spec_table import ConvSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import MATMUL_OPS, ROW_NORMS, Op, makers, readers
@@ -24,6 +23,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import PANEL, weight_pitch
+from tracea_onnx.support.data_classes import dataclass
 
 #: Columns that readers of a norm may make of one of its: the work of normalising grows with them
 #: (measured on an H200: 4 pay, a vocabulary does not).

@@ -9,7 +9,6 @@ it, so that results stay what they are.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.compiler.lower.axes import broadcast_strides, merge_dims, pad_rows
@@ -21,6 +20,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
 
 #: Ops that take a stage as one of their own, and those that only place its axes.
 _READERS = {*POINTWISE, ":pointwise"}

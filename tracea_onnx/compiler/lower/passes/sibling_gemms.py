@@ -7,7 +7,6 @@ Each result is a column slice of the wide one, so this pays where the readers ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.op import MATMUL_OPS, Op, readers
@@ -20,6 +19,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.plan.kernel_families import packed_elements
+from tracea_onnx.support.data_classes import dataclass
 
 _READERS = kinds(Trait.SLICE)
 _WHOLE_BIAS = 32  # elements pack_bias writes at a time

@@ -10,7 +10,7 @@ written in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tracea_onnx.compiler.lower.axes import broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.compiler.lower.context import Lowering
@@ -20,6 +20,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.match.spec_table import PointwiseSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
 
 #: Summands a kernel takes.
 MOST = 4
