@@ -36,7 +36,7 @@ from tests.fuzz.workers import Limits, Verdict
 
 #: Statuses that are no findings.
 FINE = ("ok", "refused", "accepted", "denied", workers.DIED)
-_INPUTS = ("input.onnx", "other.onnx", "input.pack", "inputs.npz")
+_INPUTS = ("input.onnx", "other.onnx", "input.pack", "inputs.pickle")
 
 
 def kind_of(seed: str, number: int, kinds: list[str]) -> str:
@@ -97,7 +97,7 @@ def _one(
 
 def _judged(kind: str, number: int, verdict: Verdict, inputs: Path, limits: Limits) -> Verdict:
     """A command's crash or hang is none of its own where ONNX Runtime alone does the same with the
-    model it was given.
+    model and the inputs it was given.
     """
     from tests.fuzz.kinds import RUNS_STOCK, on_stock
 
@@ -105,9 +105,7 @@ def _judged(kind: str, number: int, verdict: Verdict, inputs: Path, limits: Limi
         return verdict
 
     def alone(n: int, folder: Path) -> Verdict:
-        for name in ("input.onnx", "other.onnx"):
-            if (inputs / name).is_file():
-                on_stock(inputs / name)
+        on_stock(inputs)
         return verdict
 
     return next(iter(workers.run(alone, 1, first=number, limits=limits)))[1]

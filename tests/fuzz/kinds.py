@@ -100,6 +100,10 @@ class Case:
         path.write_bytes(data)
         return path
 
+    def feed(self, fed: Sequence[Mapping[str, Any]]) -> None:
+        """Keeps what the model is fed: each set of inputs."""
+        self.write(pickle.dumps(fed), "inputs.pickle")
+
 
 # --- seeds ----------------------------------------------------------------------------------------
 
@@ -599,14 +603,13 @@ def _on_stock(data: bytes, fed: Sequence[Mapping[str, Any]], *, optimize: bool) 
     return found
 
 
-def _against(
-    model: ModelProto, data: bytes, fed: Sequence[Mapping[str, Any]], r: Random
-) -> Verdict:
+def _against(c: Case, model: ModelProto, data: bytes, fed: Sequence[Mapping[str, Any]]) -> Verdict:
     """The model on ONNX Runtime, then on the provider, on the same inputs.
 
     What ends the process already without the provider is not judged.
     """
-    everything = r.random() < 0.8
+    c.feed(fed)
+    everything = c.random.random() < 0.8
     wanted = _on_stock(data, fed, optimize=False)
     try:
         ours = sessions.session(data, provider=True, everything=everything)
@@ -689,7 +692,7 @@ def _session(c: Case) -> Verdict:
                 fed.append(values)
     except Exception:  # damaged bytes: loading alone is tried
         model = ModelProto()
-    return _against(model, data, fed, c.random)
+    return _against(c, model, data, fed)
 
 
 def resized(values: Mapping[str, Any], r: Random) -> dict[str, Any]:
@@ -747,23 +750,33 @@ def _sizes(c: Case) -> Verdict:
             model = optimizer.optimize(model, verify=False).model
     data = bytes(model.SerializeToString())
     c.write(data)
-    return _against(model, data, [fed, *(resized(fed, r) for _ in range(6))], r)
+    return _against(c, model, data, [fed, *(resized(fed, r) for _ in range(6))])
 
 
 #: Kinds whose command runs the model on ONNX Runtime alone, too.
 RUNS_STOCK = frozenset({"optimize", "verify", "explain", "session", "sizes"})
 
 
-def on_stock(path: Path) -> None:
-    """Loads the file and runs it as `optimize` does before it compares anything, on ONNX Runtime
-    alone: what ends the process here is its doing.
+def on_stock(inputs: Path) -> None:
+    """Loads a case's models and runs them as the case did, on ONNX Runtime alone: as `optimize`
+    does before it compares anything, and with the inputs that the case made. What ends the process
+    here is its doing.
     """
-    with workers.stock(), contextlib.suppress(Exception):
-        source = model_file.load(path)
+    for path in (inputs / name for name in ("input.onnx", "other.onnx")):
+        with workers.stock(), contextlib.suppress(Exception):
+            source = model_file.load(path)
+            for optimise in (False, True):
+                with contextlib.suppress(Exception):
+                    verification.session(source, optimise=optimise)
+            _ = verification.measure(source).spread
+    fed = inputs / "inputs.pickle"
+    if fed.is_file():
         for optimise in (False, True):
-            with contextlib.suppress(Exception):
-                verification.session(source, optimise=optimise)
-        _ = verification.measure(source).spread
+            _on_stock(
+                (inputs / "input.onnx").read_bytes(),
+                pickle.loads(fed.read_bytes()),
+                optimize=optimise,
+            )
 
 
 # --- packs, Plans, caches, records, requests ------------------------------------------------------
@@ -816,7 +829,7 @@ def _with_options(data: bytes, fed: Mapping[str, Any], options: Mapping[str, str
 def _run_pack(c: Case, data: bytes, fed: Mapping[str, Any], pack: bytes) -> Verdict:
     path = c.write(pack, "input.pack")
     c.write(data)
-    np.savez(c.folder / "inputs.npz", **fed)
+    c.feed([fed])
     try:
         _with_options(data, fed, {"kernel_pack": str(path)})
     except Exception as e:

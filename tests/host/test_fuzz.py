@@ -4,17 +4,22 @@ costs one case.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto
 
-from tests.fuzz import kinds, mutations
+from tests.fuzz import __main__ as fuzzer
+from tests.fuzz import kinds, mutations, workers
+from tests.fuzz.workers import Limits, Verdict
 from tests.host.pipeline_models import parse, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,3 +131,20 @@ def test_a_large_value_that_is_computed_decides_and_one_that_is_stored_does_not(
     low = np.asarray(np.finfo(np.float32).min, np.float32)
     m = parse(text, f=np.asarray(factor, np.float32), m=mask, low=low)
     assert kinds._overflows(m, {"x": np.full((2, 2), 3, np.float32)}) == large
+
+
+@pytest.mark.parametrize(("value", "status"), [(0.0, "ort-died"), (1.0, "crash")])
+def test_a_crash_is_judged_with_the_inputs_that_were_fed(
+    value: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies_of_zero(_: bytes, fed: Sequence[Mapping[str, Any]], *, optimize: bool) -> None:
+        if optimize and not all(values["x"].all() for values in fed):
+            with workers.stock():
+                os.abort()
+
+    monkeypatch.setattr(kinds, "_on_stock", dies_of_zero)
+    case = kinds.Case("sizes:0:0", tmp_path)
+    case.write(parse("g (float[1] x) => (y) { y = Relu (x) }").SerializeToString())
+    case.feed([{"x": np.ones(1, np.float32)}, {"x": np.full(1, value, np.float32)}])
+    crash = Verdict("crash", "SIGFPE")
+    assert fuzzer._judged("sizes", 0, crash, tmp_path, Limits()).status == status

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from tracea_onnx.codegen import kernel_choice, size_ranges
 from tracea_onnx.codegen.kernel_request import Kernel, Request
@@ -149,60 +150,102 @@ def _launch_smem(r: Request, tile: SmallCTile) -> int:
     return spread(r, D.mul(ctas, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
 
 
-def cost(r: Request, tile: SmallCTile, images: int) -> float:
-    """Clocks for `images` images."""
+@dataclass(frozen=True)
+class _Work:
+    """What a CTA of a tile asks for and does, whatever the sizes of the images are.
+
+    rows, span: rows of all channels that it copies, and pixels of each; multiply: instructions of a
+    warp.
+    """
+
+    smem: int
+    resident: int
+    rows: int
+    span: int
+    multiply: float
+
+
+def _work(r: Request, tile: SmallCTile) -> _Work:
     ic, kh, kw = _sizes(r)[:3]
-    height, width = problem.about(r, _USUAL, "OH", "OW")
-    ctas = (
-        images
-        * -(-height // tile.down)
-        * -(-width // (tile.groups * tile.pixels))
-        * -(-int(r.ints["OC"]) // tile.columns)
+    return _Work(
+        _smem(r, tile),
+        _resident(r, tile),
+        _patch(r, tile)[0],
+        (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1,
+        -(-ic * kh // tile.parts) * (_row_pixels(r, tile) / 2 + kw * tile.pixels * 8),
     )
-    rows, warps = _patch(r, tile)[0], tile.threads // 32
-    span = (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1
-    # instructions per warp
-    multiply = -(-ic * kh // tile.parts) * (_row_pixels(r, tile) / 2 + kw * tile.pixels * 8)
-    # prefers the tile with least idle threads among equally fast ones
-    idle = 0.05 * ctas * tile.threads / 128 / r.sms * multiply
-    resident, per_sm = _resident(r, tile), -(-ctas // r.sms)
-    if not _asynchronous(r):
-        copies = -(-rows * -(-span // 32) * 32 // tile.threads) + 2 * -(
-            -kh * kw * tile.columns // tile.threads
-        )
+
+
+def _pricing(r: Request) -> Callable[[int], dict[SmallCTile, float]]:
+    """Clocks of each tile for so many images, of the height and width of the moment."""
+    tiles, taps = {t: _work(r, t) for t in configs(r)}, int(r.ints["KH"]) * int(r.ints["KW"])
+
+    @cache
+    def is_spread(tile: SmallCTile) -> bool:
+        ctas, columns = _grid(r, tile)
+        return spread(r, D.mul(ctas, columns), tiles[tile].smem) != tiles[tile].smem
+
+    def cost(tile: SmallCTile, work: _Work, ctas: int, asynchronous: bool) -> float:
+        warps, multiply, resident = tile.threads // 32, work.multiply, work.resident
+        # prefers the tile with least idle threads among equally fast ones
+        idle = 0.05 * ctas * tile.threads / 128 / r.sms * multiply
+        per_sm = -(-ctas // r.sms)
+        if not asynchronous:
+            copies = -(-work.rows * -(-work.span // 32) * 32 // tile.threads) + 2 * -(
+                -taps * tile.columns // tile.threads
+            )
+            warps_per_scheduler = min(resident, per_sm) * tile.threads / 128
+            one = (
+                _CTA
+                + (warps_per_scheduler + _WAITS) * multiply
+                + warps_per_scheduler * copies * _COPY
+            )
+            return _BEGIN + -(-ctas // (resident * r.sms)) * one + idle
+        lines = -(-work.rows // warps) if work.rows >= warps else work.rows / warps  # per warp
+        copy = max(1.0, lines) * _ROW + lines * -(-work.span // 32) * _PIECE_OF_ROW
+        if 2 * ctas <= r.sms * resident and not is_spread(tile):
+            # unevenly distributed: CTAs of the launch before still occupy SMs
+            per_sm = -(-2 * ctas // r.sms) - ctas // r.sms
         warps_per_scheduler = min(resident, per_sm) * tile.threads / 128
         one = (
-            _CTA + (warps_per_scheduler + _WAITS) * multiply + warps_per_scheduler * copies * _COPY
+            _START
+            + (warps_per_scheduler * _TOGETHER + _ALONE) * multiply
+            + (warps_per_scheduler * _COPY_TOGETHER + _COPY_ALONE) * copy
         )
-        return _BEGIN + -(-ctas // (resident * r.sms)) * one + idle
-    lines = -(-rows // warps) if rows >= warps else rows / warps  # per warp
-    copy = max(1.0, lines) * _ROW + lines * -(-span // 32) * _PIECE_OF_ROW
-    if 2 * ctas <= r.sms * resident and _launch_smem(r, tile) == _smem(r, tile):
-        # unevenly distributed: CTAs of the launch before still occupy SMs
-        per_sm = -(-2 * ctas // r.sms) - ctas // r.sms
-    warps_per_scheduler = min(resident, per_sm) * tile.threads / 128
-    one = (
-        _START
-        + (warps_per_scheduler * _TOGETHER + _ALONE) * multiply
-        + (warps_per_scheduler * _COPY_TOGETHER + _COPY_ALONE) * copy
-    )
-    return -(-per_sm // resident) * one + idle
+        return -(-per_sm // resident) * one + idle
+
+    def price(images: int) -> dict[SmallCTile, float]:
+        (height, width), asynchronous = problem.about(r, _USUAL, "OH", "OW"), _asynchronous(r)
+        return {
+            tile: cost(
+                tile,
+                work,
+                images
+                * -(-height // tile.down)
+                * -(-width // (tile.groups * tile.pixels))
+                * -(-int(r.ints["OC"]) // tile.columns),
+                asynchronous,
+            )
+            for tile, work in tiles.items()
+        }
+
+    return price
 
 
 def choose(r: Request) -> Iterator[tuple[SmallCTile, DimLike]]:
     """(tile, condition): one tile, or with several symbolic sizes one for each range of pixels."""
-    pixels, tiles = select.pixels(r), list(configs(r))
+    pixels, priced = select.pixels(r), _pricing(r)
     if len(D.symbols(pixels)) < 2:
         (images,) = problem.about(r, _BATCH, "N")
-        yield kernel_choice.cheapest({t: cost(r, t, images) for t in tiles}), 1
+        yield kernel_choice.cheapest(priced(images)), 1
         return
 
     def price(size: int) -> dict[SmallCTile, float]:
-        costs = dict.fromkeys(tiles, 0.0)
+        costs: dict[SmallCTile, float] = {}
         for part in _PARTS:  # sizes of which some are multiples of tiles and others are not
             with size_ranges.at(pixels, round(part * size)):
-                for t in tiles:
-                    costs[t] += cost(r, t, problem.about(r, 1, "N")[0]) / part
+                for tile, clocks in priced(problem.about(r, 1, "N")[0]).items():
+                    costs[tile] = costs.get(tile, 0.0) + clocks / part
         return costs
 
     yield from select.choose(pixels, price, False, _ALIKE)

@@ -5,6 +5,7 @@ threads: every division, odd sizes, edges; and where it applies.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +183,29 @@ def test_symbolic_lines_in_planes() -> None:
     for s in (10, 400, 16000):
         (k,) = running(kernels, s=s)
         assert k.symbol == "conv_small_c_simt"
+
+
+def test_what_sizes_do_not_change_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sizes of images tiles are priced for."""
+    fixed = _request(SHAPES[0])
+    h, w = symbol("h"), symbol("w")
+    sizes: dict[str, DimLike] = {"N": symbol("n"), "IH": h, "IW": w, "OH": h // 2, "OW": w // 2}
+    r = request(
+        "conv2d", DType.F32, dict(fixed.ints) | sizes, operands=("x", "w", "bias", "y"), arch=90
+    )
+    asked: Counter[object] = Counter()
+
+    def counted(name: str) -> None:
+        found = getattr(first, name)
+
+        def count(of: Request, tile: object) -> object:
+            asked[name, tile] += 1
+            return found(of, tile)
+
+        monkeypatch.setattr(first, name, count)
+
+    tiles = list(first.configs(r))
+    counted("_grid")
+    counted("_patch")
+    assert len(list(first.choose(r))) > 1
+    assert len(asked) > len(tiles) and max(asked.values()) <= 8
