@@ -195,13 +195,17 @@ def _kept(home: Path) -> list[Path]:
     return [p for folder in home.glob("*/tracea-onnx") for p in folder.rglob("*") if p.is_file()]
 
 
+#: The tuning records, and what SQLite keeps beside them.
+_DATABASE = (".db", ".db-wal", ".db-shm")
+
+
 def _stray(home: Path) -> list[str]:
     """Kept files that are neither whole entries of the cache, nor tuning records, nor their
     lock.
     """
     out = []
     for p in _kept(home):
-        if p.suffix not in (".entry", ".json", ".lock") or p.name.startswith("."):
+        if p.suffix not in (".entry", *_DATABASE, ".lock") or p.name.startswith("."):
             out.append(str(p))
         elif p.suffix == ".entry" and p.read_bytes()[:8] != b"TRACEACE":
             out.append(f"{p} is torn")

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen import kernel_choice, recorded_choices
 from tracea_onnx.codegen.backend import Backend, Probe, Properties
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.codegen.size_ranges import aligned, dispatch, ranged
@@ -147,7 +147,7 @@ class Cuda(Backend):
 
     def fingerprint(self, properties: Properties) -> str:
         """NVRTC is not loaded for this: a model whose pack is cached needs none."""
-        chosen = tuning_records.choices(device_caps.of_request(properties))
+        chosen = recorded_choices.choices(device_caps.of_request(properties))
         library, found = "", nvrtc.chosen()
         if found is not None:
             with contextlib.suppress(OSError):

@@ -983,14 +983,16 @@ def _tuning(c: Case) -> Verdict:
             }
             device = device_caps.usual(90, 132)
             path = tuning_records.add(device, found)
-            old = path.read_bytes()
-            value = json.loads(old)
             if c.random.random() < 0.7:
+                value: object = tuning_records.exported()
                 for _ in range(c.random.choice((1, 2, 4))):
                     value = mutations.tree(value, c.random)
-                path.write_bytes(json.dumps(value).encode())
+                tuning_records.clear()
+                tuning_records.imported(json.loads(json.dumps(value)), "the export")
             else:
-                path.write_bytes(mutations.damage(old, c.random))
+                path.write_bytes(mutations.damage(path.read_bytes(), c.random))
+                tuning_records.trials(device)
+                tuning_records.similar(device)
             _compile_cuda(model, tuning_records.choices(device))
         except TraceaError as e:
             return Verdict(REFUSED, str(e))

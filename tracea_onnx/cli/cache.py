@@ -90,8 +90,8 @@ def _tuning(args: argparse.Namespace) -> int:
         )
     else:
         rows = [
-            ("device", "NVRTC", "version", "launches"),
-            *((r.device, r.nvrtc, r.version, str(r.launches)) for r in found),
+            ("device", "NVRTC", "version", "launches", "trials"),
+            *((r.device, r.nvrtc, r.version, str(r.launches), str(r.trials)) for r in found),
         ]
         options.say(table(rows) if found else [f"{tuning_records.default_folder()} is empty"])
     if args.json:

@@ -1,17 +1,24 @@
-"""tracea-onnx tune: measure which kernels are the fastest for a model on this GPU.
+"""tracea-onnx tune: measure which kernels are the fastest for a model on this device.
 
-Sessions on this kind of GPU use what was found from then on.
+Sessions on this kind of device use what was found from then on. `tune history` shows every trial;
+`tune export FILE`, `tune import FILE ...` and `tune merge INTO FILE ...` carry records to other
+machines.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tracea_onnx.cli import options
-from tracea_onnx.errors import UsageError
+from tracea_onnx.codegen import tuning_records
+from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.model_io import model_file
+from tracea_onnx.support import files
 from tracea_onnx.support.tables import table
 from tracea_onnx.tuning import measure
 
@@ -23,10 +30,11 @@ def add(subparsers: options.Subparsers) -> None:
     """Add the command and its options."""
     p = subparsers.add_parser(
         "tune",
-        help="measure which kernels are the fastest for a model on this GPU, and remember",
+        help="measure which kernels are the fastest for a model on this device, and remember",
         description=__doc__,
     )
-    p.add_argument("model", type=Path, help="an ONNX file")
+    p.add_argument("model", help="an ONNX file; or history, export, import, merge")
+    p.add_argument("files", nargs="*", type=Path, help="of export, import and merge")
     options.add_input_shapes(p)
     p.add_argument("--device-id", type=int, default=0, metavar="N", help="the GPU (default: 0)")
     p.add_argument(
@@ -41,9 +49,21 @@ def add(subparsers: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    act = {"history": _history, "export": _export, "import": _import, "merge": _merge}.get(
+        args.model
+    )
+    if act is not None:
+        act(args.files, args)
+        return 0
+    if args.files:
+        raise UsageError(f"'{args.files[0]}' follows a model", "tune one model at a time")
+    return _tune(args)
+
+
+def _tune(args: argparse.Namespace) -> int:
     if not args.seconds > 0:
         raise UsageError(f"--seconds {args.seconds:g} leaves no time to measure", "give more")
-    model_file.load(args.model)  # what is wrong with the model, in this tool's words
+    model_file.load(Path(args.model))  # what is wrong with the model, in this tool's words
     found = measure.tune(
         args.model,
         options.shapes(args),
@@ -64,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             f"of launch ({found.alone} launches have one alone)"
         ),
         f"whole run: {found.before:.1f} -> {found.after:.1f} us",
-        f"kept {found.kept} in {found.record}; sessions on this kind of GPU use them"
+        f"kept {found.kept} in {found.record}; sessions on this kind of device use them"
         if found.kept
         else "the kernels by price stay: none was worth a change",
     ]
@@ -72,3 +92,67 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         options.emit(asdict(found))
     return _INTERRUPTED if found.interrupted else 0
+
+
+# --- records --------------------------------------------------------------------------------------
+def _history(given: Sequence[Path], args: argparse.Namespace) -> None:
+    _count(given, 0, 0, "history")
+    found = tuning_records.history()
+    rows = [
+        ("device", "launch", "kernel", "verdict", "us", "us by price"),
+        *(
+            (device, what, t.kernel, str(t.verdict), _us(t.us), _us(t.usual_us))
+            for device, what, t in found
+        ),
+    ]
+    options.say(table(rows) if found else ["nothing was tried yet"])
+    if args.json:
+        options.emit([{"device": device, "what": what, **vars(t)} for device, what, t in found])
+
+
+def _us(us: float | None) -> str:
+    return "" if us is None else f"{us:.2f}"
+
+
+def _export(given: Sequence[Path], _: argparse.Namespace) -> None:
+    _count(given, 1, 1, "export FILE")
+    found = tuning_records.exported()
+    _write(given[0], found)
+    options.say([f"{len(found['devices'])} devices in {given[0]}"])
+
+
+def _import(given: Sequence[Path], _: argparse.Namespace) -> None:
+    _count(given, 1, None, "import FILE ...")
+    count = sum(tuning_records.imported(_read(path), str(path)) for path in given)
+    options.say([f"{count} kernels from {len(given)} files"])
+
+
+def _merge(given: Sequence[Path], _: argparse.Namespace) -> None:
+    _count(given, 2, None, "merge INTO FILE ...")
+    found = tuning_records.merged((_read(path), str(path)) for path in given[1:])
+    _write(given[0], found)
+    options.say([f"{len(found['devices'])} devices in {given[0]}"])
+
+
+def _count(given: Sequence[Path], least: int, most: int | None, usage: str) -> None:
+    if len(given) < least or (most is not None and len(given) > most):
+        raise UsageError(f"{len(given)} files were given", f"write tracea-onnx tune {usage}")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read ({e.strerror})") from None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _write(path: Path, value: Any) -> None:
+    try:
+        with files.folder(path.absolute().parent) as folder, folder.new(path.name) as f:
+            f.write(json.dumps(value, sort_keys=True).encode())
+            f.mode(0o666 & ~files.umask())
+            f.place()
+    except OSError as e:
+        raise TraceaError(f"{path} cannot be written ({e.strerror})") from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen import kernel_choice, recorded_choices
 from tracea_onnx.codegen.backend import Backend, Launch, Properties
 from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.codegen.target import Target
@@ -43,7 +43,7 @@ def writer_of(properties: Properties) -> Writer:
             "install the provider and the Python package again",
         ) from None
     caps = backend.caps(properties)
-    choices = kernel_choice.BY_PRICE if caps is None else tuning_records.choices(caps)
+    choices = kernel_choice.BY_PRICE if caps is None else recorded_choices.choices(caps)
     return writer(backend, properties, choices)
 
 

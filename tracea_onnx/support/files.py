@@ -247,9 +247,9 @@ def folder(path: Path) -> Iterator[Folder]:
 
 
 @contextlib.contextmanager
-def private(path: Path | None, *, create: bool = False) -> Iterator[Folder]:
+def private(path: Path | None, *, create: bool = False, write: bool = True) -> Iterator[Folder]:
     """A folder that nobody but the user can read, change or exchange; None is that of a user
-    without a home.
+    without a home. write: whether it is of no use where it can only be read.
 
     Raises Unusable, or FileNotFoundError where there is no such folder and it is not to be made.
     """
@@ -270,7 +270,7 @@ def private(path: Path | None, *, create: bool = False) -> Iterator[Folder]:
     except (ValueError, RuntimeError) as e:  # a NUL in the name; links in a circle
         raise Unusable(f"{path} cannot be used ({e})") from None
     try:
-        why = _exposed(path, fd) if fd is not None else ""
+        why = _exposed(path, fd, write=write) if fd is not None else ""
         if fd is None and not path.is_dir():
             raise FileNotFoundError(path)
         if why:
@@ -281,7 +281,7 @@ def private(path: Path | None, *, create: bool = False) -> Iterator[Folder]:
             os.close(fd)
 
 
-def _exposed(path: Path, fd: int) -> str:
+def _exposed(path: Path, fd: int, *, write: bool) -> str:
     """Why others may have a hand in the folder, or ""."""
     info = os.fstat(fd)
     if info.st_uid != os.geteuid():
@@ -293,11 +293,10 @@ def _exposed(path: Path, fd: int) -> str:
         others = stat.S_IWOTH if _own_group(above.st_gid) else stat.S_IWOTH | stat.S_IWGRP
         if above.st_mode & others and not above.st_mode & stat.S_ISVTX:
             return f"{parent} can be written by other users, who could exchange what is in it"
-    return (
-        ""
-        if os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=fd)
-        else f"{path} cannot be written"
-    )
+    needed = os.R_OK | os.X_OK | (os.W_OK if write else 0)
+    if os.access(".", needed, dir_fd=fd):
+        return ""
+    return f"{path} cannot be {'written' if write else 'read'}"
 
 
 def _own_group(gid: int) -> bool:

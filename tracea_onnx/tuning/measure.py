@@ -498,17 +498,8 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
         result.record = str(tuning_records.add(result.device, kept))
 
 
-#: Parameters that say little of what a launch computes.
-_DULL = ("_rs", "_ns", "_cs", "_b", "_h", "_s", "_0", "_1", "dtype", "act")
-
-
 def text(request: Request, sizes: Sizes) -> str:
-    """A request in a few words: family, type, and the sizes other than 0 and 1."""
-    values = (
-        (n, D.evaluate(d, dict(sizes)))
-        for n, d in request.ints.items()
-        if not n.endswith(_DULL) and not n.startswith(("ld", "o"))
-    )
-    return " ".join(
-        [request.family, request.dtype.name, *(f"{n}={v}" for n, v in values if v not in (0, 1))]
+    """A request in a few words."""
+    return tuning_records.in_words(
+        kernel_choice.described(kernel_choice.specialize(request, sizes))
     )

@@ -5,8 +5,11 @@ when the record has changed.
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +19,17 @@ from onnx import ModelProto, StringStringEntryProto, helper
 
 from tests.backend.cuda.cuda_requests import request
 from tests.host.pipeline_models import parse
+from tracea_onnx._version import __version__
 from tracea_onnx.cli import main
-from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen import kernel_choice, tuning_records, tuning_store
 from tracea_onnx.codegen.kernel_choice import Choices
-from tracea_onnx.codegen.tuning_records import Measured
+from tracea_onnx.codegen.tuning_records import Measured, Trial, Verdict
 from tracea_onnx.compiler import plan_cache
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.runtime import device_caps, nvrtc
 from tracea_onnx.runtime.device_caps import usual
-from tracea_onnx.support import files
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.tuning import measure
 
@@ -130,56 +133,201 @@ def test_two_processes_that_tune_at_once_lose_nothing() -> None:
     assert len(tuning_records.load(H200)) == 50
 
 
-_ODD = (
-    b"", b"nothing", b"[1]", b'{"launches": 3}', b'{"launches": {"a": 3}}',
-    b'{"launches": {"a": {"kernel": "Tile()"}}}',
-    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}}',
-    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": [3]}}}',
-    b'{"launches": {"a": {"kernel": [], "us": 1, "usual_us": 2, "sizes": []}}}', b"[" * 100000,
-)  # fmt: skip
+def _changed(statement: str, *values: object) -> None:
+    folder = tuning_records.default_folder()
+    assert folder is not None
+    with closing(sqlite3.connect(folder / tuning_store.NAME, isolation_level=None)) as db:
+        db.execute(statement, values)
 
 
-@pytest.mark.parametrize("data", _ODD, ids=range(len(_ODD)))
+@pytest.mark.parametrize("data", [b"", b"nothing" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
 def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
     path = tuning_records.add(H200, {"b": ONE})
     path.write_bytes(data)
     assert (
         tuning_records.load(H200) == {}
         and tuning_records.choices(H200) == kernel_choice.BY_PRICE
-        and len(tuning_records.listed()) == 1
+        and tuning_records.trials(H200) == []
+        and tuning_records.similar(H200) == []
     )
+    tuning_records.add(H200, {"a": ONE})
+    assert tuning_records.load(H200) == {"a": ONE}
+    aside = path.with_name(f"{path.name}.damaged")
+    assert aside.exists() == bool(data)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DROP TABLE kept", "ALTER TABLE kept RENAME COLUMN us TO them", "DROP TABLE trials"],
+)
+def test_a_database_of_another_kind_is_set_aside(statement: str) -> None:
+    tuning_records.add(H200, {"b": ONE})
+    _changed(statement)
+    tuning_records.load(H200)
     tuning_records.add(H200, {"a": ONE})
     assert tuning_records.load(H200) == {"a": ONE}
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("column", "odd"),
     [
-        {"kernel": 3}, {"us": 10**400}, {"us": float("nan")}, {"us": True}, {"usual_us": 0},
-        {"usual_us": "4"}, {"sizes": [{"n": 10**30}]},
-        {"sizes": [{"n": -1}]}, {"more": 1},
+        ("kernel", 3), ("kernel", "no name"), ("kernel", b"\xff("), ("us", "four"), ("us", -1.0),
+        ("us", 1e300), ("usual_us", 0), ("sizes", "[3]"), ("sizes", "{}"), ("sizes", "[" * 100_000),
+        ("sizes", '[{"n": -1}]'), ("sizes", f'[{{"n": {10**30}}}]'), ("sizes", b"\xff"),
     ],
     ids=str,
 )  # fmt: skip
-def test_a_damaged_entry_takes_no_other_with_it(odd: dict[str, object]) -> None:
-    path = tuning_records.add(H200, {"a": ONE, "b": ONE})
-    found = json.loads(path.read_bytes())
-    found["launches"]["b"].update(odd)
-    path.write_text(json.dumps(found))
+def test_a_damaged_entry_takes_no_other_with_it(column: str, odd: object) -> None:
+    tuning_records.add(H200, {"a": ONE, "b": ONE})
+    _changed(f"UPDATE kept SET {column} = ? WHERE launch = 'b'", odd)
     assert tuning_records.load(H200) == {"a": ONE}
     tuning_records.add(H200, {"b": ONE})
     assert tuning_records.load(H200) == {"a": ONE, "b": ONE}
 
 
-def test_a_stopped_process_does_not_keep_a_record_from_being_written(
+def test_a_process_that_holds_the_database_is_waited_for_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning_records, "_PATIENCE", 0.1)
-    tuning_records.add(H200, {"a": ONE})
-    with files.private(tuning_records.default_folder()) as folder, folder.locked(0) as locked:
-        assert locked
-        tuning_records.add(H200, {"b": ONE})
+    monkeypatch.setattr(tuning_store, "_PATIENCE", 0.1)
+    path = tuning_records.add(H200, {"a": ONE})
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TraceaError, match=r"the tuning record cannot be kept: .* is locked"):
+            tuning_records.add(H200, {"b": ONE})
+        assert tuning_records.load(H200) == {"a": ONE}
+        db.execute("ROLLBACK")
+    tuning_records.add(H200, {"b": ONE})
     assert tuning_records.load(H200) == {"a": ONE, "b": ONE}
+
+
+def test_what_an_earlier_version_left_is_taken_over_once() -> None:
+    folder = tuning_records.default_folder()
+    assert folder is not None
+    folder.mkdir(parents=True, mode=0o700)
+    head = {"device": "NVIDIA H200, driver 13000", "nvrtc": nvrtc.present(), "version": __version__}
+    whole = {"kernel": "Tile(2)", "us": 1.0, "usual_us": 2.0, "sizes": [{"n": 3}]}
+    odd = ({"kernel": "Tile(2)"}, 3, {**whole, "us": 10**400}, {**whole, "us": "x"})
+    launches = {"a": whole, **{f"odd {k}": one for k, one in enumerate(odd)}}
+    (folder / "0.json").write_text(json.dumps({**head, "launches": launches}))
+    (folder / "1.json").write_bytes(b"[" * 100_000)
+    device = replace(H200, identity="NVIDIA H200, driver 13000")
+    assert tuning_records.load(device) == {"a": Measured("Tile(2)", 1.0, 2.0, [{"n": 3}])}
+    assert not list(folder.glob("*.json"))
+    (record,) = tuning_records.listed()
+    assert (record.device, record.launches) == ("NVIDIA H200, driver 13000", 1)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_is_read() -> None:
+    path = tuning_records.add(H200, {"a": ONE})
+    path.parent.chmod(0o500)
+    try:
+        assert tuning_records.load(H200) == {"a": ONE}
+        with pytest.raises(TraceaError, match="cannot be written"):
+            tuning_records.add(H200, {"b": ONE})
+    finally:
+        path.parent.chmod(0o700)
+
+
+def test_a_database_on_read_only_media_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `immutable`, which takes no file beside it."""
+    path = tuning_records.add(H200, {"a": ONE})
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda p, mode, **kw: not mode & os.W_OK and real(p, mode, **kw)
+    )
+    assert tuning_records.load(H200) == {"a": ONE}
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+_TRIALS = [
+    Trial("a", "Tile(1)", Verdict.OK, 1.0, 2.0, 1.0),
+    Trial("a", "Tile(2)", Verdict.CRASH, at=2.0),
+    Trial("b", "Tile(1)", Verdict.PRUNED, 5.0, 2.0, 3.0),
+]
+_WHAT = {"a": {"family": "gemm", "dtype": "F16", "ints": {"M": 3}}}
+
+
+def test_every_trial_is_kept_and_found_by_other_devices() -> None:
+    tuning_records.note(H200, _TRIALS, _WHAT)
+    assert tuning_records.trials(H200) == _TRIALS
+    assert tuning_records.trials(usual(80)) == []
+    assert tuning_records.similar(usual(80)) == [(_WHAT["a"], _TRIALS[0])]
+    assert tuning_records.load(H200) == {}  # a trial is no choice
+
+
+def test_records_go_to_another_machine_and_are_merged_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    better = Measured("SplitTile(rows=64)", 1.0, 2.0, [{"rows": 3}])
+    tuning_records.add(H200, {"a": better, "b": ONE})
+    tuning_records.note(H200, _TRIALS, _WHAT)
+    sent = json.loads(json.dumps(tuning_records.exported()))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "other"))
+    tuning_records.add(H200, {"a": ONE, "c": ONE})
+    for _ in range(2):  # what is there already is not added again
+        assert tuning_records.imported(sent, "x") == 2
+        found = tuning_records.load(H200)
+        assert found["a"] == replace(better, sizes=[*ONE.sizes, *better.sizes])
+        assert found.keys() == {"a", "b", "c"} and tuning_records.trials(H200) == _TRIALS
+
+
+def test_records_are_carried_by_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / f"{k}.json") for k in range(3)]
+    for k, device in enumerate((H200, usual(80))):
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / str(k)))
+        tuning_records.add(device, {"a": ONE})
+        tuning_records.note(device, _TRIALS, _WHAT)
+        assert main.main(["tune", "export", files[k]]) == 0
+    assert main.main(["tune", "merge", files[2], *files[:2]]) == 0
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "fleet"))
+    capsys.readouterr()
+    assert main.main(["tune", "history"]) == 0
+    assert "nothing was tried yet" in capsys.readouterr().err
+    assert main.main(["tune", "import", files[2]]) == 0
+    assert tuning_records.load(H200) == tuning_records.load(usual(80)) == {"a": ONE}
+    assert main.main(["tune", "history", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "gemm F16 M=3" in err and "crash" in err
+    assert [t["verdict"] for t in json.loads(out)] == 2 * ["ok", "crash", "pruned"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["export"], "0 files were given; write tracea-onnx tune export FILE"),
+        (["history", "x"], "1 files were given; write tracea-onnx tune history"),
+        (["merge", "x"], "1 files were given; write tracea-onnx tune merge INTO FILE"),
+        (["import", "/nowhere/x"], "/nowhere/x cannot be read (No such file or directory)"),
+        (["export", "/nowhere/x"], "/nowhere/x cannot be written (No such file or directory)"),
+        (["x.onnx", "y.onnx"], "'y.onnx' follows a model; tune one model at a time"),
+    ],
+)
+def test_what_tune_cannot_do_is_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["tune", *arguments]) != 0
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [3, [], {}, {"format": "of others"}], ids=str)
+def test_what_is_no_export_is_one_line(data: object) -> None:
+    with pytest.raises(UsageError, match=r"^x.json holds no tuning records; make it with"):
+        tuning_records.imported(data, "x.json")
+
+
+def test_odd_entries_of_an_export_are_left_out() -> None:
+    tuning_records.add(H200, {"a": ONE})
+    sent = tuning_records.exported()
+    (part,) = sent["devices"]
+    part["kept"] |= {"odd": {"kernel": "rm -rf /", "us": 1, "usual_us": 2, "sizes": []}, "b": 3}
+    part["trials"] = [3, {"launch": "a"}, {**vars(_TRIALS[0]), "verdict": "fine"}]
+    sent["launches"] = {"a": 3, "b": {"family": "gemm", "dtype": "F16", "ints": {"M": "x"}}}
+    sent["devices"] += [3, {"device": ["a"]}, {"device": [1] * 5}, {"device": ["x"] * 5, "kept": 3}]
+    assert tuning_records.imported(sent, "x") == 1
+    assert tuning_records.load(H200) == {"a": ONE} and tuning_records.trials(H200) == []
 
 
 def test_a_folder_of_others_is_not_used(tmp_path: Path) -> None:
