@@ -48,7 +48,8 @@ def kind_of(seed: str, number: int, kinds: list[str]) -> str:
 def _work(
     seed: str, kinds: list[str], keep: Path, skip: frozenset[int] = frozenset()
 ) -> workers.Work:
-    from tests.fuzz.kinds import KINDS, Case
+    from tests.fuzz.cases import Case
+    from tests.fuzz.kinds import KINDS
 
     def work(number: int, folder: Path) -> Verdict:
         os.environ["XDG_CACHE_HOME"] = str(folder / "home")
@@ -99,7 +100,8 @@ def _judged(kind: str, number: int, verdict: Verdict, inputs: Path, limits: Limi
     """A command's crash or hang is none of its own where ONNX Runtime alone does the same with the
     model and the inputs it was given.
     """
-    from tests.fuzz.kinds import RUNS_STOCK, on_stock
+    from tests.fuzz.judges import on_stock
+    from tests.fuzz.kinds import RUNS_STOCK
 
     if verdict.status not in ("crash", "hang") or kind not in RUNS_STOCK:
         return verdict
@@ -129,7 +131,8 @@ def _together(
     """Runs the cases in this process, on several threads at once: for ThreadSanitizer, which cannot
     follow a fork. What ends the process ends them all. The number of findings.
     """
-    from tests.fuzz.kinds import KINDS, Case
+    from tests.fuzz.cases import Case
+    from tests.fuzz.kinds import KINDS
 
     os.environ["XDG_CACHE_HOME"] = str(keep / "home")
     numbers, counts, ends = itertools.count(first), Counter[str](), time.monotonic() + seconds
@@ -170,8 +173,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    from tests.fuzz import kinds
-    from tests.fuzz.kinds import KINDS, node_tests
+    from tests.fuzz import seeds
+    from tests.fuzz.kinds import KINDS
     from tracea_onnx.cli import main as cli
 
     setattr(cli, "parser", cache(cli.parser))  # noqa: B010 - made once, not for each command
@@ -205,10 +208,10 @@ def main() -> int:
     onnxruntime.set_default_logger_severity(4)
     onnxruntime.SessionOptions = _OneThread
     provider.register()
-    kinds.shared = Path(tempfile.mkdtemp(prefix="fuzz-seeds", dir=workers.PLACE))
-    atexit.register(shutil.rmtree, kinds.shared, ignore_errors=True)  # workers end without
+    seeds.shared = Path(tempfile.mkdtemp(prefix="fuzz-seeds", dir=workers.PLACE))
+    atexit.register(shutil.rmtree, seeds.shared, ignore_errors=True)  # workers end without
     if set(args.kinds) - {"pack", "plan", "compiled", "cache", "tuning"}:
-        node_tests()
+        seeds.node_tests()
     if args.replay:
         kind, seed, number = args.replay.split(":")
         v = _one(kind, seed, int(number), keep, limits, frozenset(args.skip), keep / "replay")

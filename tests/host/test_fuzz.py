@@ -18,7 +18,8 @@ import pytest
 from onnx import ModelProto
 
 from tests.fuzz import __main__ as fuzzer
-from tests.fuzz import kinds, mutations, workers
+from tests.fuzz import judges, mutations, seeds, workers
+from tests.fuzz.cases import Case
 from tests.fuzz.workers import Limits, Verdict
 from tests.host.pipeline_models import parse, run
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer fork
 
 
 def _mutated(mutation: mutations.Mutation, number: int) -> bytes:
-    model = onnx.load(sorted(kinds.EXPORTS.glob("layernorm*/*.onnx"))[0])
+    model = onnx.load(sorted(seeds.EXPORTS.glob("layernorm*/*.onnx"))[0])
     mutation(model, Random(number))
     return bytes(model.SerializeToString(deterministic=True))
 
@@ -78,13 +79,13 @@ def test_onnx_itself_says_who_is_right() -> None:
     )
     x = {"x": np.ones((1, 1, 5, 1), np.float32)}
     theirs = run(m, x)
-    assert theirs[0].shape == (1, 1, 2, 1) and not kinds._as_onnx_says(m, x, theirs)
-    assert kinds._as_onnx_says(m, x, [np.zeros((1, 1, 2, 0), np.float32)])
+    assert theirs[0].shape == (1, 1, 2, 1) and not judges.as_onnx_says(m, x, theirs)
+    assert judges.as_onnx_says(m, x, [np.zeros((1, 1, 2, 0), np.float32)])
     odd = parse(
         "g (float[2] x) => (float[2] y) { y = com.microsoft.QuickGelu (x) }",
         extra=', "com.microsoft": 1',
     )
-    assert not kinds._as_onnx_says(odd, {"x": np.ones(2, np.float32)}, [np.ones(2, np.float32)])
+    assert not judges.as_onnx_says(odd, {"x": np.ones(2, np.float32)}, [np.ones(2, np.float32)])
 
 
 def test_results_that_depend_on_what_memory_held() -> None:
@@ -94,10 +95,10 @@ def test_results_that_depend_on_what_memory_held() -> None:
         "z = Concat <axis = 2> (x, y) }"
     )
     y = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
-    assert kinds._reads_garbage(
+    assert judges.reads_garbage(
         m.SerializeToString(), {"x": np.zeros((2, 0, 2), np.float32), "y": y}
     )
-    assert not kinds._reads_garbage(m.SerializeToString(), {"x": y, "y": y})
+    assert not judges.reads_garbage(m.SerializeToString(), {"x": y, "y": y})
 
 
 def test_claimed_types_that_hide_an_error() -> None:
@@ -107,8 +108,8 @@ def test_claimed_types_that_hide_an_error() -> None:
     )
     kept = ModelProto()
     kept.CopyFrom(m)
-    assert not ModelProto.FromString(kinds._undeclared(m)).graph.value_info and m == kept
-    assert kinds._on_stock(kinds._undeclared(m), [], optimize=False) is None
+    assert not ModelProto.FromString(judges.undeclared(m)).graph.value_info and m == kept
+    assert judges.stock_results(judges.undeclared(m), [], optimize=False) is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_types_that_a_model_claims_are_held_against_onnx_runtime(
 ) -> None:
     """Not those that it says nothing of."""
     m = parse(f"g (float[2, 3] x) => (y) <float[{declared}] t> {{ t = Relu (x) y = Exp (t) }}")
-    assert kinds.claims_falsely(m, [{"x": np.zeros((2, 3), np.float32)}]) == false
+    assert judges.claims_falsely(m, [{"x": np.zeros((2, 3), np.float32)}]) == false
 
 
 @pytest.mark.parametrize(("factor", "large"), [(1e30, True), (1.0, False)])
@@ -130,7 +131,7 @@ def test_a_large_value_that_is_computed_decides_and_one_that_is_stored_does_not(
     mask = np.array([[True, False], [True, True]])
     low = np.asarray(np.finfo(np.float32).min, np.float32)
     m = parse(text, f=np.asarray(factor, np.float32), m=mask, low=low)
-    assert kinds._overflows(m, {"x": np.full((2, 2), 3, np.float32)}) == large
+    assert judges.overflows(m, {"x": np.full((2, 2), 3, np.float32)}) == large
 
 
 @pytest.mark.parametrize(("value", "status"), [(0.0, "ort-died"), (1.0, "crash")])
@@ -142,8 +143,8 @@ def test_a_crash_is_judged_with_the_inputs_that_were_fed(
             with workers.stock():
                 os.abort()
 
-    monkeypatch.setattr(kinds, "_on_stock", dies_of_zero)
-    case = kinds.Case("sizes:0:0", tmp_path)
+    monkeypatch.setattr(judges, "stock_results", dies_of_zero)
+    case = Case("sizes:0:0", tmp_path)
     case.write(parse("g (float[1] x) => (y) { y = Relu (x) }").SerializeToString())
     case.feed([{"x": np.ones(1, np.float32)}, {"x": np.full(1, value, np.float32)}])
     crash = Verdict("crash", "SIGFPE")

@@ -1,0 +1,168 @@
+"""The commands, on models that were changed. Right are success and one line with the exit code of
+its kind.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from tests.fuzz import mutations
+from tests.fuzz.cases import OK, REFUSED, Case, DecodeError, failure
+from tests.fuzz.seeds import model_of
+from tests.fuzz.workers import Verdict
+from tracea_onnx.cli import main
+from tracea_onnx.compiler import partition_compiler
+
+
+def _said() -> str:
+    """What the case has printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return Path(f"/proc/{os.getpid()}/fd/1").read_text("utf-8", "replace")
+
+
+_CODES = frozenset({0, 2, 3, 4, 5})
+
+#: What a library inside ONNX Runtime (re2) writes to the log by itself.
+_LIBRARIES_LOG = re.compile(
+    r"^(WARNING: All log messages before absl::InitializeLog\(\).*|[IWEF]\d{4} \d\d:.* "
+    r"\S+\.cc:\d+\] .*)\n",
+    re.MULTILINE,
+)
+
+
+def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
+    """One command of the CLI in this process. unlike_is_fine: two models are compared, and may
+    differ.
+    """
+    before = len(_said())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        code = main.main(list(argv))
+    text = _LIBRARIES_LOG.sub("", _said()[before:])
+    if code not in _CODES or "error: internal" in text:
+        try:
+            main.main([*argv, "--debug"])
+        except Exception as e:
+            return failure("internal", e)
+        return Verdict(
+            "internal",
+            text.splitlines()[-1] if text else f"exit {code}",
+            "internal, and not again",
+            text,
+        )
+    if "Traceback (most recent call last)" in text:
+        return Verdict(
+            "traceback", text.splitlines()[-1], "traceback " + text.splitlines()[-1][:80], text
+        )
+    odd = [ch for ch in text if (ord(ch) < 32 and ch not in "\n\t") or 127 <= ord(ch) < 160]
+    if odd and "\r" not in odd:
+        line = next(line for line in text.split("\n") if odd[0] in line)
+        return Verdict(
+            "escape",
+            repr(line[:300]),
+            f"escape in {argv[0]}: {line.split(chr(58))[0][:40]!r}",
+            repr(text[-3000:]),
+        )
+    lines = text.splitlines()
+    if code == 0:
+        return Verdict(OK)
+    errors = [k for k, line in enumerate(lines) if line.startswith("error: ")]
+    if code == 4 and unlike_is_fine and not errors:
+        return Verdict(OK)
+    if len(errors) != 1 or errors[0] != len(lines) - 1:
+        return Verdict(
+            "lines",
+            (lines or ["nothing"])[-1][:300],
+            f"lines of {argv[0]}: exit {code}, {len(errors)} error lines",
+            text[-3000:],
+        )
+    return Verdict(REFUSED, lines[-1], f"{code}")
+
+
+def inspect(c: Case) -> Verdict:
+    return command(
+        [
+            "inspect",
+            str(c.write(model_of(c))),
+            *(["--all"] if c.random.random() < 0.7 else []),
+            *(["--json"] if c.random.random() < 0.3 else []),
+        ]
+    )
+
+
+def inline(c: Case) -> Verdict:
+    more = ["--external-data", "always"] if c.random.random() < 0.2 else []
+    return command(
+        ["inline", str(c.write(model_of(c))), "-o", str(c.folder / "inlined.onnx"), *more]
+    )
+
+
+def explain(c: Case) -> Verdict:
+    page = c.folder / "page.html"
+    page.unlink(missing_ok=True)
+    more = c.random.choice(([], ["--all"], ["--backend", "cpu"], ["--json"], ["--backend", "cuda"]))
+    found = command(["explain", str(c.write(model_of(c))), "--html", str(page), *more])
+    if found.status == OK and mutations.SCRIPT in page.read_text():
+        return Verdict("escape", "a name is markup in the page", "escape in explain --html")
+    return found
+
+
+def _takes_long(data: bytes) -> bool:
+    """Whether the model itself wants inputs so large that comparing results takes longer than a
+    case may, and not so large that they are refused.
+    """
+    try:
+        inputs = ModelProto.FromString(data).graph.input
+    except DecodeError:
+        return False
+    sizes = (
+        np.prod([float(max(d.dim_value, 1)) for d in i.type.tensor_type.shape.dim]) for i in inputs
+    )
+    return any(1 << 23 < n <= 1 << 28 for n in sizes)
+
+
+def optimize(c: Case) -> Verdict:
+    data, out = model_of(c), c.folder / "optimized.onnx"
+    path = c.write(data)
+    more = c.random.choice(
+        (
+            [],
+            [],
+            ["--no-verify"],
+            ["--no-verify", "-v"],
+            ["--dry-run"],
+            ["--external-data", "always"],
+            ["--precision", "fp16", "--no-verify"],
+            ["--precision", "bf16", "--no-verify"],
+            ["--json"],
+        )
+    )
+    if _takes_long(data):
+        more = ["--no-verify"]
+    out.unlink(missing_ok=True)
+    found = command(["optimize", str(path), "-o", str(out), *more])
+    if found.signature == "4" and not any(t in found.line for t in ("the original", "--no-verify")):
+        return Verdict("unverified", found.line, "unverified " + found.line[:90], _said()[-3000:])
+    return found
+
+
+def verify(c: Case) -> Verdict:
+    """The mutated model against itself, or against what it was."""
+    data = model_of(c)
+    if _takes_long(data):
+        return Verdict(REFUSED, "not run")
+    path = c.write(data)
+    other = path
+    if c.random.random() < 0.5:
+        other = c.write(model_of(Case(c.key, c.folder, frozenset(range(100)))), "other.onnx")
+    more = ["--bisect"] if c.random.random() < 0.3 else []
+    return command(["verify", str(other), str(path), *more], unlike_is_fine=True)
