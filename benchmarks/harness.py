@@ -1,10 +1,6 @@
-"""Timing that the benchmarks share: samples in random order, medians of paired ratios, JSON.
-
-Wall time of one call says little on a shared machine. The ratio of two samples taken within
-milliseconds of each other says much more. So every round takes one sample of each variant, in an
-order drawn anew, and what is reported is the median over the rounds of each peer's time over ours
-(above 1: ours is faster), with a 95 % interval that assumes no distribution. Results are compared
-before anything is timed. Pin the process from outside where other work runs (`taskset -c 0,1`).
+"""Timing that the benchmarks share: the sampling of `tracea_onnx/bench/sampling.py`, CUDA graphs,
+JSON. Results are compared before anything is timed. Pin the process from outside where other work
+runs (`taskset -c 0,1`).
 """
 
 from __future__ import annotations
@@ -12,109 +8,24 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.cuda import runner as R
-from tests.support.sessions import machine
+from tracea_onnx.bench.sampling import CLOCKS as CLOCKS
+from tracea_onnx.bench.sampling import OURS as OURS
+from tracea_onnx.bench.sampling import Sampler as Sampler
+from tracea_onnx.bench.sampling import Times as Times
+from tracea_onnx.bench.sampling import host as host
+from tracea_onnx.bench.sampling import interleaved as interleaved
+from tracea_onnx.bench.sampling import median_interval as median_interval
+from tracea_onnx.bench.sampling import run_sampler as run_sampler
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.runtime import cuda_harness
-
-#: Gives the microseconds of one call.
-Sampler = Callable[[], float]
-CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
-OURS = "ours"
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): the interval between order statistics that holds the median with 95 %
-    confidence, whatever the distribution.
-    """
-    ordered = sorted(values)
-    n = len(ordered)
-    reach = 0.98 * math.sqrt(n)
-    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
-    return statistics.median(ordered), ordered[low], ordered[high]
-
-
-@dataclass
-class Times:
-    """us: median microseconds of each variant. ratios: each peer's time over ours: median, low,
-    high. failed: why a variant has no time.
-    """
-
-    us: dict[str, float]
-    ratios: dict[str, tuple[float, float, float]]
-    failed: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def best(self) -> str | None:
-        """The fastest peer."""
-        return min(self.ratios, key=lambda name: self.ratios[name][0], default=None)
-
-    def __str__(self) -> str:
-        parts = [f"{name} {us:.2f} us" for name, us in self.us.items()]
-        if self.best is not None:
-            middle, low, high = self.ratios[self.best]
-            parts.append(f"{self.best} / {OURS} {middle:.3f} [{low:.3f}, {high:.3f}]")
-        return ", ".join(parts + [f"{name}: {why}" for name, why in self.failed.items()])
-
-
-def interleaved(
-    samplers: Mapping[str, Sampler], *, rounds: int = 15, seconds: float = 0.0, seed: int = 0
-) -> Times:
-    """Rounds until there are so many, and until so much time has passed."""
-    order, shuffle = list(samplers), random.Random(seed).shuffle
-    samples: dict[str, list[float]] = {name: [] for name in samplers}
-    began = time.perf_counter()
-    for name in order:
-        samplers[name]()
-    while len(samples[order[0]]) < rounds or time.perf_counter() - began < seconds:
-        shuffle(order)
-        for name in order:
-            samples[name].append(samplers[name]())
-    ratios = {
-        name: median_interval(
-            [theirs / ours for theirs, ours in zip(taken, samples[OURS], strict=True)]
-        )
-        for name, taken in samples.items()
-        if name != OURS and OURS in samples
-    }
-    return Times({name: statistics.median(taken) for name, taken in samples.items()}, ratios)
-
-
-def host(
-    call: Callable[[int], object], *, least: float = 0.004, clock: str = "wall", warmup: int = 3
-) -> Sampler:
-    """Samples of `call(k)` on the host's clock. k counts calls, so that the callee can rotate its
-    inputs; least: seconds that a sample takes at least. With one thread, `clock="cpu"` counts the
-    calling thread's time and so ignores what other processes take.
-    """
-    now, count = CLOCKS[clock], 0
-
-    def sample(repeats: int) -> float:
-        nonlocal count
-        start = now()
-        for k in range(count, count + repeats):
-            call(k)
-        count += repeats
-        return (now() - start) / 1e3 / repeats
-
-    sample(warmup)
-    repeats = max(1, math.ceil(least * 1e6 / max(sample(3), 0.1)))
-    return lambda: sample(repeats)
-
-
-def run_sampler(run: Callable[[], object], *, least: float = 0.03) -> Sampler:
-    """The same of a run that has its inputs."""
-    return host(lambda _: run(), least=least)
-
+from tracea_onnx.support.machine import machine
 
 # --- kernels on a GPU: replays of CUDA graphs of many calls -----------------------------------
 

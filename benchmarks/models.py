@@ -35,9 +35,10 @@ import tracea_onnx
 from benchmarks import further_models, gpu_peers, harness
 from tests.support.cuda.models import NVIDIA, Bound, feeds, half, typed
 from tests.support.difference import difference
-from tests.support.model_inputs import Feeds, batch_symbol, feeds_at, first_accepted
+from tests.support.model_inputs import Feeds, feeds_at, first_accepted
 from tests.support.sessions import assigned, session
 from tracea_onnx import provider
+from tracea_onnx.bench.batches import batch_symbol
 from tracea_onnx.support import discovery
 
 #: Sizes of the zoo's symbols.

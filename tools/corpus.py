@@ -75,8 +75,9 @@ def _check(path: Path, line: Line, scratch: Path, backend: str) -> None:
 
     import tracea_onnx
     from tests.support.difference import difference, floor
-    from tests.support.model_inputs import batch_symbol, feeds_at, first_accepted
+    from tests.support.model_inputs import feeds_at, first_accepted
     from tests.support.sessions import assigned, session
+    from tracea_onnx.bench.batches import batch_symbol
     from tracea_onnx.errors import TraceaError
     from tracea_onnx.model_io import model_file
 

@@ -184,7 +184,7 @@ def main() -> int:
         for folder in args.folders
     }
     # the workers were forked before ONNX Runtime was here
-    from tests.support.sessions import machine
+    from tracea_onnx.support.machine import machine
 
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 
 from tracea_onnx.codegen import tuning_records
@@ -16,6 +17,7 @@ from .compiler import target
 def checks() -> Iterator[Check]:
     yield _driver()
     yield from _gpus()
+    yield from _clocks(_nvml())
     yield _compiler()
 
 
@@ -80,6 +82,58 @@ def _gpus() -> Iterator[Check]:
             ok,
             f"{name}, compute capability {arch // 10}.{arch % 10}: {picked}{record}",
             "the CUDA backend needs compute capability 8.0 or newer",
+            required=False,
+        )
+
+
+#: Of NVML: clocks by what runs at them; why clocks are lower than they could be, by bit, of which
+#: the last four are faults.
+_CLOCKS = {"multiprocessors": 1, "memory": 2}
+_LOWERED = {
+    0x2: "clocks that were set", 0x4: "the power limit", 0x8: "a slowdown by the hardware",
+    0x20: "heat", 0x40: "heat", 0x80: "the power supply",
+}  # fmt: skip
+_FAULTS = 0x8 | 0x20 | 0x40 | 0x80
+
+
+def _nvml() -> ctypes.CDLL | None:
+    """NVIDIA's management library, which comes with the driver."""
+    name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def _clocks(nvml: ctypes.CDLL | None) -> Iterator[Check]:
+    """Clocks of each GPU now, and what lowers them."""
+    driver = nvrtc.driver_library()
+    for k in range(cuda_devices() if nvml is not None else 0):
+        assert driver is not None and nvml is not None
+        device, handle = ctypes.c_int(), ctypes.c_void_p()
+        place, bits = ctypes.create_string_buffer(64), ctypes.c_ulonglong()
+        driver.cuDeviceGet(ctypes.byref(device), k)
+        if (
+            driver.cuDeviceGetPCIBusId(place, len(place), device) != 0
+            or nvml.nvmlDeviceGetHandleByPciBusId_v2(place, ctypes.byref(handle)) != 0
+        ):
+            continue
+        said = []
+        for what, number in _CLOCKS.items():
+            now, most = ctypes.c_uint(), ctypes.c_uint()
+            if (
+                nvml.nvmlDeviceGetClockInfo(handle, number, ctypes.byref(now)) == 0
+                and nvml.nvmlDeviceGetMaxClockInfo(handle, number, ctypes.byref(most)) == 0
+            ):
+                said.append(f"{what} at {now.value} of {most.value} MHz")
+        nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(bits))
+        why = dict.fromkeys(text for bit, text in _LOWERED.items() if bits.value & bit)
+        yield Check(
+            f"GPU {k} clocks",
+            not bits.value & _FAULTS,
+            ", ".join(said) + (f"; lowered by {' and '.join(why)}" if why else ""),
+            "see nvidia-smi -q -d PERFORMANCE; cool the GPU, or give it its power",
             required=False,
         )
 

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     "_version", "errors", "support", "ir", "model_io", "shapes", "canonicalize", "match", "pricing",
     "plan", "runtime", "codegen", "compiler",
-    "provider", "rewrite", "verify", "pipeline", "onnx_ir", "torch", "explain", "tuning", "doctor",
-    "cli", "__main__",
+    "provider", "rewrite", "verify", "pipeline", "onnx_ir", "torch", "explain", "tuning", "bench",
+    "doctor", "cli", "__main__",
 )  # fmt: skip
 #: Folders that are found by name; what they may import.
 OUTER = {"fusion_rules": "match", "scheduler": "match", "models": "model_io", "kernels": "compiler"}
@@ -94,8 +94,12 @@ def test_no_module_imports_itself_through_others() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError with the modules
 
 
-#: The option --provider means ONNX Runtime's CPU provider; PyTorch's devices have these names.
-KNOWING = {("cli.options", "cpu"), ("torch.devices", "cpu"), ("torch.devices", "cuda")}
+#: The option --provider means ONNX Runtime's CPU provider; PyTorch's devices and a clock have these
+#: names.
+KNOWING = {
+    ("cli.options", "cpu"), ("torch.devices", "cpu"), ("torch.devices", "cuda"),
+    ("bench.worker", "cpu"), ("bench.worker", "cuda"), ("bench.sampling", "cpu"),
+}  # fmt: skip
 
 
 def test_no_backend_is_known_by_name() -> None:

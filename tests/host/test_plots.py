@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tools import plots
+from tracea_onnx.bench.plot import Picture, svg
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None,
@@ -23,8 +24,8 @@ def test_pictures_of_the_documentation_are_up_to_date() -> None:
 
 
 def test_another_figure_is_another_picture() -> None:
-    one = plots.Picture("t", "u", ("a",), {"peer": ((1.5, 1.4, 1.6),)})
-    assert one.digest() != plots.Picture("t", "u", ("a",), {"peer": ((1.5, 1.4, 1.7),)}).digest()
+    one = Picture("t", "u", ("a",), {"peer": ((1.5, 1.4, 1.6),)})
+    assert one.digest() != Picture("t", "u", ("a",), {"peer": ((1.5, 1.4, 1.7),)}).digest()
 
 
 def report(ratios: dict[str, list[float]]) -> dict[str, object]:
@@ -49,7 +50,7 @@ def test_a_report_is_drawn(tmp_path: Path) -> None:
     words = " ".join("".join(e.itertext()) for e in ElementTree.fromstring(text).iter())
     for word in ("small <model>", "ort", "2026-01-02, a CPU"):
         assert word in words
-    assert "it failed" not in words and text == plots.svg(
+    assert "it failed" not in words and text == svg(
         plots.measured(report({"ort": [1.5, 1.4, 1.6]}))
     )
     # nothing is loaded from elsewhere; names of namespaces are no addresses

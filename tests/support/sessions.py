@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 import traceback
 import warnings
@@ -107,26 +106,3 @@ def assigned(s: ort.InferenceSession) -> tuple[int, int]:
         total += count
         ours += count if part.ep_name == TRACEA else 0
     return ours, total
-
-
-def machine() -> str:
-    """One line: processor, system, versions."""
-    import numpy as np
-
-    import tracea_onnx
-
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        lines = info.read_text().splitlines()
-        fields = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-        cores = sum(line.startswith("processor") for line in lines)
-        name = (
-            f"{fields.get('model name', name)} (family {fields.get('cpu family', '?')}, model "
-            f"{fields.get('model', '?')}), {cores} logical cores"
-        )
-    return (
-        f"{name}; {platform.system()} {platform.release()}; Python {platform.python_version()}, "
-        f"onnx {onnx.__version__}, onnxruntime {ort.__version__}, "
-        f"numpy {np.__version__}, tracea-onnx {tracea_onnx.__version__}"
-    )

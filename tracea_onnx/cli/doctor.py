@@ -1,11 +1,12 @@
-"""tracea-onnx doctor: what works on this machine."""
+"""tracea-onnx doctor: what works on this machine; of a model, which kernels it gets and why."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 
 from tracea_onnx.cli import options
+from tracea_onnx.cli.progress import Bar
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.doctor import diagnosis
 
 
@@ -16,29 +17,40 @@ def add(subparsers: options.Subparsers) -> None:
         help="say what works on this machine, and how to mend what does not",
         description=__doc__,
     )
+    p.add_argument(
+        "--backend",
+        choices=backends.names(),
+        help="one that must work: the exit code says so (default: the one that every machine has)",
+    )
+    p.add_argument("--quick", action="store_true", help="measure nothing, and try no kernels")
     options.add_json(p)
     p.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    checks = diagnosis.run()
-    width = max(len(c.name) for c in checks)
+    bar = Bar()
+    try:
+        found = diagnosis.run(
+            args.backend, measure=not args.quick, on_progress=lambda said: bar(said, 0, 0)
+        )
+    finally:
+        bar.done()
+    width = max(len(c.name) for c in found.checks)
     lines = []
-    for c in checks:
+    for c in found.checks:
         mark = "ok  " if c.ok else ("FAIL" if c.required else "--  ")
         lines.append(f"{mark} {c.name:<{width}}  {c.detail}")
         if not c.ok:
             lines.append(f"{'':{width + 7}}fix: {c.fix}")
-    works = all(c.ok for c in checks if c.required)
-    options.say(
-        [
-            *lines,
-            "optimizing and running on the provider work"
-            if works
-            else "the main job does not work yet",
-        ]
-    )
+    options.say([*lines, _verdict(found, args.backend)])
     if args.json:
-        options.emit({"ok": works, "checks": [asdict(c) for c in checks]})
-    return 0 if works else 1
+        options.emit(found.to_json())
+    return 0 if found.ok else 1
+
+
+def _verdict(found: diagnosis.Diagnosis, backend: str | None) -> str:
+    if not found.ok:
+        return f"{'the main job' if backend is None else backend} does not work yet"
+    works = "optimizing and running on the provider work"
+    return works if backend is None else f"{works}, on {backend} too"

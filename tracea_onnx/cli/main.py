@@ -17,6 +17,7 @@ from typing import Any
 
 from tracea_onnx._version import __version__
 from tracea_onnx.cli import (
+    bench,
     cache,
     check,
     colour,
@@ -45,6 +46,7 @@ _COMMANDS = (
     inline,
     demo,
     tune,
+    bench,
     doctor,
     cache,
     completion,

@@ -134,14 +134,15 @@ def emit(value: Any) -> None:
     """JSON for programs goes to stdout; a NaN or infinity becomes a string, since JSON has
     neither.
     """
-    print(json.dumps(_plain(value), indent=2))
+    print(json.dumps(plain(value), indent=2))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON has: a NaN or infinity becomes a string."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value

@@ -243,7 +243,7 @@ def test_cache_commands(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_doctor_speaks_and_its_exit_code_is_its_verdict(capsys: Captured) -> None:
-    code = main(["doctor", "--json"])
+    code = main(["doctor", "--quick", "--json"])
     said = capsys.readouterr()
     found = json.loads(said.out)
     fixes = [line.strip() for line in said.err.splitlines() if line.strip().startswith("fix: ")]

@@ -1,0 +1,388 @@
+"""A model on the provider beside its peers: all results are compared, then all are timed in random
+order.
+
+Results are compared with those of ONNX Runtime without its optimisations (`verify/verification.py`
+has the bounds). What differs is not timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracea_onnx.bench import batches, program, sampling
+from tracea_onnx.bench.plot import Picture
+from tracea_onnx.bench.program import Program
+from tracea_onnx.bench.sampling import OURS
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.errors import UsageError
+from tracea_onnx.model_io import model_file
+from tracea_onnx.support import tables
+from tracea_onnx.support.machine import machine
+from tracea_onnx.verify import verification
+
+LATENCY, THROUGHPUT = "latency", "throughput"
+MODES = (LATENCY, THROUGHPUT)
+Ratio = tuple[float, float, float]
+#: Rounds at least; where they take longer than so many times the seconds that were asked for less,
+#: but no less than the fewest.
+_ROUNDS, _PATIENCE, _FEWEST = 15, 4, 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """sessions: how many run at once, of so many `threads` each. seconds: of timing for each batch
+    at least. pythons: of peers that have one of their own.
+    """
+
+    backend: str
+    mode: str = LATENCY
+    sessions: int = 1
+    threads: int = 1
+    seconds: float = 5.0
+    seed: int = 0
+    pythons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Measured:
+    """One program at one batch.
+
+    us: median of the samples, each the time by the runs of all sessions. low, high: the 5th and
+    95th of 100 single runs. ratio: its time over ours, with a 95 % interval. load: seconds. memory:
+    bytes that the process has more behind the first runs than before it loaded the model, peak:
+    the most that it ever had. difference: from the reference, relative to the output's largest
+    value. wrong: what differs by more than the bounds; then nothing was timed. failed: why there
+    is nothing else.
+    """
+
+    version: str = ""
+    note: str = ""
+    load: float = 0.0
+    memory: int | None = None
+    device_memory: int | None = None
+    peak: int | None = None
+    difference: float = 0.0
+    us: float | None = None
+    low: float | None = None
+    high: float | None = None
+    ratio: Ratio | None = None
+    wrong: str = ""
+    failed: str = ""
+
+
+@dataclass
+class Row:
+    """Of one batch; None where the model was run as it is."""
+
+    batch: int | None
+    inputs: dict[str, list[int]]
+    programs: dict[str, Measured]
+
+    @property
+    def per_run(self) -> int:
+        """Items."""
+        return self.batch or 1
+
+    @property
+    def title(self) -> str:
+        """Empty where the model was run as it is."""
+        return "" if self.batch is None else f"batch {self.batch}"
+
+
+@dataclass
+class Comparison:
+    """What `compare` found. unavailable: peers that this machine does not have, and why."""
+
+    model: str
+    settings: Settings
+    rows: list[Row] = field(default_factory=list)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    date: str = field(default_factory=lambda: date.today().isoformat())
+    machine: str = field(default_factory=machine)
+
+    def _all(self) -> Iterator[tuple[Row, str, Measured]]:
+        for row in self.rows:
+            for name, found in row.programs.items():
+                yield row, name, found
+
+    @property
+    def wrong(self) -> list[str]:
+        """Programs whose result is wrong, ours first."""
+        found = [
+            (name != OURS, f"{_titled(name, row)} is WRONG: {m.wrong}")
+            for row, name, m in self._all()
+            if m.wrong
+        ]
+        return [text for _, text in sorted(found)]
+
+    @property
+    def failed(self) -> list[str]:
+        """Programs that do not run the model."""
+        return [
+            f"{_titled(name, row)} failed: {m.failed}" for row, name, m in self._all() if m.failed
+        ]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all results were right, and at each batch ours and a peer were timed."""
+        return not self.wrong and all(
+            OURS in (timed := [n for n, m in row.programs.items() if m.us is not None])
+            and len(timed) > 1
+            for row in self.rows
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As `bench --json` writes it."""
+        return {**asdict(self), "ok": self.ok, "wrong": self.wrong, "failed": self.failed}
+
+    def text(self) -> list[str]:
+        """What was wrong, then the verdict, then a table for each batch."""
+        s = self.settings
+        lines = [*self.wrong, *self.failed, *(v for row in self.rows for v in _verdict(row))]
+        lines += [f"{name} was left out: {why}" for name, why in self.unavailable.items()]
+        lines.append("")
+        lines.append(
+            f"{self.model}, {s.mode}, {s.sessions} session{'s' * (s.sessions > 1)} of "
+            f"{s.threads} thread{'s' * (s.threads > 1)} each"
+        )
+        lines.append(self.machine)
+        for row in self.rows:
+            shapes = ", ".join(f"{k} {'x'.join(map(str, v))}" for k, v in row.inputs.items())
+            lines += ["", f"{row.title}{': ' * (row.batch is not None)}{shapes}"]
+            timed = [(n, m) for n, m in row.programs.items() if m.us is not None]
+            if timed:
+                lines += tables.table([_HEAD[s.mode], *(_cells(s.mode, row, *x) for x in timed)])
+            lines += [f"  {n}: {m.version}{f'; {m.note}' if m.note else ''}" for n, m in timed]
+        return lines
+
+
+def picture(found: Comparison) -> Picture | None:
+    """Each batch beside each peer; None where nothing was timed."""
+    rows = [row for row in found.rows if any(m.ratio for m in row.programs.values())]
+    peers = list(dict.fromkeys(n for row in rows for n, m in row.programs.items() if m.ratio))
+    if not rows:
+        return None
+    s = found.settings
+    return Picture(
+        f"{found.model}: times as fast as each peer",
+        f"{s.mode}, {s.sessions} x {s.threads} threads; {found.date}, "
+        f"{found.machine.partition(';')[0]}",
+        tuple(row.title or "as it is" for row in rows),
+        {
+            peer: tuple(m.ratio if (m := row.programs.get(peer)) else None for row in rows)
+            for peer in peers
+        },
+    )
+
+
+def _titled(name: str, row: Row) -> str:
+    return name if row.batch is None else f"{name} at {row.title}"
+
+
+def _verdict(row: Row) -> Iterator[str]:
+    """Ours beside each peer, in words."""
+    head = f"{row.title}: " if row.title else ""
+    said = []
+    for name, m in row.programs.items():
+        if m.ratio is not None:
+            middle, low, high = m.ratio
+            if low <= 1 <= high:
+                said.append(f"as fast as {name} within the spread [{low:.3f}, {high:.3f}]")
+            else:
+                said.append(f"{middle:.3f} times as fast as {name} [{low:.3f}, {high:.3f}]")
+    if said:
+        yield f"{head}ours is {'; '.join(said)}"
+
+
+_SPREAD, _MORE = ("p5", "p95"), ("/ ours", "95 %", "load s", "memory MiB", "peak MiB", "difference")
+_HEAD = {
+    LATENCY: ("", "ms", *_SPREAD, *_MORE),
+    THROUGHPUT: ("", "a second", "ms of a run", *_SPREAD, *_MORE),
+}
+
+
+def _cells(mode: str, row: Row, name: str, m: Measured) -> tuple[str, ...]:
+    assert m.us is not None and m.low is not None and m.high is not None
+    rate = [f"{row.per_run * 1e6 / m.us:.1f}"] if mode == THROUGHPUT else []
+    spread = [f"{v / 1e3:.3f}" for v in (m.us, m.low, m.high)]
+    ratio = (
+        ["1", ""]
+        if m.ratio is None
+        else [f"{m.ratio[0]:.3f}", "[{1:.3f}, {2:.3f}]".format(*m.ratio)]
+    )
+    memory = m.memory if m.device_memory is None else m.device_memory
+    sizes = ["-" if v is None else f"{v / 2**20:.1f}" for v in (memory, m.peak)]
+    return (name, *rate, *spread, *ratio, f"{m.load:.2f}", *sizes, f"{m.difference:.1e}")
+
+
+def compare(
+    model: Path,
+    peers: Sequence[str],
+    settings: Settings,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    batch: Sequence[int] = (),
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Measures the model beside the peers, at each batch.
+
+    Raises ModelError, VerificationError (the model does not run on any input), UsageError (an
+    unknown peer, a batch of a model whose batch is fixed).
+    """
+    known = f"choose from {', '.join(program.PEERS)}"
+    for name in (*peers, *(p for p in settings.pythons if p != OURS)):
+        if name not in program.PEERS:
+            raise UsageError(f"there is no peer '{name}'", known)
+    if not peers:
+        raise UsageError("there is no peer to compare with", known)
+    source = model_file.load(model)
+    found = Comparison(model.name, settings)
+    first = verification.measure(source, seed=settings.seed, values=values, shapes=shapes)
+    references: list[tuple[int | None, verification.Reference]] = [(None, first)]
+    if batch:
+        sizes, symbol = _free(source, first, values)
+        references = [
+            (b, verification.measure(
+                source, seed=settings.seed,
+                shapes=batches.shapes_at(source.model, {**sizes, symbol: b}),
+            ))
+            for b in batch
+        ]  # fmt: skip
+    for b, reference in references:
+        with tempfile.TemporaryDirectory(prefix="tracea-bench-") as folder:
+            found.rows.append(
+                _row(model, b, reference, peers, settings, Path(folder), found, on_progress)
+            )
+    return found
+
+
+def _free(
+    source: model_file.Source, first: verification.Reference, values: Mapping[str, Any] | None
+) -> tuple[batches.Sizes, str]:
+    """The sizes of the model's free dims in the first run, and the name of its batch."""
+    symbol = batches.batch_symbol(source.model)
+    if symbol is None:
+        raise UsageError(
+            "--batch is for models whose inputs have one free first axis, and this one's is fixed",
+            "export it with a dynamic batch, or leave out --batch",
+        )
+    if values is not None:
+        raise UsageError("--load-inputs has one batch", "leave out --batch or --load-inputs")
+    return batches.sizes_of(source.model, batches.shapes_of(first.fed)), symbol
+
+
+def _row(
+    model: Path, batch: int | None, reference: verification.Reference, peers: Sequence[str],
+    settings: Settings, folder: Path, found: Comparison, on_progress: Callable[[str], None],
+) -> Row:  # fmt: skip
+    shapes = {k: list(v) for k, v in batches.shapes_of(reference.fed).items()}
+    row = Row(batch, shapes, {})
+    request = {
+        "model": str(model.resolve()),
+        "inputs": str(program.inputs_file(folder, reference.fed)),
+        "names": list(reference.fed),
+        "shapes": [list(np.shape(v)) for v in reference.expected],
+        "backend": settings.backend,
+        "threads": settings.threads,
+        "sessions": settings.sessions,
+    }
+    device = not backends.get(settings.backend).host
+    with contextlib.ExitStack() as stack:
+        running: dict[str, Program] = {}
+        for name in (OURS, *peers):
+            if name in found.unavailable:
+                continue
+            on_progress(f"{row.title + ': ' if row.title else ''}{name} loads the model")
+            row.programs[name] = measured = Measured()
+            try:
+                started = Program(
+                    name,
+                    {
+                        **request,
+                        "device": device and name not in program.ON_HOST,
+                        "outputs": str(folder / f"{name}.npz"),
+                    },
+                    settings.pythons.get(name),
+                )
+            except program.Unavailable as e:
+                found.unavailable[name] = str(e)
+                del row.programs[name]
+                continue
+            except program.Failed as e:
+                measured.failed = str(e)
+                continue
+            stack.enter_context(started)
+            measured.version, measured.note = started.version, started.note
+            measured.load, measured.memory = started.load, started.memory
+            measured.device_memory = started.device_memory
+            results = started.results()
+            measured.difference = _difference(reference.expected, results)
+            measured.wrong = _fault(reference, results)
+            if measured.wrong:
+                started.close()
+            else:
+                running[name] = started
+        if running:
+            on_progress(f"{row.title + ': ' if row.title else ''}timing {', '.join(running)}")
+            _time(row, running, settings)
+    return row
+
+
+def _time(row: Row, running: Mapping[str, Program], settings: Settings) -> None:
+    """Times what runs; a program that stops on the way has no figures."""
+    left = dict(running)
+    while left:
+        try:
+            began = time.perf_counter()
+            for p in left.values():
+                p.sample()
+            fit = int(_PATIENCE * settings.seconds / (time.perf_counter() - began))
+            times = sampling.interleaved(
+                {name: p.sample for name, p in left.items()},
+                rounds=max(_FEWEST, min(_ROUNDS, fit)),
+                seconds=settings.seconds,
+                seed=settings.seed,
+            )
+            break
+        except program.Failed as e:
+            stopped = next(n for n, p in left.items() if not p.alive)
+            row.programs[stopped].failed = str(e)
+            del left[stopped]
+    else:
+        return
+    for name, p in left.items():
+        measured = row.programs[name]
+        measured.us, measured.peak = times.us[name], p.peak
+        measured.low, measured.high = (float(v) for v in np.percentile(p.taken, (5, 95)))
+        measured.ratio = times.ratios.get(name)
+
+
+def _fault(reference: verification.Reference, results: Sequence[Any]) -> str:
+    """What of the results is out of bounds, or ""."""
+    if len(results) != len(reference.names):
+        return f"it gives {len(results)} outputs, not {len(reference.names)}"
+    for o in verification.compared(reference, results):
+        if not o.ok:
+            return f"output '{o.name}' differs by {o.max_abs:.3g} {o.note}".rstrip()
+    return ""
+
+
+def _difference(expected: Sequence[Any], results: Sequence[Any]) -> float:
+    """The largest of an output, relative to its largest value."""
+    worst = 0.0
+    for a, b in zip(expected, results, strict=False):
+        if getattr(a, "dtype", np.dtype(object)).kind == "f" and np.shape(a) == b.shape and a.size:
+            wide = a.astype(np.float64)
+            apart = np.abs(wide - b.astype(np.float64))
+            worst = max(worst, float(np.nanmax(apart, initial=0) / (np.nanmax(np.abs(wide)) or 1)))
+    return worst

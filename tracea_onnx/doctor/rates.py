@@ -1,0 +1,91 @@
+"""What this machine's memory, and the provider on its devices, do in a second: measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from tracea_onnx.support import machine
+
+#: Rows, columns and terms of the product that is timed, which takes about a millisecond of a core;
+#: bytes of what is copied where memory is meant; seconds for each figure.
+_PRODUCT, _COPIED, _SECONDS = 384, 1 << 26, 0.3
+Run = Callable[[], object]
+
+
+def best(run: Run, seconds: float = _SECONDS) -> float:
+    """Seconds of the shortest run: what the machine can do, whatever else it does meanwhile."""
+    run()
+    shortest, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        run()
+        shortest = min(shortest, time.perf_counter() - began)
+    return shortest
+
+
+def products(backend: str, threads: int) -> float:
+    """GFLOP/s of a product of fp32 matrices in a session on the provider: what its kernels reach of
+    the multiply-adds that the device has.
+    """
+    import onnxruntime as ort
+
+    from tracea_onnx import provider
+
+    n = _PRODUCT
+    weight = np.ones((n, n), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [n, n])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [n, n])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opset = helper.make_opsetid("", 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    session = provider.create_session(model.SerializeToString(), {"backend": backend}, options)
+    provider.assert_provider_selected(session)
+    feeds = {"x": weight}
+    return 2 * n**3 / best(lambda: session.run(None, feeds)) / 1e9
+
+
+def copies(size: int, threads: int) -> float:
+    """GB/s, read and written, of copies of so many bytes by each thread, from one array into
+    another.
+    """
+    pairs = [tuple(np.zeros(max(size // 2, 64), np.uint8) for _ in "ab") for _ in range(threads)]
+    seconds = [0.0] * threads
+    start = threading.Barrier(threads)
+
+    def work(k: int) -> None:
+        a, b = pairs[k]
+        a.fill(1)
+        start.wait()
+        seconds[k] = best(lambda: np.copyto(b, a))
+
+    others = [threading.Thread(target=work, args=(k,)) for k in range(1, threads)]
+    for t in others:
+        t.start()
+    work(0)
+    for t in others:
+        t.join()
+    return sum(2 * a.nbytes / s for (a, _), s in zip(pairs, seconds, strict=True)) / 1e9
+
+
+def memory(threads: int) -> dict[str, float]:
+    """GB/s of each level of caches where a copy takes longer than its call, and of memory."""
+    levels, found = machine.caches(), {}
+    for m in (m for m in levels if m.level > 1):
+        # half of it, and of what others that share it leave
+        share = m.size // (2 * max(1, min(threads, m.shared)))
+        found[f"level {m.level}"] = copies(share, threads)
+    largest = max((m.size for m in levels), default=0)
+    found["memory"] = copies(max(_COPIED, 4 * largest // threads), threads)
+    return found
