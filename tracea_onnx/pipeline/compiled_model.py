@@ -70,13 +70,25 @@ def compile_model(
                 "the provider runs no part of this model, so there is nothing to compile",
                 "see why with `tracea-onnx explain MODEL`",
             )
-        known = {p.key for p in compiled.model.metadata_props}
-        compiled.model.metadata_props.extend(
-            p for p in original.model.metadata_props if p.key not in known
-        )
+        _keep_descriptions(original.model, compiled.model)
         files = [] if embed else [_taken_out(n, target) for n in parts if _main(n)]
         files = [*model_file.save(compiled, target, external_data=external_data), *files]
     return CompiledModel(nodes, len(parts), count_nodes(compiled.model) - len(parts), files)
+
+
+def _keep_descriptions(original: ModelProto, compiled: ModelProto) -> None:
+    """What the model, its inputs and its outputs say of themselves, which ONNX Runtime leaves out
+    for the most part.
+    """
+    for field in ("doc_string", "producer_name", "producer_version", "domain", "model_version"):
+        setattr(compiled, field, getattr(original, field))
+    for given, made in ((original, compiled), (original.graph, compiled.graph)):
+        known = {p.key for p in made.metadata_props}
+        made.metadata_props.extend(p for p in given.metadata_props if p.key not in known)
+    values = {v.name: v for v in (*original.graph.input, *original.graph.output)}
+    for v in (*compiled.graph.input, *compiled.graph.output):
+        if v.name in values:
+            v.CopyFrom(values[v.name])
 
 
 def _compile(source: Path, made: Path, options: Mapping[str, str] | None) -> None:
