@@ -10,9 +10,11 @@ really uses it:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,6 +136,7 @@ _lock = threading.Lock()
 # error: what asks this thread to end (SystemExit), which native code would swallow
 _unwinding = threading.local()
 _keep: list[Any] = []  # the callback and the library must outlive every session
+_preferred: list[dict[str, str]] = []  # options of each `preferred` that is at work
 
 
 def library_path() -> str:
@@ -315,6 +318,63 @@ def create_session(
         error, _unwinding.error = _unwinding.error, None
         if error is not None:
             raise error
+
+
+@contextlib.contextmanager
+def preferred(options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """While it lasts, every new `onnxruntime.InferenceSession` of this process has the provider in
+    front of those that it asks for. This is for libraries that cannot be told a provider's name.
+
+    `options` are provider options (`OPTIONS`). Sessions that choose the provider or a device by
+    themselves stay as they are. All record which provider got which node, and raise for a bad
+    option, as those of `create_session` do.
+    """
+    ort = _ort()
+    register()
+    _, given = _device(ort, options)
+    kind = ort.InferenceSession
+    with _lock:
+        _preferred.append(given)
+        if len(_preferred) == 1:
+            kind.__init__ = _preferring(ort, kind.__init__)
+    try:
+        yield
+    finally:
+        with _lock:
+            del _preferred[next(k for k, each in enumerate(_preferred) if each is given)]
+            if not _preferred:
+                kind.__init__ = kind.__init__.__wrapped__
+
+
+def _preferring(ort: Any, plain: Any) -> Any:
+    """`InferenceSession.__init__` with the provider in front."""
+
+    @functools.wraps(plain)
+    def init(
+        session: Any,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Any] | None = None,
+        **more: Any,
+    ) -> None:
+        chosen = sess_options if sess_options is not None else ort.SessionOptions()
+        named = [p if isinstance(p, str) else p[0] for p in providers or ()]
+        if PROVIDER_NAME not in named and not chosen.has_providers():
+            given, sess_options = _preferred[-1], chosen
+            if not _entry(chosen, _RECORD):
+                chosen.add_session_config_entry(_RECORD, "1")
+            if _version(ort.__version__) < PROVIDERS_LIST_ORT:
+                select(given, chosen)
+                providers = provider_options = None
+            elif provider_options is not None:
+                providers, provider_options = [PROVIDER_NAME, *named], [given, *provider_options]
+            else:
+                providers = [(PROVIDER_NAME, given), *(providers or ())]
+            more["enable_fallback"] = 0
+        plain(session, path_or_bytes, sess_options, providers, provider_options, **more)
+
+    return init
 
 
 def assert_provider_selected(session: Any) -> None:
