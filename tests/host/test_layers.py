@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     "_version", "errors", "support", "ir", "model_io", "shapes", "canonicalize", "match", "pricing",
     "plan", "runtime", "codegen", "compiler",
-    "provider", "rewrite", "verify", "pipeline", "onnx_ir", "torch", "explain", "tuning", "bench",
-    "doctor", "cli", "__main__",
+    "provider", "rewrite", "verify", "pipeline", "onnx_ir", "olive", "torch", "explain", "tuning",
+    "bench", "doctor", "cli", "__main__",
 )  # fmt: skip
 #: Folders that are found by name; what they may import.
 OUTER = {"fusion_rules": "match", "scheduler": "match", "models": "model_io", "kernels": "compiler"}

@@ -43,6 +43,16 @@ def test_files_of_pins_go_together() -> None:
     assert {"auditwheel", "cmake", "mkdocs", "twine"} <= versions.keys()
 
 
+def test_the_page_of_libraries_names_the_versions_that_are_tested() -> None:
+    page = (ROOT / "docs" / "guide" / "libraries.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.endswith("| in CI |")]
+    pins = (ROOT / "requirements-recipes.txt").read_text()
+    for name, version, *_ in rows:
+        package = re.findall(r"`([\w-]+)`", name) or re.findall(r"\[([\w-]+)\]", name)
+        assert f"\n{package[0]}=={version} " in pins
+    assert len(rows) == 4
+
+
 def test_onnx_is_new_enough_for_its_fixes() -> None:
     """CVE-2025-51480, CVE-2026-27489, CVE-2026-34445, CVE-2026-34446 and CVE-2026-34447 are mended
     in 1.21.
