@@ -268,8 +268,9 @@ _FORMAT = "tracea-onnx tuning records 1"
 
 def exported() -> dict[str, Any]:
     """All records, as JSON for `imported`."""
-    with tuning_store.reading() as db:
+    with contextlib.suppress(sqlite3.Error), tuning_store.reading() as db:
         return _exported(db)
+    return _exported(None)
 
 
 def _exported(db: sqlite3.Connection | None) -> dict[str, Any]:

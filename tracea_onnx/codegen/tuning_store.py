@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,19 @@ def _prepare(db: sqlite3.Connection, folder: files.Folder) -> None:
 
 
 def _check(db: sqlite3.Connection) -> None:
-    if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+    whole = db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
+    if not whole or _tables(db) != _own_tables():
         raise _Malformed("damaged")
-    for columns, table in (
-        ("id, backend, device, driver, toolchain, version", "devices"),
-        ("device, launch, kernel, us, usual_us, sizes", "kept"),
-        ("launch, request", "launches"),
-        ("id, device, launch, kernel, verdict, us, usual_us, at", "trials"),
-    ):
-        db.execute(f"SELECT {columns} FROM {table} LIMIT 1")
+
+
+def _tables(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    return db.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall()
+
+
+@cache
+def _own_tables() -> list[tuple[str, str]]:
+    with in_memory() as db:
+        return _tables(db)
 
 
 class _Malformed(sqlite3.DatabaseError):
@@ -223,7 +228,9 @@ def identity(device: str, driver: str) -> str:
 def found_id(db: sqlite3.Connection, head: Head) -> int:
     """The number of a device in the database; -1 where it has none."""
     row = db.execute(f"SELECT id FROM devices WHERE {_WHERE}", head).fetchone()
-    return int(row[0]) if row else -1
+    if row and not isinstance(row[0], int):
+        raise _Malformed("a device has no number")
+    return row[0] if row else -1
 
 
 def device_id(db: sqlite3.Connection, head: Head) -> int:

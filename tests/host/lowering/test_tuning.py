@@ -168,6 +168,23 @@ def test_a_database_of_another_kind_is_set_aside(statement: str) -> None:
     assert tuning_records.load(H200) == {"a": ONE}
 
 
+def test_a_database_with_a_damaged_page_is_read_or_set_aside() -> None:
+    """In the header, in a table, in an index."""
+    path = tuning_records.add(H200, {"a": ONE})
+    tried = tuning_records.Trial("a", "k", tuning_records.Verdict.OK, 1.0, 2.0)
+    tuning_records.note(H200, [tried], {})
+    whole = path.read_bytes()
+    used = [at for at in range(len(whole)) if whole[at]]
+    for at in used[:: max(len(used) // 50, 1)]:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        tuning_records.trials(H200)
+        tuning_records.similar(H200)
+        tuning_records.history()
+        tuning_records.exported()
+        tuning_records.add(H200, {"b": ONE})
+        assert tuning_records.load(H200)["b"] == ONE
+
+
 @pytest.mark.parametrize(
     ("column", "odd"),
     [
