@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from tracea_onnx.cli import options
 from tracea_onnx.cli.progress import Bar
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.doctor import diagnosis
+from tracea_onnx.doctor import diagnosis, prescription
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline.optimizer import choose_backend
 
 
 def add(subparsers: options.Subparsers) -> None:
@@ -16,6 +19,9 @@ def add(subparsers: options.Subparsers) -> None:
         "doctor",
         help="say what works on this machine, and how to mend what does not",
         description=__doc__,
+    )
+    p.add_argument(
+        "model", type=Path, nargs="?", help="an ONNX file: say which kernels it gets, and why"
     )
     p.add_argument(
         "--backend",
@@ -29,11 +35,16 @@ def add(subparsers: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    bar = Bar()
+    if args.model is not None:
+        model_file.load(args.model)  # what is wrong with it is said before anything is measured
+    bar, of = Bar(), None
     try:
         found = diagnosis.run(
             args.backend, measure=not args.quick, on_progress=lambda said: bar(said, 0, 0)
         )
+        if args.model is not None:
+            bar("the model's kernels", 0, 0)
+            of = prescription.prescribe(args.model, args.backend or choose_backend("auto"))
     finally:
         bar.done()
     width = max(len(c.name) for c in found.checks)
@@ -44,8 +55,10 @@ def run(args: argparse.Namespace) -> int:
         if not c.ok:
             lines.append(f"{'':{width + 7}}fix: {c.fix}")
     options.say([*lines, _verdict(found, args.backend)])
+    if of is not None:
+        options.say(["", *of.text()])
     if args.json:
-        options.emit(found.to_json())
+        options.emit({**found.to_json(), "model": None if of is None else of.to_json()})
     return 0 if found.ok else 1
 
 

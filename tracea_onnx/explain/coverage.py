@@ -71,16 +71,8 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
         _complete_types(incomplete)
         graph = Graph(model, incomplete.proto, folder=folder, outer=incomplete.outer)
         total = total + len(graph.nodes)
-        around = graph.outer.proto.node if graph.outer is not None else ()
-        search = next(
-            (
-                n.op_type
-                for n in around
-                if n.domain == "com.microsoft" and any(b is graph.proto for b in subgraphs(n))
-            ),
-            None,
-        )
-        if not asked.host and search is not None:
+        search = None if asked.host else search_around(graph)
+        if search is not None:
             leaving += [
                 UnsupportedNode(n.name, n.op, f"{search} reads the results of its body on the host")
                 for n in graph.nodes
@@ -106,6 +98,19 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
                 )
             )
     return Coverage(backend, total, partitions, tuple(leaving))
+
+
+def search_around(graph: Graph) -> str | None:
+    """The operator of ONNX Runtime whose body this is, which reads its results on the host."""
+    around = graph.outer.proto.node if graph.outer is not None else ()
+    return next(
+        (
+            n.op_type
+            for n in around
+            if n.domain == "com.microsoft" and any(b is graph.proto for b in subgraphs(n))
+        ),
+        None,
+    )
 
 
 def _complete_types(graph: Graph) -> None:

@@ -1,0 +1,106 @@
+"""The doctor says which kernels a model gets, why, and what would be faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from tests.host.pipeline_models import normal, parse, small_cnn
+from tracea_onnx.cli.main import main
+from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.doctor import prescription
+
+Captured = pytest.CaptureFixture[str]
+
+
+def saved(folder: Path, model: onnx.ModelProto) -> Path:
+    path = folder / "a model.onnx"
+    onnx.save(model, str(path))
+    return path
+
+
+def product() -> onnx.ModelProto:
+    return parse("g (float[64,64] x) => (float[64,64] y) { y = MatMul (x, w) }", w=normal(64, 64))
+
+
+def test_of_a_model_that_is_right_there_is_nothing_to_say(tmp_path: Path) -> None:
+    found = prescription.prescribe(saved(tmp_path, small_cnn()), "cpu")
+    families = {c.what: c.count for c in found.launches}
+    assert families["conv2d"] >= 1 and found.leaving == 0 and found.nodes > 0
+    assert (
+        not found.advice and found.text()[-1] == "nothing that this tool knows of would be faster"
+    )
+
+
+def test_weights_that_are_inputs_too(tmp_path: Path) -> None:
+    model = product()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [64, 64]))
+    (advice,) = prescription.prescribe(saved(tmp_path, model), "cpu").advice
+    assert advice.what.endswith("others: 1") and "optimize '" in advice.command
+
+
+def test_nodes_that_leave(tmp_path: Path) -> None:
+    model = parse(
+        "g (float[64,64] x) => (float[64,64] y, float d) { y = MatMul (x, w) d = Det (y) }",
+        w=normal(64, 64),
+    )
+    found = prescription.prescribe(saved(tmp_path, model), "cpu")
+    (advice,) = (a for a in found.advice if a.what.startswith("nodes that leave"))
+    assert (found.leaving, found.nodes) == (1, 2)
+    assert advice.what.startswith("nodes that leave the provider: 1; 1 of them because ")
+    assert advice.command.startswith("tracea-onnx explain '") and "--backend cpu" in advice.command
+
+
+def test_by_price_and_by_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = saved(tmp_path, product()), {}
+    honest = prescription._why
+
+    def why(request: Request, records: Any, offers: Any) -> tuple[str, str]:
+        asked[kernel_choice.cache_key(request)] = offers[kernel_choice.cache_key(request)]
+        return honest(request, records, offers)
+
+    monkeypatch.setattr(prescription, "_why", why)
+    (priced,) = prescription.prescribe(path, "cuda").launches
+    ((key, prices),) = asked.items()
+    assert len(prices) > 1 and priced.kernel == min(prices, key=prices.__getitem__)
+    assert priced.why == f"priced: the cheapest of {len(prices)}"
+    worst = max(prices, key=prices.__getitem__)
+    monkeypatch.setattr(
+        tuning_records, "choices", lambda device: kernel_choice.Choices({key: worst})
+    )
+    (tuned,) = prescription.prescribe(path, "cuda").launches
+    assert tuned.kernel == worst and tuned.why.startswith("tuned: the fastest of ")
+
+
+def test_sizes_of_a_run_and_what_would_help_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parse("g (float[N,64] x) => (float[N,64] y) { y = MatMul (x, w) }", w=normal(64, 64))
+    found = prescription.prescribe(saved(tmp_path, model), "cuda")
+    (launch,) = found.launches
+    assert launch.what == "gemm F32 M=? N=64 K=64" and launch.why.startswith("priced: the sizes")
+    commands = [a.command for a in found.advice]
+    assert any(c.endswith("--precision fp16 --backend cuda") for c in commands)
+    assert sum(c.startswith("tracea-onnx tune") for c in commands) <= 1
+
+
+def test_the_command(tmp_path: Path, capsys: Captured) -> None:
+    path = saved(tmp_path, small_cnn())
+    assert main(["doctor", str(path), "--quick", "--backend", "cpu", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found: Mapping[str, Any] = json.loads(out)["model"]
+    assert found["backend"] == "cpu" and found["launches"][0]["count"] >= 1
+    assert f"{path} on cpu (" in err and "nodes on the provider" in err
+    assert main(["doctor", "--quick", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] is None
+    (tmp_path / "empty.onnx").touch()
+    for name, said in (("none.onnx", "does not exist"), ("empty.onnx", "is empty")):
+        assert main(["doctor", str(tmp_path / name)]) == 3
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and said in err and len(err.splitlines()) == 1
