@@ -1,12 +1,13 @@
 """How many nodes of each model of some folders the provider runs, and why the others stay with
 ONNX Runtime.
 
-    python -m tools.coverage FOLDER ... [--backend cuda] [--json FILE.json]
+    python -m tools.coverage FOLDER ... [--backend cuda] [--optimized] [--json FILE.json]
 
 Nodes are those of the graphs that ONNX Runtime shows the provider when it makes a session on the
 CPU: after its own basic optimizations, with the bodies of If, Loop and Scan. The partition compiler
 is asked about each graph for the backend; no GPU is needed. A fused op that ONNX Runtime made is
-one node. The table goes to a page with `tools.pages`.
+one node. The table goes to a page with `tools.pages`. With `--optimized`, of what
+`tracea-onnx optimize` makes of each model.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class Share:
 _CONTROL = "control flow; the nodes of its bodies count by themselves"
 
 
-def share(path: Path, backend: str) -> Share:
-    """What the provider would run of a model on this backend."""
+def share(path: Path, backend: str, *, optimized: bool = False) -> Share:
+    """What the provider would run of a model on this backend, or of what `optimize` makes of it."""
     from tests.support.sessions import session
+    from tracea_onnx import optimize
     from tracea_onnx.codegen import backend as backends
     from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
     from tracea_onnx.ir.graph import Graph
@@ -57,8 +59,9 @@ def share(path: Path, backend: str) -> Share:
 
     found = Share()
     try:
+        source = optimize(path, verify=False).model.SerializeToString() if optimized else path
         with compile_requests.listening() as requests:
-            session(path, provider=True)
+            session(source, provider=True)
     except Exception as e:  # ONNX Runtime does not run it
         found.failed = " ".join(str(e).split())[:200]
         return found
@@ -86,7 +89,7 @@ _PARTS = (
     (r"^its operands are quantised.*|^no kernel computes .*uantizeLinear.*", "quantized"),
     (r"^the type or rank of '.*", "what type or rank they read is not known before a run"),
     (
-        r"^(the|a) \w+( of Range are)? '?.*computed .*from tensor contents.*",
+        r"^(the|a) \w+( of Range are)? '?.*computed .*from tensor contents.*|^how large the .*",
         "sizes are computed from what tensors hold",
     ),
     (r"'[^']*'", "'...'"),
@@ -154,12 +157,12 @@ def tables(folders: dict[str, dict[str, Share]]) -> list[dict[str, Any]]:
     return [*made, {"title": "What is left, and why", "columns": columns, "rows": rows}]
 
 
-def measured(files: Iterable[Path], backend: str, jobs: int) -> dict[str, Share]:
+def measured(
+    files: Iterable[Path], backend: str, jobs: int, *, optimized: bool = False
+) -> dict[str, Share]:
     """The shares of models by their names, each in a process of its own."""
-    found = {}
-    for path, got in run_each(
-        list(files), partial(share, backend=backend), jobs=jobs, timeout=900.0
-    ):
+    found, one = {}, partial(share, backend=backend, optimized=optimized)
+    for path, got in run_each(list(files), one, jobs=jobs, timeout=900.0):
         s = Share(failed=got.reason) if isinstance(got, Lost) else got
         found[path.stem] = s
         if s.failed:
@@ -174,13 +177,16 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--optimized", action="store_true", help="optimize each model first")
     parser.add_argument("--json", type=Path, help="write the tables here")
     args = parser.parse_args()
     for folder in args.folders:
         if not folder.is_dir():
             parser.error(f"{folder} is not a folder")
     found = {
-        folder.name: measured(sorted(folder.rglob("*.onnx")), args.backend, args.jobs)
+        folder.name: measured(
+            sorted(folder.rglob("*.onnx")), args.backend, args.jobs, optimized=args.optimized
+        )
         for folder in args.folders
     }
     # the workers were forked before ONNX Runtime was here

@@ -5,7 +5,8 @@ twice or for nobody.
     Identity, inference Dropout, no-op Cast/Reshape/Transpose/Slice  ->  their input
     Transpose, pointwise, inverse Transpose         ->  pointwise         (its constants transposed)
     two equal nodes or initializers                 ->  one
-    If with a constant condition                    ->  the branch it takes
+    If with a constant condition, or with one       ->  the branch it takes
+        branch alone that runs without an error
     initializer that is also an input               ->  initializer
                                                         (IR >= 4: a caller could override it)
 
@@ -32,6 +33,7 @@ from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, constant_tensor, external_info, subgraphs, written
 from tracea_onnx.model_io import external
 from tracea_onnx.shapes.onnx_inference import Types, infer, user_types
+from tracea_onnx.shapes.ranks import Decided, decided_ifs
 
 _ROUNDS = 12
 #: From this IR version on an initializer that is also an input is a default the caller may
@@ -69,7 +71,9 @@ def canonicalise(
     names = edit.Names(model)
     for _ in range(_ROUNDS):
         infer(model, typed)
-        if not _pass(model, model.graph, None, folder, budget or constant_folding.Budget(), names):
+        decided = decided_ifs(Graph(model, folder=folder))
+        limits = budget or constant_folding.Budget()
+        if not _pass(model, model.graph, None, folder, limits, names, decided):
             return model
     infer(model, typed)
     return model
@@ -132,6 +136,7 @@ def _pass(
     folder: Path | None,
     budget: constant_folding.Budget,
     names: edit.Names,
+    decided: Decided,
 ) -> int:
     """One round over a graph that lies in `around`, and then over the bodies in it; returns how
     much changed.
@@ -142,7 +147,7 @@ def _pass(
 
     protected = edit.protected_names(model, graph)
     changed = _constants(graph, protected)
-    changed += constant_ifs.fold_constant_ifs(now(), names)
+    changed += constant_ifs.fold_constant_ifs(now(), names, decided)
     changed += identities.remove_no_ops(now(), protected)
     changed += constant_folding.fold(model, now(), protected, budget)
     changed += reshape_targets.fold_targets(now(), protected, model.graph, names)
@@ -152,7 +157,9 @@ def _pass(
     edit.drop_value_info(graph)
     bodies = _bodies(graph)
     here = now() if bodies else None
-    return changed + sum(_pass(model, body, here, folder, budget, names) for body in bodies)
+    return changed + sum(
+        _pass(model, body, here, folder, budget, names, decided) for body in bodies
+    )
 
 
 # --- constants ------------------------------------------------------------------------------------

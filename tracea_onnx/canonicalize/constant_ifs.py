@@ -1,5 +1,6 @@
-"""An If whose condition is constant is replaced by the branch it takes: TorchScript writes one
-around every squeeze and every traced comparison of sizes.
+"""An If whose condition is constant, or of which one branch would only end in an error
+(`shapes/ranks.py`), is replaced by the branch it takes: TorchScript writes one around every squeeze
+and every traced comparison of sizes.
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.shapes.ranks import Decided
 
 
-def fold_constant_ifs(graph: Graph, names: edit.Names) -> int:
+def fold_constant_ifs(graph: Graph, names: edit.Names, decided: Decided) -> int:
     """Put the nodes of the branches that are always taken in place of their If; returns how many
-    went.
+    went. decided: as `ranks.decided_ifs` of the whole model.
     """
     replaced: dict[int, GraphProto] = {}
     for n in graph.nodes:
         # Exactly one element: anything else ONNX Runtime refuses when it runs the model.
         condition = graph.const(n.input(0)) if n.op == "If" else None
+        truth: bool | None = None
         if condition is not None and condition.size == 1:
-            taken_branch = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
+            truth = bool(condition.reshape(-1)[0])
+        elif id(n.proto) in decided:
+            truth = decided[id(n.proto)][1]
+        if truth is not None:
+            taken_branch = n.attr("then_branch" if truth else "else_branch")
             # ONNX Runtime says what is wrong with others
             if (
                 taken_branch is not None

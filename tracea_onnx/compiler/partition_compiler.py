@@ -43,7 +43,7 @@ from tracea_onnx.match import find, rule_set
 from tracea_onnx.plan.builder import PlanBuilder, write_pack
 from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
-from tracea_onnx.shapes.operators import rank_asked
+from tracea_onnx.shapes.ranks import Ranks
 from tracea_onnx.support import discovery
 from tracea_onnx.support.data_classes import dataclass
 
@@ -373,11 +373,11 @@ def _quantised(graph: Graph, op: Op) -> bool:
 
 
 def _foreign(ctx: Lowering, name: str) -> bool:
-    """Define a value the partition reads from outside, by the types ORT inferred, and by the ranks
-    that its readers take; False when its rank is unknown.
+    """Define a value the partition reads from outside, by the types ORT inferred, and by the rank
+    that what reads it takes; False when its rank is unknown.
     """
     shape = ctx.graph.shape(name)
-    if shape is None and (rank := rank_asked(ctx.graph.consumers(name), name)):
+    if shape is None and (rank := ctx.graph.derived(Ranks)[name]) is not None:
         shape = (None,) * rank
     try:
         dtype = element_type(name, ctx.graph.dtype(name))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tracea_onnx.ir.dim_proofs import Dims
-from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array
 
 
@@ -14,6 +15,13 @@ class Unsupported(ValueError):
     """A node that ONNX does not define, or that the provider does not run; the sentence says why.
     ONNX Runtime's own provider keeps it.
     """
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A float that holds a symbolic dim, which is a whole number."""
+
+    dim: Dim
 
 
 class Operator(Protocol):
@@ -52,8 +60,8 @@ class ShapeEnv(Protocol):
 
     @abstractmethod
     def content(self, name: str) -> Array | None:
-        """The elements of a scalar or short vector as an object array of int, Dim and float; None
-        when not known.
+        """The elements of a scalar or short vector as an object array of int, Dim, float and Whole;
+        None when not known.
         """
 
     @abstractmethod

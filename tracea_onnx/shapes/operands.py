@@ -14,7 +14,7 @@ import numpy as np
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dim_proofs import Dims, same
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.shapes.environment import Operator, ShapeEnv, Unsupported
+from tracea_onnx.shapes.environment import Operator, ShapeEnv, Unsupported, Whole
 
 
 def need(s: ShapeEnv, name: str) -> Dims:
@@ -28,9 +28,31 @@ def need(s: ShapeEnv, name: str) -> Dims:
 def integers(s: ShapeEnv, name: str, what: str) -> list[DimLike]:
     """The contents of an integer tensor, possibly symbolic."""
     found = s.content(name)
-    if found is None or any(isinstance(v, float) for v in found.flat):
+    if found is None or any(isinstance(v, (float, Whole)) for v in found.flat):
         raise Unsupported(f"{what} '{name}' is computed at run time from tensor contents")
     return [v if isinstance(v, Dim) else int(v) for v in found.flat]
+
+
+def whole(v: object) -> DimLike | None:
+    """An element of a content as a whole number that a float holds exactly, too; None where it is
+    none.
+    """
+    if isinstance(v, Whole):
+        return v.dim
+    if isinstance(v, float) and v.is_integer() and abs(v) <= 1 << 24:
+        return int(v)
+    return v if isinstance(v, (int, Dim)) else None
+
+
+def whole_number(s: ShapeEnv, name: str, what: str) -> DimLike:
+    """The one element of an integer tensor, or of floats that are whole numbers."""
+    found = s.content(name)
+    number = whole(found.flat[0]) if found is not None and found.size == 1 else None
+    if number is None:
+        raise Unsupported(
+            f"{what} '{name}' is computed at run time from tensor contents, or is no whole number"
+        )
+    return number
 
 
 def integer(s: ShapeEnv, name: str, what: str) -> DimLike:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dim_proofs import Dims, same
@@ -26,28 +26,13 @@ from tracea_onnx.shapes.operands import (
     reduced,
     terms,
     times,
+    whole_number,
 )
 from tracea_onnx.shapes.spectra import dft, stft
 from tracea_onnx.shapes.windows import windows
 
-#: Ranks of the operands of operators that take no others.
-RANKS: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), (3, 3, 3, 2, 1, 3, 3, 2)),
-    "Gemm": (2, 2),
-}
 #: The dims of result `k`. Raises Unsupported where they are not known.
 Rule = Callable[[ShapeEnv, Operator, int], Dims]
-
-
-def rank_asked(readers: Iterable[Operator], name: str) -> int | None:
-    """The rank that one of the readers of a value takes; None where they say nothing."""
-    ranks = (
-        rank
-        for n in readers
-        for i, rank in zip(n.inputs, RANKS.get(n.op, ()), strict=False)
-        if i == name
-    )
-    return next(ranks, None)
 
 
 def result(s: ShapeEnv, n: Operator, k: int = 0) -> Dims:
@@ -190,7 +175,7 @@ def _expand(s: ShapeEnv, n: Operator, _: int) -> Dims:
 
 
 def _range(s: ShapeEnv, n: Operator, _: int) -> Dims:
-    start, limit, step = (integers(s, i, "a bound of a Range")[0] for i in n.inputs)
+    start, limit, step = (whole_number(s, i, "a bound of a Range") for i in n.inputs)
     if not isinstance(step, int) or not step:
         raise Unsupported("the step of Range is symbolic, or 0")
     span = D.sub(limit, start) if step > 0 else D.sub(start, limit)
@@ -294,6 +279,17 @@ def _pool(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (*x[:2], *(d.out for d in windows(n, x[2:], n.attr("kernel_shape"))))
 
 
+def _deform_conv(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    x, w = _first(s, n), need(s, n.input(1))
+    return (x[0], w[0], *(d.out for d in windows(n, x[2:], w[2:])))
+
+
+def _roi_align(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    regions, _corners = need(s, n.input(1))
+    sides = (int(n.attr(f"output_{a}", 1)) for a in ("height", "width"))
+    return (regions, _first(s, n)[1], *sides)
+
+
 def _max_unpool(s: ShapeEnv, n: Operator, _: int) -> Dims:
     x = _first(s, n)
     axes = windows(n, x[2:], n.attr("kernel_shape"), transposed=True)
@@ -360,6 +356,7 @@ DIMS: dict[str, Rule] = {
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,
     "SpaceToDepth": _blocks, "Pad": _pad, "Resize": _resize, "Upsample": _resize,
     "MaxUnpool": _max_unpool, "Col2Im": _col2im, "CenterCropPad": _center,
+    "DeformConv": _deform_conv, "RoiAlign": _roi_align, "Det": lambda s, n, _: _first(s, n)[:-2],
     "DFT": dft, "STFT": stft, "AffineGrid": _affine_grid,
     "GatherElements": lambda s, n, _: need(s, n.input(1)),
     "ConstantOfShape": lambda s, n, _: tuple(integers(s, n.input(0), "the shape")),

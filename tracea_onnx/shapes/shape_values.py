@@ -1,5 +1,5 @@
 """Contents of shape tensors, operator by operator: a tower of Shape, Gather, Concat, ... as an
-array of int, Dim and float.
+array of int, Dim, float and Whole.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.dim_proofs import same
 from tracea_onnx.ir.dims import Dim
 from tracea_onnx.ir.graph import Array
-from tracea_onnx.shapes.environment import Operator, ShapeEnv
-from tracea_onnx.shapes.operands import axis_of, bounds, permutation, reduced
+from tracea_onnx.shapes.environment import Operator, ShapeEnv, Whole
+from tracea_onnx.shapes.operands import axis_of, bounds, permutation, reduced, whole
 from tracea_onnx.shapes.operators import result
 
 #: Elements of a shape tensor: they are short, and anything longer is data.
 LONGEST = 32
 _INT64 = 1 << 63
+#: Floats that hold sizes as they are.
+_EXACT = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
 def content(s: ShapeEnv, n: Operator) -> Array | None:
@@ -48,13 +50,13 @@ def content(s: ShapeEnv, n: Operator) -> Array | None:
     except (IndexError, TypeError, ValueError, ArithmeticError, RecursionError):
         return None
     # an Expand may give any number of elements
-    if found is None or found.size > LONGEST or dims.too_deep(found.flat):
+    if found is None or found.size > LONGEST or dims.too_deep(map(whole, found.flat)):
         return None
     # ONNX computes these in int64, where they would overflow. Squared over and over, they would
     # fill the memory here.
     numbers = (
         i
-        for v in found.flat
+        for v in map(whole, found.flat)
         for i in (v.args if isinstance(v, Dim) else (v,))
         if isinstance(i, int)
     )
@@ -69,7 +71,11 @@ def objects(values: Sequence[Any]) -> Array:
     return out
 
 
-def _pointwise(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Array]], Array]:
+def _pointwise(
+    f: Callable[..., Any], floats: Callable[..., Any] | None = None
+) -> Callable[[ShapeEnv, Operator, list[Array]], Array]:
+    """f of numbers of one type, element by element. floats: the same of dims that floats hold."""
+
     def apply(_: ShapeEnv, __: Operator, args: list[Array]) -> Array:
         grid = np.broadcast_arrays(*args)
         if grid[0].size > LONGEST:
@@ -77,14 +83,38 @@ def _pointwise(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Arra
         out = np.empty(grid[0].shape, dtype=object)
         for index in np.ndindex(out.shape):
             values = [g[index] for g in grid]
-            if any(isinstance(v, Dim) for v in values) and any(
-                isinstance(v, float) for v in values
-            ):
+            if any(isinstance(v, Whole) for v in values):
+                out[index] = _of_floats(floats, values)
+            elif {Dim, float} <= {type(v) for v in values}:
                 raise ValueError("dims are whole")
-            out[index] = f(*values)
+            else:
+                out[index] = f(*values)
         return out
 
     return apply
+
+
+def _of_floats(f: Callable[..., Any] | None, values: Sequence[Any]) -> Any:
+    numbers = [whole(v) for v in values]
+    if f is None or any(n is None for n in numbers):
+        raise ValueError("not known")
+    return f(*numbers)
+
+
+def _exact(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A float that is what f makes of whole numbers."""
+
+    def apply(*values: Any) -> Any:
+        found = f(*values)
+        if found is None:
+            raise ValueError("not known")
+        return Whole(found) if isinstance(found, Dim) else float(found)
+
+    return apply
+
+
+def _number(f: Callable[..., Any]) -> Callable[[ShapeEnv, Operator, list[Array]], Array]:
+    return _pointwise(f, _exact(f))
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -137,7 +167,7 @@ def _compare(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Any:
         found = symbolic(a, b)
         return found if isinstance(found, Dim) else bool(found)
 
-    return _pointwise(compare)
+    return _pointwise(compare, compare)
 
 
 def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Any:
@@ -146,11 +176,17 @@ def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Any:
             symbolic if any(isinstance(v, Dim) for v in values) else plain, values
         )
 
-    return _pointwise(extreme)
+    return _number(extreme)
 
 
 def _where(c: Any, a: Any, b: Any) -> Any:
     return dims.select(c, a, b) if isinstance(c, Dim) else a if c else b
+
+
+def _chosen(s: ShapeEnv, n: Operator, args: list[Array]) -> Array:
+    """Where: of numbers of one type, which a Whole among them says is that of floats."""
+    floats = any(isinstance(v, Whole) for a in args[1:] for v in a.flat)
+    return (_pointwise(_where, _exact(_where)) if floats else _pointwise(_where))(s, n, args)
 
 
 def _cast(_: ShapeEnv, n: Operator, args: list[Array]) -> Array:
@@ -158,10 +194,16 @@ def _cast(_: ShapeEnv, n: Operator, args: list[Array]) -> Array:
         if any(isinstance(v, Dim) for v in args[0].reshape(-1)):
             raise ValueError("not known")
         return _pointwise(bool)(_, n, args)
-    whole = n.attr("to") in (2, 3, 4, 5, 6, 7, 12, 13)
-    return _pointwise(lambda v: v if isinstance(v, Dim) else int(v) if whole else float(v))(
-        _, n, args
-    )
+    integer = n.attr("to") in (2, 3, 4, 5, 6, 7, 12, 13)
+
+    def convert(v: Any) -> Any:
+        if isinstance(v, Dim) and not integer and n.attr("to") not in _EXACT:
+            raise ValueError("it may be rounded")
+        if isinstance(v, Dim):
+            return v if integer else Whole(v)
+        return int(v) if integer else float(v)
+
+    return _pointwise(convert, convert)(_, n, args)
 
 
 def _fill(_: ShapeEnv, n: Operator, args: list[Array]) -> Array | None:
@@ -218,19 +260,19 @@ OPERATORS: dict[str, Callable[[ShapeEnv, Operator, list[Array]], Array | None]] 
     "Expand": lambda s, n, a: np.broadcast_to(a[0], tuple(int(d) for d in result(s, n))),
     "ReduceSum": _reduce(lambda a, b: a + b),
     "ReduceProd": _reduce(lambda a, b: a * b),
-    "Add": _pointwise(lambda a, b: a + b),
-    "Sub": _pointwise(lambda a, b: a - b),
-    "Mul": _pointwise(lambda a, b: a * b),
-    "Div": _pointwise(_divide),
+    "Add": _number(lambda a, b: a + b),
+    "Sub": _number(lambda a, b: a - b),
+    "Mul": _number(lambda a, b: a * b),
+    "Div": _pointwise(_divide, _exact(dims.quotient)),
     "Mod": _mod,
     "Min": _extreme(min, dims.minimum),
     "Max": _extreme(max, dims.maximum),
-    "Neg": _pointwise(lambda a: -a if not isinstance(a, Dim) else dims.mul(a, -1)),
+    "Neg": _number(lambda a: -a if not isinstance(a, Dim) else dims.mul(a, -1)),
     "Sqrt": _pointwise(lambda a: math.sqrt(a)),
     "Reciprocal": _pointwise(lambda a: 1.0 / a),
     "Pow": _pointwise(_power),
-    "Floor": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.floor(a))),
-    "Ceil": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.ceil(a))),
+    "Floor": _pointwise(lambda a: float(math.floor(a)), Whole),
+    "Ceil": _pointwise(lambda a: float(math.ceil(a)), Whole),
     "Equal": _compare(operator.eq, _equal),
     "Less": _compare(operator.lt, dims.less),
     "Greater": _compare(operator.gt, lambda a, b: dims.less(b, a)),
@@ -238,7 +280,7 @@ OPERATORS: dict[str, Callable[[ShapeEnv, Operator, list[Array]], Array | None]] 
     "GreaterOrEqual": _compare(operator.ge, lambda a, b: 1 - dims.less(a, b)),
     "And": _compare(lambda a, b: a and b, dims.mul),
     "Not": _pointwise(lambda a: dims.equal(a, 0) if isinstance(a, Dim) else not a),
-    "Where": _pointwise(_where),
+    "Where": _chosen,
     "Shape": lambda s, n, a: None,
     "Size": lambda s, n, a: None,
 }

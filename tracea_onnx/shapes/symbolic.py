@@ -17,7 +17,7 @@ from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array, Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes import shape_values
-from tracea_onnx.shapes.environment import Unsupported
+from tracea_onnx.shapes.environment import Unsupported, Whole
 from tracea_onnx.shapes.operators import result
 
 __all__ = ["Dims", "Shapes", "same", "shapes"]
@@ -51,8 +51,8 @@ class Shapes:
         return self._dims[name]
 
     def content(self, name: str) -> Array | None:
-        """The elements of a scalar or short vector as an object array of int, Dim and float; None
-        when not known.
+        """The elements of a scalar or short vector as an object array of int, Dim, float and Whole;
+        None when not known.
         """
         if name not in self._contents:
             shape = self.graph.shape(name) or () if name else ()
@@ -91,7 +91,7 @@ class Shapes:
         if c is None or c.size != 1:
             return None
         v = c.reshape(-1)[0]
-        return None if isinstance(v, Dim) else float(v)
+        return None if isinstance(v, (Dim, Whole)) else float(v)
 
     def _declared(self, name: str) -> Dims | None:
         shape = self.graph.shape(name)

@@ -18,7 +18,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io import function_calls
 from tracea_onnx.rewrite.inline import inline
 from tracea_onnx.shapes import onnx_inference
-from tracea_onnx.shapes.operators import RANKS
+from tracea_onnx.shapes.ranks import RANKS
 from tracea_onnx.verify.operator_constraints import Follower
 from tracea_onnx.verify.size_constraints import Facts
 from tracea_onnx.verify.size_solver import Solver

@@ -15,6 +15,7 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array, Graph, Node, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
+from tracea_onnx.shapes.environment import Whole
 from tracea_onnx.shapes.operands import axes, axis_of, constants, need, pads, terms
 from tracea_onnx.shapes.operators import DIMS, slice_ranges
 from tracea_onnx.shapes.symbolic import Dims, Shapes
@@ -374,13 +375,19 @@ class Follower(Shapes):
         if self.parent is not None and name not in self._here:
             return self.parent.content(name)
         found = super().content(name)
-        if found is None or not any(isinstance(v, Dim) for v in found.reshape(-1)):
+        if found is None or not any(isinstance(v, (Dim, Whole)) for v in found.reshape(-1)):
             return found
         out = np.empty(found.shape, dtype=object)
         for index in np.ndindex(found.shape):
-            v: Any = found[index]
-            out[index] = self.facts.now(v) if isinstance(v, Dim) else v
+            out[index] = self._now(found[index])
         return out
+
+    def _now(self, v: Any) -> Any:
+        """An element of a shape tensor in the new symbols."""
+        if isinstance(v, Whole):
+            d = self.facts.now(v.dim)
+            return Whole(d) if isinstance(d, Dim) else float(d)
+        return self.facts.now(v) if isinstance(v, Dim) else v
 
     def _derive(self, node: Node, k: int) -> Dims | None:
         try:

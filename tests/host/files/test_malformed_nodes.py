@@ -547,7 +547,7 @@ def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
         f"= e {branch}> }}",
         c=np.array(True),
     )
-    assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m)) == 0
+    assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m), {}) == 0
 
 
 def test_sizes_are_found_where_one_name_is_every_size() -> None:
@@ -814,7 +814,7 @@ def test_a_branch_with_a_sparse_constant_is_not_spliced() -> None:
         c=np.array(True),
     )
     m.graph.node[0].attribute[0].g.sparse_initializer.add().values.name = "s"
-    assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m)) == 0
+    assert constant_ifs.fold_constant_ifs(Graph(m), edit.Names(m), {}) == 0
 
 
 def test_a_spec_without_a_number_is_not_written() -> None:

@@ -14,10 +14,15 @@ from onnx import helper
 from tracea_onnx.compiler.lower import ops
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.abi import INTEGERS, DType
 from tracea_onnx.ir.dims import Dim
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.ir.graph import Array
 from tracea_onnx.ir.op_traits import Trait, kinds, operators
+from tracea_onnx.shapes.environment import Whole
+from tracea_onnx.shapes.operands import whole
 from tracea_onnx.shapes.shape_values import OPERATORS, content
 
 _MODULES = {
@@ -81,6 +86,8 @@ def _follow(ctx: Lowering, op: Op) -> bool:
     if found is None:
         return False
     dtype = ctx.graph.dtype(op.outputs[0])
+    if any(isinstance(v, Whole) for v in found.flat):
+        return dtype == DType.F32 and _follow_floats(ctx, op.outputs[0], found)
     if any(isinstance(v, float) for v in found.flat):
         if dtype != DType.F32 or any(isinstance(v, Dim) for v in found.flat):
             return False
@@ -96,6 +103,24 @@ def _follow(ctx: Lowering, op: Op) -> bool:
     return True
 
 
+def _follow_floats(ctx: Lowering, name: str, found: Array) -> bool:
+    """Floats that hold dims are made of integers where something reads them."""
+    numbers = [whole(v) for v in found.flat]
+    if any(n is None for n in numbers):
+        return False
+    held = ctx.define(f"{name}\0whole", DType.I64, found.shape)
+    held.ints = tuple(n for n in numbers if n is not None)
+    out = ctx.define(name, DType.F32, found.shape)
+    out.sizes = found
+    same = Expr(1, (), 0)
+    ctx.defer(out, "", (), lambda: lower_expression(ctx, same, [held], name, DType.F32))
+    return True
+
+
+#: Operators with as many results as what tensors hold says.
+_COUNTED = frozenset(("Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"))
+
+
 def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported."""
     if _follow(ctx, op):
@@ -103,6 +128,11 @@ def lower(ctx: Lowering, op: Op) -> None:
     fn = LOWER.get(op.kind)
     if fn is None:
         unread = op.nodes[0].unread if op.nodes else ""
+        if op.kind in _COUNTED:
+            raise Unsupported(
+                f"how large the result of {op.kind} is depends on what tensors hold, and the sizes"
+                " of a partition follow from the shapes of its inputs"
+            )
         raise Unsupported(op.why or unread or f"no kernel computes {op.kind}")
     _check_ranks(ctx, op)
     fn(ctx, op)

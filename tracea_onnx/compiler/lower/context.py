@@ -148,6 +148,8 @@ class Lowering:
     def content(self, name: str) -> Array | None:
         """The elements of a short constant or computed shape tensor; None when not known."""
         v = self.value(name)
+        if v.sizes is not None:
+            return v.sizes
         if v.ints is not None:
             return objects(v.ints).reshape([int(d) for d in v.shape if isinstance(d, int)])
         return (

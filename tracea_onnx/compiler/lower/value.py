@@ -74,6 +74,7 @@ class Value:
     nhwc: Nhwc | None = None
     initializer: str = ""
     ints: Dims | None = None  # contents of a small integer tensor, row-major, possibly symbolic
+    sizes: Array | None = None  # contents of a short tensor of floats that hold dims (Whole)
     data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
     deferred: Deferred | None = field(default=None, repr=False)
     prepared: bool = False  # made once per session, of constants

@@ -21,7 +21,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
-from tracea_onnx.shapes.operands import axis_of, integer, integers
+from tracea_onnx.shapes.operands import axis_of, integers, whole_number
 from tracea_onnx.shapes.operators import result
 
 
@@ -143,25 +143,21 @@ def bits(value: np.ndarray[Any, Any]) -> int:
 
 
 def range_(ctx: Lowering, op: Op) -> None:
-    """Range: integers stay an affine view; a kernel writes them only when they are read."""
-    start, limit, delta = (ctx.value(n) for n in op.inputs)
-    if (
-        start.ints is None
-        or limit.ints is None
-        or delta.ints is None
-        or start.dtype not in (DType.I64, DType.I32)
-    ):
-        raise Unsupported(
-            "the bounds of Range are computed from tensor contents; they must follow from shapes"
-        )
+    """Range of whole numbers: integers stay an affine view; a kernel writes them only when they are
+    read.
+    """
+    dtype = ctx.value(op.input(0)).dtype
+    if dtype not in (DType.I64, DType.I32, DType.F32):
+        raise Unsupported(f"no kernel computes Range of type {dtype.name}")
     (n,) = result(ctx, op)
-    first, _, step = (integer(ctx, i, "a bound of a Range") for i in op.inputs)
-    out = ctx.define(op.outputs[0], start.dtype, (n,))
-    if isinstance(n, int) and n <= 8 and start.dtype == DType.I64:
+    first, _, step = (whole_number(ctx, i, "a bound of a Range") for i in op.inputs)
+    out = ctx.define(op.outputs[0], dtype, (n,))
+    if isinstance(n, int) and n <= 8 and dtype == DType.I64:
         out.ints = tuple(first + step * k for k in range(n))
         return
-    ints: dict[str, DimLike] = {"count": n, "start": first, "delta": step, "dtype": int(out.dtype)}
-    out.affine = View(Ref(-1, first), (step,))
+    ints: dict[str, DimLike] = {"count": n, "start": first, "delta": step, "dtype": int(dtype)}
+    if dtype != DType.F32:
+        out.affine = View(Ref(-1, first), (step,))
     ctx.defer(out, "", (), lambda: ctx.run("range", {}, out, ints))
 
 

@@ -139,8 +139,9 @@ def flatten(ctx: Lowering, op: Op) -> None:
 def squeeze(ctx: Lowering, op: Op) -> None:
     """Squeeze and Unsqueeze."""
     x, axes, new = ctx.value(op.input(0)), placed(ctx, op), result(ctx, op)
-    if any(x.shape[k] != 1 for k in range(x.rank) if k not in axes):
-        raise Unsupported("Squeeze removes a dim that is not known to be 1")
+    for k in range(x.rank):
+        if k not in axes:
+            ctx.same(x.shape[k], 1, f"axis {k} that Squeeze '{op.label}' removes, and 1")
     if not pointwise_stages.placed(ctx, x, axes, Value(op.outputs[0], x.dtype, new)):
         relabel(ctx, op, x, new)
 
