@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tracea_onnx.ir.abi import OPCODE, OPCODES
+from tracea_onnx.ir.abi import F32_OPCODES, OPCODE
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.expr_program import evaluate
 from tracea_onnx.runtime.native_library import isas, run_kernel
@@ -163,7 +163,7 @@ def _inputs(op: str, seed: int = 0, n: int = 6007) -> list[F32]:
 
 
 def test_every_opcode_is_covered() -> None:
-    assert set(OPCODES) == set(ULPS) | set(EXACT) | {"const", "mod", "fmod"}
+    assert set(ULPS) | set(EXACT) | {"const", "mod", "fmod"} == F32_OPCODES
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -1,5 +1,5 @@
 """Cases that GPU kernels are checked with, on the CPU's kernels, on every instruction set of this
-machine: elements found by indices, running sums, the largest of rows, padding, sampling.
+machine: elements found by indices, running sums, the largest of rows, padding, sampling, regions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.gpu.cases import image, indexed, move, rows
+from tests.gpu.cases import image, indexed, move, regions, rows
 from tests.support.cuda.case import Array, Case, poisoned
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.abi import DType
@@ -19,6 +19,7 @@ from tracea_onnx.runtime.native_library import aligned, isas, run_kernel
 ISAS = isas()
 MAKERS: dict[str, Callable[[np.random.Generator], Iterator[Case]]] = {
     **indexed.FAMILIES,
+    **regions.FAMILIES,
     "argmax": rows.argmax,
     "cumsum": rows.cumsum,
     "pad": move.pads,

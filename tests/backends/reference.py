@@ -301,6 +301,10 @@ _INTEGER: Mapping[str, Callable[..., Any]] = {
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor,
     "div": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "where": lambda a, b,
     c: np.where(a != 0, b, c),
+    "bit_and": np.bitwise_and, "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
+    "bit_not": np.invert,
+    "shift_left": lambda a, b: np.where(b < 64, a << np.minimum(b, 63), 0),
+    "shift_right": lambda a, b: np.where(b < 64, a >> np.minimum(b, 63), 0),
 }  # fmt: skip
 
 

@@ -52,7 +52,9 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 
 #: Test modules whose `cases()` are single requests of every CUDA family.
-FAMILIES = ("attention", "conv", "gemm", "image", "indexed", "move", "pointwise", "recurrent")
+FAMILIES = (
+    "attention", "conv", "gemm", "image", "indexed", "move", "pointwise", "recurrent", "regions",
+)  # fmt: skip
 
 
 def digest(data: object) -> str:

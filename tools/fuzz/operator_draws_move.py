@@ -32,6 +32,9 @@ _BINARY = (
     "Xor",
     "PRelu",
     "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "BitShift",
     "Where",
 )
 
@@ -85,7 +88,11 @@ def binary(d: Draw) -> None:
     r.shuffle(shapes)
     if op in ("And", "Or", "Xor"):
         d.add(op, *(d.given(d.rng.random(s) < 0.5) for s in shapes))
-    elif op == "BitwiseAnd" or (
+    elif op == "BitShift":
+        unsigned = r.choice((np.uint8, np.uint32))
+        few = [d.given(d.rng.integers(0, 40, s).astype(unsigned)) for s in shapes]
+        d.add(op, *few, direction=r.choice(("LEFT", "RIGHT")))
+    elif op.startswith("Bitwise") or (
         op in ("Mod", "Equal", "Less", "Add", "Mul", "Div", "Sub", "Max") and r.random() < 0.3
     ):
         kind = r.choice((np.int64, np.int32))
@@ -267,6 +274,46 @@ def index(d: Draw) -> None:
         )
 
 
+def detect(d: Draw) -> None:
+    """Regions of images, windows whose taps are moved, and determinants."""
+    r = d.random
+    n, c, h, w = r.choice((1, 2, 3)), r.choice((1, 4, 12, 17, 32)), d.size(24), d.size(24)
+    kind = r.random()
+    if kind < 0.2:
+        size = r.choice((1, 2, 3, 5))
+        d.add("Det", d.feed((*d.shape(r.randrange(0, 3), 200), size, size)))
+        return
+    if kind < 0.6:
+        d.opset = 20  # ONNX Runtime has no newer one
+        count, scale = d.size(9), r.choice((1.0, 0.25, 0.7))
+        corners = d.rng.uniform(-4, 28, (count, 2, 2)) / scale
+        corners.sort(1)
+        d.add(
+            "RoiAlign",
+            d.feed((n, c, h, w)),
+            d.given(corners.reshape(count, 4).astype(np.float32)),
+            d.given(d.rng.integers(0, n, count)),
+            mode=r.choice(("avg", "max")),
+            coordinate_transformation_mode=r.choice(("half_pixel", "output_half_pixel")),
+            output_height=r.choice((1, 2, 7)),
+            output_width=r.choice((1, 3, 7)),
+            sampling_ratio=r.choice((0, 1, 2)),
+            spatial_scale=scale,
+        )
+        return
+    kh, kw, pad = r.choice((1, 2, 3)), r.choice((1, 3)), r.choice((0, 1))
+    group = r.choice([g for g in (1, 2, 4) if c % g == 0])
+    moved = r.choice([g for g in (1, 2) if c % g == 0])
+    h, w = max(h, kh), max(w, kw)
+    oh, ow, taps = h + 2 * pad - kh + 1, w + 2 * pad - kw + 1, kh * kw
+    offset = d.given(d.rng.uniform(-2, 2, (n, 2 * moved * taps, oh, ow)).astype(np.float32))
+    mask = d.given(d.rng.random((n, moved * taps, oh, ow)).astype(np.float32))
+    weights = d.store(d.rng.standard_normal((4 * group, c // group, kh, kw)).astype(np.float32))
+    more = r.choice(((), ("", mask), (d.store(np.ones(4 * group, np.float32)), mask)))
+    how: dict[str, Any] = {"group": group, "offset_group": moved, "pads": [pad] * 4}
+    d.add("DeformConv", d.feed((n, c, h, w)), weights, offset, *more, **how)
+
+
 _COORDINATES = (
     "half_pixel",
     "half_pixel_symmetric",
@@ -324,4 +371,5 @@ KINDS: Mapping[str, Callable[[Draw], None]] = {
     "move": move,
     "index": index,
     "sample": sample,
+    "detect": detect,
 }

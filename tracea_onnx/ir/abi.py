@@ -54,6 +54,18 @@ def _test(
     )
 
 
+def _bits(name: str, arity: int, text: str, onnx: str = "") -> Opcode:
+    """An operation on the bits of integers, which programs of floats do not have."""
+    shift = name.startswith("shift")
+    numpy = text.replace("a", "np.int64(a)").replace("b", "np.int64(b)")
+    native = f"u(b) < 64 ? u(a) {text[2:4]} u(b) : 0" if shift else text
+    return Opcode(
+        name, arity, f"np.where(b < 64, {numpy}, 0)" if shift else numpy, "", "",
+        native, f"(i64)({native.replace('u(', 'u64(')})", commutative=arity == 2 and not shift,
+        onnx=onnx, traits=T.EXACT,
+    )  # fmt: skip
+
+
 _ROWS = (
     # --- const loads `imm`, which in programs of integers is an integer below 2**24
     Opcode("const", 0, "", "", "", "ins.imm", "imm"),
@@ -457,6 +469,13 @@ _ROWS = (
         onnx="Atanh",
         traits=T.STEEP,
     ),
+    # --- bits of integers; nothing is left of what is shifted by all of them
+    _bits("bit_and", 2, "a & b", onnx="BitwiseAnd"),
+    _bits("bit_or", 2, "a | b", onnx="BitwiseOr"),
+    _bits("bit_xor", 2, "a ^ b", onnx="BitwiseXor"),
+    _bits("bit_not", 1, "~a", onnx="BitwiseNot"),
+    _bits("shift_left", 2, "a << b"),
+    _bits("shift_right", 2, "a >> b"),
 )
 OPCODE = {row.name: row for row in _ROWS}
 OPCODES = tuple(OPCODE)
@@ -476,8 +495,9 @@ OPCODES_OF = {
     if row.onnx
     for name, attributes in [_operator(row.onnx)]
 }
-#: Opcodes of programs of integers.
+#: Opcodes of programs of integers, and of programs of floats.
 I64_OPCODES = frozenset(row.name for row in _ROWS if row.int_cpu)
+F32_OPCODES = frozenset(row.name for row in _ROWS if row.cpu) | {"const"}
 #: Activations a fused epilogue has built in: `none`, and opcodes whose parameters are the launch
 #: floats (p0, p1).
 ACTIVATIONS = (

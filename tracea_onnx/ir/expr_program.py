@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracea_onnx.ir.abi import I64_OPCODES, OPCODE, OPCODES
+from tracea_onnx.ir.abi import F32_OPCODES, I64_OPCODES, OPCODE, OPCODES
 from tracea_onnx.ir.activations import (
     EpilogueForm,
     classify_activation,
@@ -300,16 +300,18 @@ def _constants_late(expr: Expr) -> Expr:
 def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any]:
     """The Plan's `program` of an expression: see docs/plan-format.md.
 
-    Inputs occupy registers 0..n_in-1. Raises ValueError when an i64 program would need an opcode or
-    a constant it does not have, or when more than `MAX_REGISTERS` registers would be needed.
+    Inputs occupy registers 0..n_in-1. Raises ValueError when a program would need an opcode or a
+    constant that its type does not have, or when more than `MAX_REGISTERS` registers would be
+    needed.
     """
     integer = type == "i64"
-    if integer:
-        for ins in expr.code:
-            if ins.op not in I64_OPCODES:
-                raise ValueError(f"opcode {ins.op} does not exist for integers")
-            if ins.op == "const" and not (abs(ins.imm) < 2**24 and ins.imm == int(ins.imm)):
-                raise ValueError(f"{ins.imm} is not an exact integer constant")
+    for ins in expr.code:
+        if ins.op not in (I64_OPCODES if integer else F32_OPCODES):
+            raise ValueError(
+                f"opcode {ins.op} does not exist for {'integers' if integer else 'floats'}"
+            )
+        if integer and ins.op == "const" and not (abs(ins.imm) < 2**24 and ins.imm == int(ins.imm)):
+            raise ValueError(f"{ins.imm} is not an exact integer constant")
     expr = _constants_late(simplify(expr, integer=integer))
     last = _last_uses(expr)
     register = {k: k for k in range(expr.n_in)}

@@ -27,7 +27,8 @@ _IMAGES = _NORM | T.CHANNEL_NORM | T.HEAVY | T.KEEPS_IMAGE
 _ORT = "com.microsoft."
 _WINDOW = "auto_pad dilations kernel_shape pads strides"
 _REDUCTION = "axes keepdims noop_with_empty_axes"
-_RESIZE = "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
+_PLACES = "coordinate_transformation_mode"
+_RESIZE = f"antialias axes {_PLACES} cubic_coeff_a exclude_outside"
 _RECURRENT = "activation_alpha activation_beta activations"
 _TRANSPOSED = "transA transB"
 
@@ -75,6 +76,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("IsInf", T.SAME_SHAPE | T.BOOLEAN, "detect_negative detect_positive"),
     ("Mean", _BINARY | T.NARROW, ""),
     ("Mod", _BINARY | T.STEEP, "fmod"),
+    ("BitShift", _BINARY | T.EXACT, "direction"),
     ("Pow", _BINARY | T.STEEP, ""),
     (f"{_ORT}BiasGelu {_ORT}FastGelu {_ORT}Gelu", _UNARY, ""),
     (":pointwise", T.NARROW | T.KEEPS_IMAGE, None),
@@ -162,7 +164,12 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
         _HEAVY,
         f"{_RECURRENT} clip direction hidden_size input_forget layout linear_before_reset",
     ),
-    ("ConvInteger DeformConv MatMulInteger QLinearConv QLinearMatMul", T.ASKED, None),
+    (
+        "DeformConv",
+        T.HEAVY | T.SUM | T.SAME_TYPE,
+        "dilations group kernel_shape offset_group pads strides",
+    ),
+    ("ConvInteger MatMulInteger QLinearConv QLinearMatMul", T.ASKED, None),
     (f"{_ORT}EmbedLayerNormalization", T.ASKED, "epsilon"),
     (f"{_ORT}GroupQueryAttention {_ORT}MatMulNBits {_ORT}QAttention", T.ASKED, None),
     # --- norms, reductions, images
@@ -218,6 +225,12 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("GlobalLpPool", T.GLOBAL_POOL | T.SAME_TYPE, "p"),
     ("AffineGrid", T.SAME_TYPE | T.GROWS, "align_corners"),
     ("GridSample", T(0), "align_corners mode padding_mode"),
+    (
+        "RoiAlign",
+        T.SAME_TYPE | T.SUM | T.GROWS,
+        f"{_PLACES} mode output_height output_width sampling_ratio spatial_scale",
+    ),
+    ("Det", T.SAME_TYPE | T.SUM | T.STEEP, ""),
     (
         "Resize",
         T.SAME_TYPE | T.NARROW | T.IMAGE | T.GROWS,

@@ -182,6 +182,15 @@ def _mod(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
     return code.op("fmod" if node.attr("fmod", 0) else "mod", *a)
 
 
+def _shift(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    direction = node.attr("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise Refuse(
+            Why.ATTRIBUTE, node, attribute="direction", value=direction, wanted="LEFT or RIGHT"
+        )
+    return code.op(f"shift_{direction.lower()}", *a)
+
+
 def _isinf(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
     require(node, detect_negative=1, detect_positive=1)
     return code.op("isinf", a[0])
@@ -202,6 +211,7 @@ POINTWISE: dict[str, Emit] = {
     "Clip": _clip,
     "Pow": _pow,
     "Mod": _mod,
+    "BitShift": _shift,
     "IsInf": _isinf,
     "Cast": _cast,
     "Gelu": _gelu,

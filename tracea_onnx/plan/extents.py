@@ -418,6 +418,11 @@ def _tuples(p: Launch, o: str) -> dict[str, Extent]:
     }
 
 
+def _taps(p: Launch) -> tuple[DimLike, ...]:
+    """The taps of all windows."""
+    return tuple(p[k] for k in ("N", "OH", "OW", "KH", "KW"))
+
+
 _TABLE: dict[str, Table] = {
     "conv2d": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p)),
     "conv_pool": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p), "PH", "PW"),
@@ -451,6 +456,13 @@ _TABLE: dict[str, Table] = {
     "copy_nhwc": _images,
     "grid_sample": lambda p: {**_resized(p),
         "grid": p.line(p["N"], p["OH"], p["OW"], 2, size=size_of(p["grid_dtype"]))},
+    "roi_align": lambda p: {"x": p.image("x", p["IH"], p["IW"], p["C"]),
+        "y": p.image("y", p["OH"], p["OW"], p["C"], p["R"]), "rois": p.line(p["R"], 4),
+        "batch": p.line(p["R"], size=8)},
+    "deform_columns": lambda p: {"x": p.image("x", p["IH"], p["IW"], p["C"]),
+        "offset": p.line(*_taps(p), p["DG"], 2), "mask": p.line(*_taps(p), p["DG"]),
+        "y": p.line(*_taps(p), p["C"])},
+    "determinant": lambda p: {"x": p.line(p["count"], p["n"], p["n"]), "y": p.line(p["count"])},
     "global_pool": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]),
         "y": p.span((p["N"], p["y_ns"]), (p["C"], 1))},
     "nchw_to_nhwc": lambda p: {"x": p.line(p["N"], p["C"], p["H"], p["W"]),
@@ -523,7 +535,7 @@ def extents(
 
 #: Parameters that a kernel divides by, or that count: at least 1.
 _POSITIVE = frozenset(
-    {"SH", "SW", "DH", "DW", "KH", "KW", "G", "KVH", "elem", "size", "PKH", "PKW"}
+    {"SH", "SW", "DH", "DW", "KH", "KW", "G", "DG", "KVH", "elem", "size", "PKH", "PKW"}
 )
 #: Parameters that are bytes of an element: 1, 2, 4 or 8.
 WIDTHS = ("elem",)
@@ -539,7 +551,7 @@ _CODES = {
     **{f"x{k}_kind": 5 for k in range(4)},
 }
 #: Groups of channels: the first is a multiple of the second.
-_MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("H", "KVH")}
+_MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("C", "DG"), ("H", "KVH")}
 #: The largest size of anything: products of two of them fit 128 bits with room for sums.
 LARGEST = 1 << 60
 #: Parameters that are values, not sizes.
@@ -577,6 +589,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
     if family == "fft":
         ranges |= {"kind": (0, 2), "N": (1, 1 << 24)}
         ranges |= {f"radix{k}": (1, 16) for k in range(PASSES)}
+    if family == "roi_align":
+        ranges |= {"mode": (0, 1), "ratio": (0, 1 << 16)}
     if family.endswith("_along"):
         ranges["axis"] = (0, 4)
     if family.endswith("_tuples"):

@@ -139,6 +139,22 @@ FAMILIES: dict[str, Family] = {
         ("x", "grid", "y"),
         _names("mode pad corners grid_dtype N C IH IW OH OW x_cs x_rs x_ns y_cs y_rs y_ns"),
     ),
+    # Of R regions rois [R, 4] (x1, y1, x2, y2, of x's type; times scale they are pixels) of the
+    # images batch [R] (I64) says, OH x OW bins: mode 0 the mean of its samples, 1 the largest of
+    # their weighted pixels. half: pixels lie half a pixel off; else no side is shorter than one.
+    # ratio: samples of a bin along each axis, 0 = as many as it has pixels. Batches out of range,
+    # and bins of more than 65,536 samples an axis, are errors as of gather.
+    "roi_align": Family(
+        _names("x rois batch y"),
+        _names("mode half ratio N C IH IW R OH OW x_cs x_rs x_ns y_cs y_rs y_ns"),
+        ("scale",),
+    ),
+    # Of a deformable convolution with DG groups of offsets [N, DG, KH, KW, 2, OH, OW] and masks
+    # [N, DG, KH, KW, OH, OW], both plain, what each window sees: y is [N, OH, OW, G, KH, KW, C/G].
+    "deform_columns": Family(
+        _names("x offset mask? y"),
+        _names("N C IH IW OH OW KH KW SH SW DH DW PT PL G DG x_cs x_rs x_ns"),
+    ),
     # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the
     # element size (4).
     "nchw_to_nhwc": Family(("x", "y"), _names("N C H W y_cs y_rs y_ns")),
@@ -298,6 +314,8 @@ FAMILIES: dict[str, Family] = {
     # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or
     # from the end (reverse).
     "cumsum": Family(("x", "y"), _names("outer n inner exclusive reverse dtype")),
+    # The determinants y [count] of x [count, n, n].
+    "determinant": Family(("x", "y"), ("count", "n")),
     # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as
     # the [R, C] weight of a gemm to R columns, w2 as that of a gemm from C to R columns (so [R, C],
     # too), b1 and b2 packed. act1 has floats p0, p1, act2 q0, q1.

@@ -1,10 +1,10 @@
-"""CUDA kernels over channels-last images: pooling, resizing, sampling, responses."""
+"""CUDA kernels over channels-last images: pooling, resizing, sampling, regions, responses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -292,6 +292,50 @@ def grid_sample(request: Request) -> list[Kernel]:
     return [instance(request, "grid_sample", header, given, grid, 256, body)]
 
 
+def roi_align(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    mode, half = static(i["mode"], "mode of regions"), bool(static(i["half"], "place of pixels"))
+    names = (*_RESIZE[:4], "R", "OH", "OW", "ratio")
+    given = [
+        pointer("const T", "x"),
+        pointer("const T", "rois"),
+        pointer("const i64", "batch"),
+        pointer("T", "y"),
+        *ints({n: i[n] for n in names}),
+        *floats({"scale": request.floats["scale"]}),
+        *_pitches(request, "x", "y"),
+        ("u32*", "fault", FaultWord()),
+    ]
+    region = f"Regions{{{', '.join(names)}, scale}}"
+    forms = f"{mode}, {str(half).lower()}"
+    call = f"roi_align<{forms}>(x, rois, batch, y, {region}, {_X}, {_Y}, fault);"
+    bins = D.product([i["R"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)])
+    grid, header = blocks(bins, 256, request.sms * 16), "image/roi_align"
+    body = f"after_previous();\n  {call}"
+    return [instance(request, "roi_align", header, given, grid, 256, body)]
+
+
+def deform_columns(request: Request) -> list[Kernel]:
+    i, wide = parameters(request), 16 // request.dtype.size
+    c, g, moved = (static(i[n], "number of channels") for n in ("C", "G", "DG"))
+    width = wide if c // g % wide == 0 and c // moved % wide == 0 else 1
+    names = (*_RESIZE, *_POOL[6:14], "G", "DG")
+    masked = "mask" in request.operands
+    given = [
+        pointer("const T", "x"),
+        pointer("const T", "offset"),
+        *([pointer("const T", "mask")] if masked else []),
+        pointer("T", "y"),
+        *ints({n: i[n] for n in names}),
+        *_pitches(request, "x"),
+    ]
+    mask = "mask" if masked else "(const T*)nullptr"
+    call = f"deform_columns<{width}>(x, offset, {mask}, y, Moved{{{', '.join(names)}}}, {_X});"
+    units = D.product([*(i[n] for n in ("N", "OH", "OW", "KH", "KW")), c // width])
+    grid, body = blocks(units, 256, request.sms * 16), f"after_previous();\n  {call}"
+    return [instance(request, "deform_columns", "image/deform", given, grid, 256, body)]
+
+
 def lrn(request: Request) -> list[Kernel]:
     i = parameters(request)
     size = static(i["size"], "number of channels")
@@ -309,6 +353,8 @@ def lrn(request: Request) -> list[Kernel]:
 FAMILIES = {
     "lrn": lrn,
     "grid_sample": grid_sample,
+    "roi_align": roi_align,
+    "deform_columns": deform_columns,
     "pool2d": pool2d,
     "global_pool": global_pool,
     "resize2d": resize2d,
