@@ -91,6 +91,12 @@ def test_a_description_stays(
     assert of_itself(result) == of_itself(described)
 
 
+def test_text_that_is_no_utf_8_is_mended(described: onnx.ModelProto, tmp_path: Path) -> None:
+    damaged = described.SerializeToString().replace(b"of the model", b"of the mod\xffl")
+    (tmp_path / "model.onnx").write_bytes(damaged)
+    assert by_compiling(described, tmp_path).doc_string == "of the mod\ufffdl"
+
+
 def test_onnx_runtime_tells_the_metadata_of_both_files(
     described: onnx.ModelProto, tmp_path: Path
 ) -> None:

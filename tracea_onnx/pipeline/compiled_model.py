@@ -81,7 +81,8 @@ def _keep_descriptions(original: ModelProto, compiled: ModelProto) -> None:
     for the most part.
     """
     for field in ("doc_string", "producer_name", "producer_version", "domain", "model_version"):
-        setattr(compiled, field, getattr(original, field))
+        told = getattr(original, field)  # bytes, where they are no UTF-8
+        setattr(compiled, field, told.decode(errors="replace") if type(told) is bytes else told)
     for given, made in ((original, compiled), (original.graph, compiled.graph)):
         known = {p.key for p in made.metadata_props}
         made.metadata_props.extend(p for p in given.metadata_props if p.key not in known)
