@@ -116,6 +116,11 @@ def explain(c: Case) -> Verdict:
     return found
 
 
+def doctor(c: Case) -> Verdict:
+    more = c.random.choice(([], ["--json"], ["--backend", "cpu"]))
+    return command(["doctor", str(c.write(model_of(c))), "--quick", *more])
+
+
 def _takes_long(data: bytes) -> bool:
     """Whether the model itself wants inputs so large that comparing results takes longer than a
     case may, and not so large that they are refused.

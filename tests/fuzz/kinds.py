@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.fuzz.cases import REFUSED, Case, failure
-from tests.fuzz.commands import explain, inline, inspect, optimize, verify
+from tests.fuzz.commands import doctor, explain, inline, inspect, optimize, verify
 from tests.fuzz.plans import changed_compiled, changed_plan, damaged_cache, damaged_pack
 from tests.fuzz.requests import changed_request, changed_tuning
 from tests.fuzz.sessions import changed_model, unfit_inputs
@@ -43,6 +43,7 @@ _RUN: Mapping[str, Callable[[Case], Verdict]] = {
     "inspect": inspect,
     "inline": inline,
     "explain": explain,
+    "doctor": doctor,
     "optimize": optimize,
     "verify": verify,
     "session": changed_model,
@@ -64,6 +65,7 @@ WEIGHTS: Mapping[str, int] = {
     "inspect": 2,
     "inline": 3,
     "explain": 4,
+    "doctor": 1,
     "optimize": 5,
     "verify": 2,
     "session": 5,

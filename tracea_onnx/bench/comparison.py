@@ -51,6 +51,10 @@ class Settings:
     seed: int = 0
     pythons: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        sessions = f"{self.sessions} session{'s' * (self.sessions > 1)}"
+        return f"{self.mode}, {sessions} of {self.threads} thread{'s' * (self.threads > 1)} each"
+
 
 @dataclass
 class Measured:
@@ -126,9 +130,14 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """Programs that do not run the model."""
+        """Programs that do not run the model, ours first."""
+        found: dict[tuple[bool, str, str], list[str]] = {}
+        for row, name, m in self._all():
+            if m.failed:
+                found.setdefault((name != OURS, name, m.failed), []).append(row.title)
         return [
-            f"{_titled(name, row)} failed: {m.failed}" for row, name, m in self._all() if m.failed
+            f"{name}{' at ' * bool(titles[0])}{', '.join(titles)} failed: {why}"
+            for (_, name, why), titles in sorted(found.items())
         ]
 
     @property
@@ -146,21 +155,24 @@ class Comparison:
 
     def text(self) -> list[str]:
         """What was wrong, then the verdict, then a table for each batch."""
-        s = self.settings
-        lines = [*self.wrong, *self.failed, *(v for row in self.rows for v in _verdict(row))]
+        lines = [*self.wrong, *(f for f in self.failed if f.startswith(OURS))]
+        lines += [v for row in self.rows for v in _verdict(row)]
+        lines += [f for f in self.failed if not f.startswith(OURS)]
         lines += [f"{name} was left out: {why}" for name, why in self.unavailable.items()]
-        lines.append("")
-        lines.append(
-            f"{self.model}, {s.mode}, {s.sessions} session{'s' * (s.sessions > 1)} of "
-            f"{s.threads} thread{'s' * (s.threads > 1)} each"
-        )
-        lines.append(self.machine)
+        lines += ["", f"{self.model}, {self.settings}", self.machine]
         for row in self.rows:
-            shapes = ", ".join(f"{k} {'x'.join(map(str, v))}" for k, v in row.inputs.items())
+            shapes = ", ".join(
+                f"{k} {'x'.join(map(str, v)) or 'scalar'}" for k, v in row.inputs.items()
+            )
             lines += ["", f"{row.title}{': ' * (row.batch is not None)}{shapes}"]
             timed = [(n, m) for n, m in row.programs.items() if m.us is not None]
             if timed:
-                lines += tables.table([_HEAD[s.mode], *(_cells(s.mode, row, *x) for x in timed)])
+                lines += tables.table(
+                    [
+                        _HEAD[self.settings.mode],
+                        *(_cells(self.settings.mode, row, *x) for x in timed),
+                    ]
+                )
             lines += [f"  {n}: {m.version}{f'; {m.note}' if m.note else ''}" for n, m in timed]
         return lines
 
@@ -171,11 +183,9 @@ def picture(found: Comparison) -> Picture | None:
     peers = list(dict.fromkeys(n for row in rows for n, m in row.programs.items() if m.ratio))
     if not rows:
         return None
-    s = found.settings
     return Picture(
         f"{found.model}: times as fast as each peer",
-        f"{s.mode}, {s.sessions} x {s.threads} threads; {found.date}, "
-        f"{found.machine.partition(';')[0]}",
+        f"{found.settings}; {found.date}, {found.machine.partition(';')[0]}",
         tuple(row.title or "as it is" for row in rows),
         {
             peer: tuple(m.ratio if (m := row.programs.get(peer)) else None for row in rows)

@@ -361,7 +361,7 @@ def _loaded(given: Given, arrays: Arrays) -> tuple[dict[str, Any], list[Pair]]:
 
 
 def _failure(e: BaseException) -> dict[str, Any]:
-    said = " ".join((str(e).strip() or "?").splitlines()[0].split())[:300]
+    said = " ".join(str(e).split())[:300] or "?"
     if isinstance(e, Missing):
         return {"missing": said, "install": e.install}
     return {"failed": f"{type(e).__name__}: {said}"}
