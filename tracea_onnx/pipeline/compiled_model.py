@@ -70,10 +70,17 @@ def compile_model(
                 "the provider runs no part of this model, so there is nothing to compile",
                 "see why with `tracea-onnx explain MODEL`",
             )
+        if external_data == "never":
+            for p in [p for p in compiled.model.metadata_props if p.key == _OUTSIDE]:
+                compiled.model.metadata_props.remove(p)
         _keep_descriptions(original.model, compiled.model)
         files = [] if embed else [_taken_out(n, target) for n in parts if _main(n)]
         files = [*model_file.save(compiled, target, external_data=external_data), *files]
     return CompiledModel(nodes, len(parts), count_nodes(compiled.model) - len(parts), files)
+
+
+#: Metadata of ONNX Runtime from 1.32 on: the weights lie in another file.
+_OUTSIDE = "external_dependencies"
 
 
 def _keep_descriptions(original: ModelProto, compiled: ModelProto) -> None:
