@@ -129,7 +129,10 @@ def _connected(folder: files.Folder) -> Iterator[sqlite3.Connection]:
         db.text_factory = lambda data: data.decode(errors="replace")
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             db.execute(f"PRAGMA {pragma}")
-        yield db
+        try:
+            yield db
+        except UnicodeDecodeError:  # in SQLite's message of an error that names what it read
+            raise _Malformed("damaged") from None
 
 
 def _prepare(db: sqlite3.Connection, folder: files.Folder) -> None:

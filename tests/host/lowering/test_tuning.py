@@ -175,8 +175,9 @@ def test_a_database_with_a_damaged_page_is_read_or_set_aside() -> None:
     tuning_records.note(H200, [tried], {})
     whole = path.read_bytes()
     used = [at for at in range(len(whole)) if whole[at]]
-    for at in used[:: max(len(used) // 50, 1)]:
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+    for k, at in enumerate(used[:: max(len(used) // 50, 1)]):
+        other = whole[at] ^ (0x55, 0xA5)[k % 2]
+        path.write_bytes(whole[:at] + bytes([other]) + whole[at + 1 :])
         tuning_records.trials(H200)
         tuning_records.similar(H200)
         tuning_records.history()
