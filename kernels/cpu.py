@@ -27,7 +27,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import WIDTHS, extents, limits
-from tracea_onnx.plan.kernel_families import FAMILIES, MEETING, Family
+from tracea_onnx.plan.kernel_families import FAMILIES, MEETING, PROJECTED_STEPS, Family
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check, attempt
@@ -38,7 +38,7 @@ TEMPLATES = Path(__file__).resolve().parent / "cpu"
 #: live in L2, hence the higher rate.
 _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31")
 _WITHOUT = frozenset({
-    "conv_pool", "copies", "deconv2d_dw", "fold_norm", "gemm_norm", "squeeze_excite",
+    "conv_pool", "copies", "deconv2d_dw", "fold_norm", "gemm_norm", "recurrent", "squeeze_excite",
 })  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def families_header() -> str:
             f"enum Act : int64_t {{ {', '.join('k' + _camel(a) for a in ACTIVATIONS)} }};",
             "namespace fam {",
             *(_family(n, f) for n, f in FAMILIES.items()),
-            f"constexpr int kMeetingPoint = {MEETING};",
+            f"constexpr int kMeetingPoint = {MEETING}, kProjectedSteps = {PROJECTED_STEPS};",
             "}  // namespace fam",
             "// `optional` has bit k set when operand k may be absent.",
             (

@@ -9,6 +9,8 @@ multiply-add and several streams of weights come from memory. `steady<r>` and `b
 weights that are read again and again: they leave fetching to the hardware, which takes up to a
 fifth less time where the weights lie in L2 or L3 (one Zen 4 core), and `back` takes the terms from
 last to first, so that what one pass has left in the first cache is what the next begins with.
+`steady_pair` and `back_pair` also work on another product: one row takes its weights from L2 or L3
+as fast as they come, which leaves half of the multiply-adds free for a tile of rows.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from __future__ import annotations
 TILE_ROWS = {"avx512": 14, "avx2": 6, "base": 6}
 #: Panels of 32 columns a wide tile covers, for 1, 2, ... rows.
 WIDE_PANELS = {"avx512": (4, 4, 2, 2), "avx2": (2, 1, 1), "base": (1,)}
+#: Rows of the tile beside one row over WIDE_PANELS panels, where registers suffice.
+PAIR_ROWS = {"avx512": 6}
 #: Weight rows fetched ahead of use.
 AHEAD, AHEAD_WIDE = 8, 24
 
@@ -113,9 +117,61 @@ def _wide(name: str, rows: int, panels: int, width: int) -> str:
     )
 
 
+def _pair(name: str, panels: int, rows: int, width: int) -> str:
+    """`name`: steady or back, of the one row; the tile's terms run forwards."""
+    per, sign = 32 // width, "-" if name == "back" else "+"
+    head = (
+        f"static __attribute__((noinline)) void {name}_pair(const float* a, const float* b, "
+        "int64_t pitch, float* c, const float* init, int64_t k, const Beside& t) {"
+    )
+    turn = ["  a += k - 1; b += (k - 1) * 32;"] if sign == "-" else []
+    names = ["b", *(f"q{p}" for p in range(1, panels))]
+    own = [f"s{j}" for j in range(panels * per)]
+    bases, element = _addresses(rows)
+    bases = [line.replace(" = a +", " = t.a +").replace("lda", "t.lda") for line in bases]
+    sums = [[f"c{i}_{j}" for j in range(per)] for i in range(rows)]
+    lines = [head, *turn, *(f"  const float* q{p} = b + {p} * pitch;" for p in range(1, panels))]
+    lines += ["  const int64_t lda = t.lda;", "  const float* w = t.b;", *bases]
+    every = [*own, *(v for row in sums for v in row)]
+    lines.append(f"  vf {', '.join(f'{v} = vf{{}}' for v in every)};")
+    lines.append("  for (; k > 0; k--) {")
+    lines.append("    { const vf s = splat(*a);")
+    lines += [
+        f"      {v} = fma(s, load({names[j // per]} + {j % per * width}), {v});"
+        for j, v in enumerate(own)
+    ]
+    lines.append("    }")
+    lines += [f"    const vf w{j} = load(w + {j * width});" for j in range(per)]
+    for i, row in enumerate(sums):
+        terms = " ".join(f"{v} = fma(s, w{j}, {v});" for j, v in enumerate(row))
+        lines.append(f"    {{ const vf s = splat({element[i]}); {terms} }}")
+    step = " ".join(f"{n} {sign}= 32;" for n in names)
+    lines += [f"    a{sign}{sign}; {step} w += 32;"]
+    lines += ["    " + " ".join(f"a{g}++;" for g in range(0, rows, 3)), "  }"]
+    lines += [f"  store(c + {j * width}, {v} + load(init + {j * width}));"
+              for j, v in enumerate(own)]  # fmt: skip
+    lines += [
+        f"  store(t.c + {i} * t.ldc + {j * width}, {v} + load(t.init + {i} * t.ldi + {j * width}));"
+        for i, row in enumerate(sums)
+        for j, v in enumerate(row)
+    ]
+    return "\n".join([*lines, "}"])
+
+
 def _table(name: str, rows: int) -> str:
     tiles = ", ".join(["nullptr", *(f"{name}{r}" for r in range(1, rows + 1))])
     return f"const WideTile k{name.capitalize()}Tiles[] = {{{tiles}}};"
+
+
+def _pairs(rows: int, panels: int, width: int) -> list[str]:
+    """Both tiles and their table, of nulls where there are none."""
+    names = ("steady_pair", "back_pair") if rows else ("nullptr", "nullptr")
+    tiles = [_pair(n, panels, rows, width) for n in ("steady", "back") if rows]
+    return [
+        *tiles,
+        f"const PairTile kPairTiles[] = {{{', '.join(names)}}};",
+        f"static_assert(kPairRows == {rows});",
+    ]
 
 
 def source(isa: str, width: int) -> str:
@@ -132,6 +188,7 @@ def source(isa: str, width: int) -> str:
     forms = ("wide", "steady", "back")
     parts += [_wide(n, r, panels, width) for n in forms for r, panels in enumerate(wide, 1)]
     parts += [
+        *_pairs(PAIR_ROWS.get(isa, 0), wide[0], width),
         f"static_assert(kTileRows == {rows} && kWideRows == {len(wide)});",
         f"const Tile kTiles[] = {{nullptr, {', '.join(f'tile{r}' for r in range(1, rows + 1))}}};",
         (

@@ -1,4 +1,4 @@
-"""`recurrent` and `pack_recurrent` against float64, on every instruction set of this machine.
+"""`recurrent_layer` and `pack_recurrent` against float64, on every instruction set of this machine.
 
 Outputs are filled with NaN before each run.
 """
@@ -32,32 +32,39 @@ def _launch(layer: Layer, isa: str, threads: int) -> tuple[dict[str, Any], dict[
     """Operands, with the weights packed, and integers."""
     d, n, g = layer.directions, layer.hidden, layer.gates
     first = 2 if layer.kind == "GRU" and not layer.before else g
-    packing = {"D": d, "H": n, "G": g, "first": first}
-    packed = aligned(packed_elements("pack_recurrent", **packing))
-    run_kernel("pack_recurrent", {"r": _placed(layer.r), "packed": packed}, packing, isa=isa,
-               threads=threads)  # fmt: skip
+    weights: dict[str, Any] = {}
+    for name, v in (("w", layer.w), ("r", layer.r)):
+        packing = {"D": d, "H": n, "K": v.shape[2], "G": g, "first": first}
+        weights[name] = aligned(packed_elements("pack_recurrent", **packing))
+        run_kernel("pack_recurrent", {"r": _placed(v), "packed": weights[name]}, packing, isa=isa,
+                   threads=threads)  # fmt: skip
     operands = {
-        **{k: _placed(v) for k, v in layer.operands().items()}, "r": packed,
+        **{k: _placed(v) for k, v in layer.operands().items()}, **weights,
         "y": _poisoned(layer.steps, d, layer.batch, n), "y_h": _poisoned(d, layer.batch, n),
     }  # fmt: skip
     return operands, layer.ints()
 
 
 VARIANTS = [("LSTM", 0), ("GRU", 0), ("GRU", 1), ("RNN", 0)]
-#: Steps, rows, directions, units: few rows and many, units of one panel and of several.
-SIZES = [(3, 1, 1, 1), (4, 1, 2, 33), (3, 2, 1, 31), (2, 5, 1, 64), (3, 30, 2, 20), (2, 1, 1, 801)]
+#: Steps, rows, directions, units, and inputs: few rows and many, units of one panel and of several,
+#: steps around those that are projected at once.
+SIZES = [
+    ((3, 1, 1, 1), 1), ((4, 1, 2, 33), 5), ((3, 2, 1, 31), 40), ((2, 5, 1, 64), 3),
+    ((3, 30, 2, 20), 7), ((2, 1, 1, 801), 2), ((12, 1, 2, 64), 130), ((19, 1, 1, 97), 801),
+    ((18, 1, 1, 130), 31), ((25, 1, 1, 801), 802), ((13, 3, 2, 33), 4), ((14, 9, 1, 16), 6),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(("sizes", "inputs"), SIZES, ids=str)
 @pytest.mark.parametrize(("kind", "before"), VARIANTS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_layer(
-    isa: str, sizes: tuple[int, int, int, int], kind: str, before: int, threads: int
+    isa: str, sizes: tuple[int, int, int, int], inputs: int, kind: str, before: int, threads: int
 ) -> None:
-    layer = Layer(kind, sizes, before=before, reverse=sizes[0] % 2)
+    layer = Layer(kind, sizes, before=before, reverse=sizes[0] % 2, inputs=inputs)
     operands, ints = _launch(layer, isa, threads)
-    run_kernel("recurrent", operands, ints, isa=isa, threads=threads)
+    run_kernel("recurrent_layer", operands, ints, isa=isa, threads=threads)
     y, last = layer.want()
     np.testing.assert_allclose(operands["y"], y, rtol=0, atol=1e-5)
     np.testing.assert_allclose(operands["y_h"], last, rtol=0, atol=1e-5)
@@ -68,27 +75,27 @@ def test_tasks_that_share_a_direction(kind: str, before: int) -> None:
     """Units are split among tasks that meet after each stage; the first of them does the work of
     the others until they begin.
     """
-    layer = Layer(kind, (7, 1, 1, 300), before=before)
+    layer = Layer(kind, (13, 1, 1, 300), before=before, inputs=290)
     operands, ints = _launch(layer, isas()[0], 1)
-    assert kernel_tasks("recurrent", operands, ints, threads=3) == (3 if kind != "RNN" else 2)
+    assert kernel_tasks("recurrent_layer", operands, ints, threads=3) == 3
     y, _ = layer.want()
     for _ in range(10):
         operands, ints = _launch(layer, isas()[0], 1)
-        run_kernel("recurrent", operands, ints, threads=3)
+        run_kernel("recurrent_layer", operands, ints, threads=3)
         np.testing.assert_allclose(operands["y"], y, rtol=0, atol=1e-5)
 
 
 def test_rows_are_split_where_there_are_enough() -> None:
-    layer = Layer("LSTM", (2, 32, 1, 16))
+    layer = Layer("LSTM", (2, 32, 1, 16), inputs=9)
     operands, ints = _launch(layer, isas()[0], 1)
-    assert kernel_tasks("recurrent", operands, ints, threads=4) == 4
-    assert kernel_tasks("recurrent", operands, ints, threads=1) == 1
+    assert kernel_tasks("recurrent_layer", operands, ints, threads=4) == 4
+    assert kernel_tasks("recurrent_layer", operands, ints, threads=1) == 1
 
 
 def test_lengths_out_of_range_are_bad_data() -> None:
-    layer = Layer("LSTM", (3, 2, 1, 5))
+    layer = Layer("LSTM", (3, 2, 1, 5), inputs=4)
     operands, ints = _launch(layer, isas()[0], 1)
     for lens in ([4, 1], [1, -1]):
         operands["lens"] = _placed(np.array(lens, np.int32))
-        with pytest.raises(TraceaError, match="recurrent reported bad data"):
-            run_kernel("recurrent", operands, ints)
+        with pytest.raises(TraceaError, match="recurrent_layer reported bad data"):
+            run_kernel("recurrent_layer", operands, ints)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracea_onnx.ir.abi import ACTIVATIONS as CODES
-from tracea_onnx.plan.kernel_families import MEETING
+from tracea_onnx.plan.kernel_families import MEETING, PROJECTED_STEPS
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -110,12 +110,15 @@ def run(kind: str, feeds: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[
 
 
 class Layer:
-    """Random weights and inputs of a launch: steps, rows, directions, units."""
+    """Random weights and inputs of a launch: steps, rows, directions, units. `inputs`: of
+    `recurrent_layer`, which projects them itself; 0: of `recurrent`, with their projection as x.
+    """
 
     def __init__(
-        self, kind: str, sizes: tuple[int, int, int, int], *, before: int = 0, reverse: int = 0
-    ) -> None:
-        self.kind, self.before, self.reverse = kind, before, reverse
+        self, kind: str, sizes: tuple[int, int, int, int], *, before: int = 0, reverse: int = 0,
+        inputs: int = 0,
+    ) -> None:  # fmt: skip
+        self.inputs, self.kind, self.before, self.reverse = inputs, kind, before, reverse
         self.steps, self.batch, self.directions, self.hidden = sizes
         self.gates = GATES[kind]
         rng, rows = np.random.default_rng(sum(sizes)), self.gates * self.hidden
@@ -124,20 +127,23 @@ class Layer:
             return rng.standard_normal(shape).astype(np.float32)
 
         self.r = draw(self.directions, rows, self.hidden) / np.float32(self.hidden**0.5)
-        self.x = draw(self.steps, self.batch, self.directions, rows)
-        self.bias = draw(self.directions, rows)
+        self.x = draw(self.steps, self.batch, *((inputs,) if inputs else (self.directions, rows)))
+        self.w = draw(self.directions, rows, inputs) / np.float32(max(inputs, 1) ** 0.5)
+        self.bias = draw(self.directions, *((2,) if inputs else ()), rows)
         self.h = draw(self.directions, self.batch, self.hidden)
 
     def want(self) -> list[Any]:
-        """y and y_h. Each direction by itself, its projection as a product with the unit matrix."""
+        """y and y_h. Each direction by itself, a projection as a product with the unit matrix."""
         rows, parts = self.gates * self.hidden, []
         for d in range(self.directions):
             backward = (d == 1) != bool(self.reverse)
-            feeds = {
-                "X": self.x[:, :, d], "W": np.eye(rows)[None], "R": self.r[d : d + 1],
-                "B": np.concatenate([np.zeros(rows), self.bias[d]])[None],
-                "initial_h": self.h[d : d + 1],
-            }  # fmt: skip
+            feeds = {"R": self.r[d : d + 1], "initial_h": self.h[d : d + 1]}
+            if self.inputs:
+                bias = self.bias[d].reshape(1, -1)
+                feeds |= {"X": self.x, "W": self.w[d : d + 1], "B": bias}
+            else:
+                bias = np.concatenate([np.zeros(rows), self.bias[d]])[None]
+                feeds |= {"X": self.x[:, :, d], "W": np.eye(rows)[None], "B": bias}
             attrs = {
                 "direction": "reverse" if backward else "forward",
                 "linear_before_reset": self.before,
@@ -148,7 +154,9 @@ class Layer:
     def operands(self) -> dict[str, Any]:
         """Inputs but for packed weights, and what the kernel keeps, which is NaN at first."""
         units = -(-self.hidden // 32) * 32
-        count = self.directions * (MEETING + 4 * self.batch * units)
+        gates = self.gates if self.inputs else 0
+        rows = (4 + PROJECTED_STEPS * gates) * self.batch + gates
+        count = self.directions * (MEETING + rows * units)
         state = np.full(count, np.nan, np.float32)
         state[: self.directions * MEETING] = 0
         return {"x": self.x, "bias": self.bias, "h": self.h, "state": state}
@@ -157,10 +165,12 @@ class Layer:
         """Integers of the launch."""
         d, b, n, rows = self.directions, self.batch, self.hidden, self.gates * self.hidden
         f, tanh = CODES.index("sigmoid"), CODES.index("tanh")
+        width = self.inputs or d * rows
+        own = {"I": self.inputs} if self.inputs else {"bias_d": rows}
         return {
-            "T": self.steps, "B": b, "D": d, "H": n, "G": self.gates, "x_t": b * d * rows,
-            "x_b": d * rows, "y_t": d * b * n, "y_b": n, "y_d": b * n, "h_b": n, "h_d": b * n,
-            "bias_d": rows, "before": self.before, "reverse": self.reverse,
+            **own, "T": self.steps, "B": b, "D": d, "H": n, "G": self.gates, "x_t": b * width,
+            "x_b": width, "y_t": d * b * n, "y_b": n, "y_d": b * n, "h_b": n, "h_d": b * n,
+            "before": self.before, "reverse": self.reverse,
             "act_f": tanh if self.kind == "RNN" else f, "act_g": tanh, "act_h": tanh,
         }  # fmt: skip
 

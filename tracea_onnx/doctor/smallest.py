@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, str]] = {
         "q:1,2,4,8 t:1,2,8,4 v:1,2,4,8",
         "s = MatMul(q, t) p = Softmax<axis = -1>(s) y = MatMul(p, v)",
     ),
-    "recurrent": ("x:3,2,4 w=1,20,4 r=1,20,5", "y, h, c = LSTM<hidden_size = 5>(x, w, r)"),
+    "recurrent_layer": ("x:3,2,4 w=1,20,4 r=1,20,5", "y, h, c = LSTM<hidden_size = 5>(x, w, r)"),
     "layernorm": ("x:3,8 g=8 b=8", "y = LayerNormalization<axis = -1>(x, g, b)"),
     "groupnorm": ("x:2,4,3,3 g=4 b=4", "y = InstanceNormalization(x, g, b)"),
     "groupnorm_nhwc": (

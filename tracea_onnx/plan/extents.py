@@ -18,7 +18,14 @@ from dataclasses import replace
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, MEETING, PADDED, PASSES
+from tracea_onnx.plan.kernel_families import (
+    COPIES,
+    FAMILIES,
+    MEETING,
+    PADDED,
+    PASSES,
+    PROJECTED_STEPS,
+)
 from tracea_onnx.support.data_classes import dataclass
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.
@@ -234,6 +241,18 @@ def _recurrent(p: Launch) -> dict[str, Extent]:
         **dict.fromkeys(("h", "c", "y_h", "y_c"), h),
         "y": p.span((p["T"], p["y_t"]), (b, p["y_b"]), (d, p["y_d"]), (p["H"], 1)),
         "state": p.line(kept, size=_F32),
+    }
+
+
+def _recurrent_layer(p: Launch) -> dict[str, Extent]:
+    d, b, units, gates = p["D"], p["B"], _up(p["H"], 32), p["G"]
+    rows = D.mul(4 + D.mul(PROJECTED_STEPS, gates), b) + gates
+    return {
+        **_recurrent(p),
+        "x": p.span((p["T"], p["x_t"]), (b, p["x_b"]), (p["I"], 1)),
+        "w": p.line(d, gates, units, p["I"]),
+        "bias": p.line(d, 2, gates, p["H"]),
+        "state": p.line(D.mul(d, D.mul(rows, units) + MEETING), size=_F32),
     }
 
 
@@ -477,9 +496,10 @@ _TABLE: dict[str, Table] = {
         "bias": p.line(p["N"], size=_F32),
     },
     "matmul": _matmul, "attention": _attention, "layernorm": _layernorm, "recurrent": _recurrent,
+    "recurrent_layer": _recurrent_layer,
     "pack_recurrent": lambda p: {
-        "r": p.line(p["D"], p["G"], p["H"], p["H"]),
-        "packed": p.line(p["D"], p["G"], _up(p["H"], 32), p["H"]),
+        "r": p.line(p["D"], p["G"], p["H"], p["K"]),
+        "packed": p.line(p["D"], p["G"], _up(p["H"], 32), p["K"]),
     },
     "layernorm_sum": _layernorm_sum, "groupnorm": _groupnorm,
     "groupnorm_nhwc": lambda p: _images(p, gamma=p.line(p["C"]), beta=p.line(p["C"])),
@@ -560,8 +580,8 @@ _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 _COUNTS = frozenset({
     "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R",
     "B0", "B1", "rows", "inner", "outer", "n",
-    "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH", "PW",
-    "PPT", "PPL", *(f"n{d}" for d in range(6)),
+    "I", "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH",
+    "PW", "PPT", "PPL", *(f"n{d}" for d in range(6)),
 })  # fmt: skip
 
 
@@ -580,11 +600,11 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n == "elem" else LARGEST)
     if family == "reduce":
         ranges["kind"] = (0, 9)
-    if family.endswith("recurrent"):
+    if "recurrent" in family:
         ranges["G"], ranges["D"] = (1, 4), (1, 2)
     if family == "pack_recurrent":
         ranges["first"] = (1, 4)
-    if family == "recurrent":  # tasks count what they have done in 32 bits
+    if family.startswith("recurrent"):  # tasks count what they have done in 32 bits
         ranges["T"] = (0, 1 << 24)
     if family == "fft":
         ranges |= {"kind": (0, 2), "N": (1, 1 << 24)}

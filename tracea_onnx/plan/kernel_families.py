@@ -49,6 +49,8 @@ COPIES = 16
 PADDED = 5
 #: 32-bit words in which the tasks of one direction of a recurrent layer meet.
 MEETING = 512
+#: Steps of a recurrent layer whose projected inputs are kept.
+PROJECTED_STEPS = 12
 #: Most passes of a Fourier transform.
 PASSES = 8
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
@@ -262,8 +264,16 @@ FAMILIES: dict[str, Family] = {
         ),
         _names("clip f0 f1 g0 g1 h0 h1"),
     ),
-    # r [D, G, H, H]; the first gates are those that are computed together (GRU: 2 unless before).
-    "pack_recurrent": Family(("r", "packed"), _names("D H G first")),
+    # The same of the input itself, of step t and row b at t*x_t + b*x_b, there [I]: w is from
+    # pack_recurrent, too; bias [D, 2, G, H]. state: behind the words room for D * ((4 +
+    # PROJECTED_STEPS * G) * B + G) * (H rounded up to 32) floats; CPU only.
+    "recurrent_layer": Family(
+        _names("x w r bias? peephole? lens? h? c? y? y_h? y_c? state"),
+        _names("T B D H I G x_t x_b y_t y_b y_d h_b h_d before coupled reverse act_f act_g act_h"),
+        _names("clip f0 f1 g0 g1 h0 h1"),
+    ),
+    # r [D, G, H, K]; the first gates are those that are computed together (GRU: 2 unless before).
+    "pack_recurrent": Family(("r", "packed"), _names("D H K G first")),
     # --- rows: norms, softmax, reductions ---------------------------------------------------------
     # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms =
     # 1: mean not removed, no beta. gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
@@ -464,7 +474,7 @@ def packed_elements(family: str, **p: int) -> int:
             max(p["K"] * _round_up(p["N_total"], 32), weight_pitch(p["K"], 2) * p["N_total"]) + 64
         )
     if family == "pack_recurrent":
-        return p["D"] * p["G"] * _round_up(p["H"], 32) * p["H"]
+        return p["D"] * p["G"] * _round_up(p["H"], 32) * p["K"]
     raise KeyError(family)
 
 

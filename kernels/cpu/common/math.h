@@ -159,8 +159,11 @@ TRACEA_INLINE vf verf(vf x) {
   return copysign(select(t > splat(0.8f), 1.f - e, fma(p, t, t)), x);
 }
 
-// Odd rational x P(x^2) / Q(x^2); beyond the fitted range tanh is 1 in float32.
-TRACEA_INLINE vf vtanh(vf x) {
+// Odd rational x P(x^2) / Q(x^2), within a few ulps of tanh; at most one ulp beyond 1.
+struct Ratio {
+  vf p, q;
+};
+TRACEA_INLINE Ratio tanh_ratio(vf x) {
   const vf t = clamp(x, splat(-9.02f), splat(9.02f)), s = t * t;
   vf p = splat(1.331932342196751e-8f);
   p = fma(p, s, splat(2.0583702280418947e-5f));
@@ -171,9 +174,13 @@ TRACEA_INLINE vf vtanh(vf x) {
   q = fma(q, s, splat(3.2831166754476726e-4f));
   q = fma(q, s, splat(0.02587113343179226f));
   q = fma(q, s, splat(0.46713048219680786f));
-  q = fma(q, s, splat(1.f));
+  return {t * p, fma(q, s, splat(1.f))};
+}
+// Beyond the fitted range tanh is 1 in float32.
+TRACEA_INLINE vf vtanh(vf x) {
+  const Ratio r = tanh_ratio(x);
   return select(vabs(x) > splat(9.01f), copysign(splat(1.f), x),
-                clamp(t * p / q, splat(-1.f), splat(1.f)));
+                clamp(r.p / r.q, splat(-1.f), splat(1.f)));
 }
 
 // sin(x + quadrant * pi/2). Arguments beyond 8192 lose the cheap reduction's accuracy and go to the

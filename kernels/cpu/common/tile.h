@@ -29,6 +29,22 @@ extern const Tile kTiles[kTileRows + 1],
 extern const WideTile kWideTiles[kWideRows + 1], kSteadyTiles[kWideRows + 1],
     kBackTiles[kWideRows + 1];
 extern const int kWidePanels[kWideRows + 1];
+// c[i, :32] = init[i, :] + a[i, :k] b[:k, :32] of kPairRows rows.
+struct Beside {
+  const float* a;
+  int64_t lda;
+  const float* b;
+  float* c;
+  int64_t ldc;
+  const float* init;
+  int64_t ldi;
+};
+// One row over kWidePanels[1] whole panels, and as many terms of another product. The terms of the
+// row, from first to last or from last to first.
+typedef void (*PairTile)(const float* a, const float* b, int64_t pitch, float* c, const float* init,
+                         int64_t k, const Beside& beside);
+constexpr int kPairRows = W == 16 ? 6 : 0;
+extern const PairTile kPairTiles[2];
 
 static inline Tile tile_for(int64_t rows, int64_t cols) {
   return (cols > W ? kTiles : kNarrowTiles)[rows];

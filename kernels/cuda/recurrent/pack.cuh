@@ -1,8 +1,8 @@
-// packed[d, unit, gate, k] = r[d, gate, unit, k], zero from H to PITCH.
+// packed[d, unit, gate, k] = r[d, gate, unit, k], zero from K to PITCH.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-constexpr int GATES = 4, H = 64, PITCH = 64;
+constexpr int GATES = 4, H = 64, K = 64, PITCH = 64;
 #define PARAMETERS const T *r, T *packed, i64 count
 #endif  // GENERATED
 #include "common/base.cuh"
@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(256) pack_recurrent(PARAMETERS) {
   if (index >= count) return;
   const int k = int(index % PITCH), gate = int(index / PITCH % GATES);
   const i64 row = index / PITCH / GATES, d = row / H, unit = row % H;
-  from_float(packed[index], k < H ? to_float(r[((d * GATES + gate) * H + unit) * H + k]) : 0.f);
+  from_float(packed[index], k < K ? to_float(r[((d * GATES + gate) * H + unit) * K + k]) : 0.f);
 }

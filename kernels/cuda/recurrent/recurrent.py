@@ -61,8 +61,9 @@ def recurrent(request: Request) -> list[Kernel]:
 def pack_recurrent(request: Request) -> list[Kernel]:
     i = parameters(request)
     units, gates, directions = (static(i[n], n) for n in ("H", "G", "D"))
-    constants = {"GATES": gates, "H": units, "PITCH": _pitch(units)}
-    count = directions * gates * units * _pitch(units)
+    length = static(i["K"], "K")
+    constants = {"GATES": gates, "H": units, "K": length, "PITCH": _pitch(length)}
+    count = directions * gates * units * _pitch(length)
     given = [pointer("const T", "r"), pointer("T", "packed"), *longs({"count": count})]
     grid = (D.ceildiv(count, 256), 1, 1)
     return [

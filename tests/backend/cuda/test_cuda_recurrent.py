@@ -33,7 +33,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     for (kind, before), (dtype, arch) in itertools.product(VARIANTS, types):
         layer = Layer(kind, (3, 2, 2, 40), before=before)
         sizes = {"T": symbol("t"), "B": symbol("b"), "x_t": symbol("b") * layer.ints()["x_b"]}
-        packing = {"D": 2, "H": 40, "G": layer.gates, "first": layer.gates}
+        packing = {"D": 2, "H": 40, "K": 40, "G": layer.gates, "first": layer.gates}
         yield (
             f"pack {kind} {dtype.name}",
             request("pack_recurrent", dtype, packing, operands=("r", "packed"), arch=arch),
@@ -67,7 +67,7 @@ def test_against_float64(
     """The blocks run one after the other: the first does the work of all."""
     layer = Layer(kind, sizes, before=before)
     steps, batch, sides, units = sizes
-    packing = {"D": sides, "H": units, "G": layer.gates, "first": layer.gates}
+    packing = {"D": sides, "H": units, "K": units, "G": layer.gates, "first": layer.gates}
     (pack,) = cuda.emit(request("pack_recurrent", DType.F32, packing, operands=("r", "packed")))
     pitch = -(-units // 8) * 8
     packed = np.full((sides, units, layer.gates, pitch), np.nan, np.float32)

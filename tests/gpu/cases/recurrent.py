@@ -34,7 +34,7 @@ def recurrent(rng: np.random.Generator) -> Iterator[Case]:
         y, last = layer.want()
         # hidden states have the type between steps: what bf16 rounds is eight times fp16's
         bound = {DType.F32: 2e-5, DType.F16: 2e-3, DType.BF16: 1.6e-2}[dtype]
-        packing = {"D": sides, "H": units, "G": layer.gates, "first": layer.gates}
+        packing = {"D": sides, "H": units, "K": units, "G": layer.gates, "first": layer.gates}
         name = f"{kind} {before} {'x'.join(map(str, sizes))}"
         yield Case(
             f"pack {name}",

@@ -172,7 +172,7 @@ def test_activations_and_clip(kind: str, attrs: dict[str, Any]) -> None:
 def test_lengths_out_of_range_are_an_error(lens: list[int]) -> None:
     given = feeds("LSTM", (4, 2, 3, 5), "B sequence_lens", {})
     s = session(model("LSTM", given, {}), provider=True)
-    with pytest.raises(Exception, match="'recurrent' met an index out of range"):
+    with pytest.raises(Exception, match="'recurrent_layer' met an index out of range"):
         s.run(None, {"X": given["X"], "sequence_lens": np.array(lens, np.int32)})
 
 
