@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 import numpy as np
-from onnx import TensorProto
 
 from tracea_onnx.ir import dims
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
@@ -47,9 +47,9 @@ from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 from tracea_onnx.support.data_classes import dataclass
 
 _LOWEST: dict[int, float] = {
-    TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308,
-    TensorProto.FLOAT16: -65504.0,
-    TensorProto.BFLOAT16: -3.3895313892515355e38,
+    DType.F32: -3.4028234663852886e38, DType.F64: -1.7976931348623157e308,
+    DType.F16: -65504.0,
+    DType.BF16: -3.3895313892515355e38,
 }  # fmt: skip
 _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 
@@ -407,7 +407,7 @@ def _simplify_masks(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None
     swallow another fill.
     """
     masks, lifted = scores.masks, scores.floor > -np.inf
-    lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, _LOWEST[TensorProto.FLOAT])
+    lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, _LOWEST[DType.F32])
     for k, m in enumerate(masks):
         final = not lifted and m.fill == -np.inf and all(o.kind == "add" for o in masks[:k])
         if m.past is not None and (final or len(masks) == 1):

@@ -9,10 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
-
-import onnx
-from onnx import numpy_helper
+from typing import TYPE_CHECKING, Any
 
 from tracea_onnx._version import __version__
 from tracea_onnx.codegen.backend import Properties
@@ -34,7 +31,7 @@ from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, con
 from tracea_onnx.compiler.plan_writer import Writer, writer_of
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir import edit
+from tracea_onnx.ir import edit, messages
 from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node, request_array
@@ -46,6 +43,9 @@ from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.shapes.ranks import Ranks
 from tracea_onnx.support import discovery
 from tracea_onnx.support.data_classes import dataclass
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 PRODUCER = f"tracea-onnx {__version__}"
 
@@ -63,7 +63,7 @@ class Compiled:
 
 def compile_model(request: bytes) -> tuple[bytes, list[str]]:
     """The pack for a request, and the constants whose values it follows from."""
-    model = onnx.ModelProto.FromString(request)
+    model = messages.request(request)
     if edit.unreadable(model) or not edit.in_order(model.graph):
         return write_pack([], PRODUCER), []
     props = properties(model)
@@ -79,11 +79,13 @@ def compile_model(request: bytes) -> tuple[bytes, list[str]]:
     return pack, [t.name for t in model.graph.initializer if graph.was_read(t.name)]
 
 
-def whole(request: bytes) -> onnx.ModelProto:
+def whole(request: bytes) -> ModelProto:
     """The request with the constants in it, which has no digest: it is no longer what ONNX Runtime
     holds.
     """
-    model: onnx.ModelProto = onnx.ModelProto.FromString(request)
+    from onnx import ModelProto, numpy_helper
+
+    model: ModelProto = ModelProto.FromString(request)
     for tensor in model.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(request_array(tensor), tensor.name))
     for k in reversed(range(len(model.metadata_props))):
@@ -92,7 +94,7 @@ def whole(request: bytes) -> onnx.ModelProto:
     return model
 
 
-def properties(request: onnx.ModelProto) -> dict[str, str]:
+def properties(request: ModelProto) -> dict[str, str]:
     """What a compile request says of itself: backend, device, options."""
     return {
         p.key: p.value

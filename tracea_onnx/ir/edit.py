@@ -8,11 +8,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
-
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from typing import TYPE_CHECKING
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir.graph import subgraphs
+from tracea_onnx.ir.messages import AttributeKind
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
 
 
 def graphs(model: ModelProto) -> Iterator[GraphProto]:
@@ -246,7 +249,7 @@ def captured_names(node: NodeProto) -> set[str]:
     """Outer values the bodies of a node read (and, harmlessly, names its bodies define)."""
     return (
         used_names([node]) - set(node.input)
-        if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+        if any(a.type in (AttributeKind.GRAPH, AttributeKind.GRAPHS) for a in node.attribute)
         else set()
     )
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-
-from onnx import FunctionProto, ModelProto, NodeProto
+from typing import TYPE_CHECKING
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE
 from tracea_onnx.ir.graph import subgraphs
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, ModelProto, NodeProto
 
 #: Hex digits of the hash.
 DIGITS = 16
@@ -31,6 +33,8 @@ def name(op: str, function: FunctionProto, spec: str, *, spelled: bool = False) 
     ONNX's domain is spelled out, which tools that rewrite a file change (spelled: it has, as in
     files before 0.2).
     """
+    from onnx import FunctionProto
+
     op = re.sub(r"\W", "_", op)
     body = FunctionProto()
     body.CopyFrom(function)

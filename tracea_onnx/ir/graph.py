@@ -11,26 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from onnx import (
-    AttributeProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    OperatorSetIdProto,
-    TensorProto,
-    helper,
-    numpy_helper,
-)
 
 from tracea_onnx.errors import ModelError
+from tracea_onnx.ir.element_types import STRING, numpy_type, tensor_values
+from tracea_onnx.ir.messages import AttributeKind, in_onnx
 from tracea_onnx.ir.op_traits import Trait, operators
-from tracea_onnx.ir.operator_versions import kind_of, unread
+from tracea_onnx.ir.operator_versions import unread, value_of
 from tracea_onnx.support import process_memory
 from tracea_onnx.support.data_files import open_data
+
+if TYPE_CHECKING:  # a session imports no onnx: its requests are `messages`
+    from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -51,6 +46,8 @@ def written(node: NodeProto) -> str:
 
 def type_name(number: int) -> str:
     """What a tensor's element type is called; a file may have any number there."""
+    from onnx import TensorProto
+
     return (
         TensorProto.DataType.Name(number).lower()
         if number in TensorProto.DataType.values()
@@ -82,7 +79,7 @@ class Node:
     def attrs(self) -> dict[str, Any]:
         """All attributes by name, as Python values."""
         if self._attrs is None:
-            self._attrs = {a.name: _attribute(a) for a in self.proto.attribute}
+            self._attrs = {a.name: value_of(a) for a in self.proto.attribute}
         return self._attrs
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -102,22 +99,6 @@ class Node:
         return f"{self.op}({self.name})"
 
 
-def _attribute(a: AttributeProto) -> Any:
-    if a.type == AttributeProto.UNDEFINED:
-        typed = AttributeProto()
-        typed.CopyFrom(a)
-        typed.type = kind_of(a)
-        a = typed
-    value = helper.get_attribute_value(a)
-    if a.type == AttributeProto.STRING:
-        return value.decode("utf-8", "replace")
-    if a.type == AttributeProto.STRINGS:
-        return [v.decode("utf-8", "replace") for v in value]
-    if a.type in (AttributeProto.INTS, AttributeProto.FLOATS):
-        return list(value)
-    return value
-
-
 def external_info(t: TensorProto) -> dict[str, str]:
     """The keys of the external data of a tensor: location, offset, length."""
     return {e.key: e.value for e in t.external_data}
@@ -129,18 +110,14 @@ def tensor_bytes(t: TensorProto) -> int:
     """
     bits = _BITS.get(t.data_type)
     if bits is None:
-        bits = (
-            0
-            if t.data_type == TensorProto.STRING
-            else 8 * np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)).itemsize
-        )
+        bits = 0 if t.data_type == STRING else 8 * numpy_type(t.data_type).itemsize
     return int(math.prod(t.dims) * bits + 7) // 8
 
 
-_BITS = {
-    getattr(TensorProto, n): 4 for n in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, n)
-}
-_BITS |= {getattr(TensorProto, n): 2 for n in ("INT2", "UINT2") if hasattr(TensorProto, n)}
+#: Of element types that share bytes: UINT4, INT4, FLOAT4E2M1, UINT2, INT2.
+_BITS = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
+#: `TensorProto.data_location`.
+_EXTERNAL = 1
 
 
 def tensor_array(t: TensorProto, folder: Path | None) -> Array:
@@ -148,9 +125,9 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
 
     Raises FileNotFoundError for external data where there is no folder.
     """
-    if t.data_location != TensorProto.EXTERNAL:
+    if t.data_location != _EXTERNAL:
         try:
-            return numpy_helper.to_array(t)
+            return tensor_values(t)
         except (ValueError, TypeError):
             raise ModelError(
                 f"tensor '{t.name}' is damaged: its data does not fit its type and shape",
@@ -190,8 +167,8 @@ def request_array(t: TensorProto) -> Array:
     address. Raises ModelError for a constant that lies neither in the request nor in memory, or
     whose length is not that of its type and dims.
     """
-    if t.data_location != TensorProto.EXTERNAL:
-        return numpy_helper.to_array(t)
+    if t.data_location != _EXTERNAL:
+        return tensor_values(t)
     info, size = external_info(t), tensor_bytes(t)
     if info.get("location") != process_memory.LOCATION or info.get("length") != str(size):
         what = (
@@ -209,10 +186,12 @@ def request_array(t: TensorProto) -> Array:
 def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:
     """A tensor's bytes as an array of its type and shape, in place unless elements share bytes."""
     if t.data_type in _BITS:
-        return numpy_helper.to_array(
+        from onnx import TensorProto
+
+        return tensor_values(
             TensorProto(dims=t.dims, data_type=t.data_type, raw_data=stored.tobytes())
         )
-    return stored.view(helper.tensor_dtype_to_np_dtype(t.data_type)).reshape(tuple(t.dims))
+    return stored.view(numpy_type(t.data_type)).reshape(tuple(t.dims))
 
 
 def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
@@ -389,6 +368,8 @@ class Graph:
             return int(t.elem_type)
         value = self.const(name) if name in self._producer else None
         if value is not None:
+            from onnx import helper
+
             return int(helper.np_dtype_to_tensor_dtype(value.dtype))
         return self.outer.dtype(name) if self.outer is not None else None
 
@@ -506,16 +487,18 @@ class Graph:
 #: Each form of a Constant node's value, and what its attribute holds. ONNX Runtime goes by the
 #: kind, which a file may have otherwise.
 _FORMS = {
-    "value": AttributeProto.TENSOR, "value_float": AttributeProto.FLOAT,
-    "value_floats": AttributeProto.FLOATS, "value_int": AttributeProto.INT,
-    "value_ints": AttributeProto.INTS, "value_string": AttributeProto.STRING,
-    "value_strings": AttributeProto.STRINGS,
+    "value": AttributeKind.TENSOR, "value_float": AttributeKind.FLOAT,
+    "value_floats": AttributeKind.FLOATS, "value_int": AttributeKind.INT,
+    "value_ints": AttributeKind.INTS, "value_string": AttributeKind.STRING,
+    "value_strings": AttributeKind.STRINGS,
 }  # fmt: skip
 
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:
     """The value of a Constant node in any of its forms but a sparse one."""
-    for a in node.attribute:
+    from onnx import TensorProto
+
+    for a in in_onnx(node).attribute:
         if a.name not in _FORMS or a.type != _FORMS[a.name]:
             continue
         t = TensorProto()
@@ -543,7 +526,7 @@ def constant_node_value(proto: NodeProto) -> Array | None:
     t = constant_tensor(proto)
     return (
         None
-        if t is None or t.data_type == TensorProto.STRING or t.data_location == TensorProto.EXTERNAL
+        if t is None or t.data_type == STRING or t.data_location == _EXTERNAL
         else tensor_array(t, None)
     )
 
@@ -551,9 +534,9 @@ def constant_node_value(proto: NodeProto) -> Array | None:
 def subgraphs(proto: NodeProto) -> Iterator[GraphProto]:
     """The bodies of a control-flow node."""
     for a in proto.attribute:
-        if a.type == AttributeProto.GRAPH:
+        if a.type == AttributeKind.GRAPH:
             yield a.g
-        elif a.type == AttributeProto.GRAPHS:
+        elif a.type == AttributeKind.GRAPHS:
             yield from a.graphs
 
 

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from onnx import AttributeProto, NodeProto, TensorProto, defs, helper
-
+from tracea_onnx.ir import onnx_operators
+from tracea_onnx.ir.messages import AttributeKind
+from tracea_onnx.ir.onnx_operators import schema
 from tracea_onnx.ir.op_traits import READ
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, NodeProto
 
 #: The newest opset of the default domain whose changes were read.
 NEWEST = 28
@@ -31,105 +36,68 @@ _TRUTHS = frozenset(
         "unidirectional", "upper",
     )
 )  # fmt: skip
-_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+#: Numbers of element types.
+_TYPES = range(1, 29)
 #: ONNX Runtime narrows the other integers, each in places of its own.
 _INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
 #: What an attribute of ONNX Runtime's own operators holds.
 _CONTRIB_KINDS = {
     name: kind
     for kind, names in {
-        AttributeProto.INT: "axis do_rotary group interleaved is_packed_batching num_heads "
+        AttributeKind.INT: "axis do_rotary group interleaved is_packed_batching num_heads "
         "rotary_embedding_dim stash_type transA transB transBatchA transBatchB unidirectional",
-        AttributeProto.FLOAT: "activation_alpha activation_beta activation_gamma alpha beta "
+        AttributeKind.FLOAT: "activation_alpha activation_beta activation_gamma alpha beta "
         "epsilon mask_filter_value scale",
-        AttributeProto.STRING: "activation auto_pad",
-        AttributeProto.INTS: "border dilations kernel_shape pads qkv_hidden_sizes strides",
-        AttributeProto.FLOATS: "activation_params bias",
+        AttributeKind.STRING: "activation auto_pad",
+        AttributeKind.INTS: "border dilations kernel_shape pads qkv_hidden_sizes strides",
+        AttributeKind.FLOATS: "activation_params bias",
     }.items()
     for name in names.split()
 }
 #: Where the value of an attribute without a type lies (IR versions before 2 did not write the
 #: type).
 _UNTYPED = {
-    "f": AttributeProto.FLOAT, "i": AttributeProto.INT, "s": AttributeProto.STRING,
-    "t": AttributeProto.TENSOR, "g": AttributeProto.GRAPH,
-    "floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS,
-    "tensors": AttributeProto.TENSORS,
+    "f": AttributeKind.FLOAT, "i": AttributeKind.INT, "s": AttributeKind.STRING,
+    "t": AttributeKind.TENSOR, "g": AttributeKind.GRAPH,
+    "floats": AttributeKind.FLOATS, "ints": AttributeKind.INTS, "strings": AttributeKind.STRINGS,
+    "tensors": AttributeKind.TENSORS,
 }  # fmt: skip
 
 
-def kind_of(a: AttributeProto) -> AttributeProto.AttributeType:
+def kind_of(a: AttributeProto) -> int:
     """What kind of value an attribute holds; of an empty list without a type, one of integers."""
-    if a.type != AttributeProto.UNDEFINED:
+    if a.type:
         return a.type
     held = (_UNTYPED[f.name] for f, _ in a.ListFields() if f.name in _UNTYPED)
-    return next(held, AttributeProto.INTS)
+    return next(held, AttributeKind.INTS)
 
 
-@cache
-def _version(op: str, opset: int) -> int | None:
-    """The version of a default-domain operator at an opset; None where the installed onnx does not
-    know that opset.
-    """
-    if opset > defs.onnx_opset_version():
-        return None
-    try:
-        return int(defs.get_schema(op, opset, "").since_version)
-    except (defs.SchemaError, TypeError):
-        return 0  # not an operator of ONNX at this opset
+#: Where the value of each kind of attribute lies.
+_HELD = {kind: name for name, kind in _UNTYPED.items()} | {
+    AttributeKind.GRAPHS: "graphs", AttributeKind.SPARSE_TENSOR: "sparse_tensor",
+    AttributeKind.SPARSE_TENSORS: "sparse_tensors", AttributeKind.TYPE_PROTO: "tp",
+    AttributeKind.TYPE_PROTOS: "type_protos",
+}  # fmt: skip
 
 
-@cache
-def _most(op: str, opset: int) -> tuple[int, int, int]:
-    """The fewest and the most inputs of a default-domain operator, and the most outputs."""
-    schema = defs.get_schema(op, opset, "")
-    return schema.min_input, schema.max_input, schema.max_output
-
-
-@cache
-def _required(op: str, opset: int) -> int:
-    """How many inputs, counted from the first, a default-domain operator cannot do without where
-    they are among those given.
-    """
-    schema = defs.get_schema(op, opset, "")
-    optional = defs.OpSchema.FormalParameterOption.Optional
-    return next((k for k, i in enumerate(schema.inputs) if i.option == optional), schema.max_input)
-
-
-@cache
-def _default(op: str, attribute: str) -> object:
-    """What an attribute of the default domain is where it is not given; None without a default."""
-    try:
-        known = defs.get_schema(op, "").attributes.get(attribute)
-    except defs.SchemaError:
-        return None
-    if known is None or known.default_value.type == AttributeProto.UNDEFINED:
-        return None
-    value: object = helper.get_attribute_value(known.default_value)
-    return value
-
-
-@cache
-def _may_lack_result(op: str, opset: int) -> bool:
-    """Whether the first result of a default-domain operator is optional."""
-    try:
-        results = defs.get_schema(op, opset, "").outputs
-    except (defs.SchemaError, TypeError):
-        return False
-    return bool(results) and results[0].option == defs.OpSchema.FormalParameterOption.Optional
+def value_of(a: AttributeProto) -> Any:
+    """What an attribute holds, text as str."""
+    kind = kind_of(a)
+    value = getattr(a, _HELD[AttributeKind(kind)])
+    if kind == AttributeKind.STRING:
+        return value.decode("utf-8", "replace")
+    if kind == AttributeKind.STRINGS:
+        return [v.decode("utf-8", "replace") for v in value]
+    return list(value) if kind in (AttributeKind.INTS, AttributeKind.FLOATS) else value
 
 
 @cache
 def _kinds(op: str, opset: int) -> tuple[Mapping[str, int], frozenset[str]]:
     """The kinds of an operator's attributes as far as they are known, and which it must have."""
-    try:
-        known = defs.get_schema(op, opset, "").attributes
-    except (defs.SchemaError, TypeError):  # TypeError: no 32 bits hold the opset
-        kinds = {**_CONTRIB_KINDS, "scale": AttributeProto.INTS} if op == "Crop" else _CONTRIB_KINDS
-        return (kinds if op in READ else {}), frozenset()
-    # onnx's stubs lack the names of its enumerations
-    kinds = {k: AttributeProto.AttributeType.Value(a.type.name) for k, a in known.items()}  # type: ignore[attr-defined]
-    return kinds, frozenset(name for name, a in known.items() if a.required)
+    if (known := schema(op, opset)) is not None:
+        return known.kinds, frozenset(known.needed)
+    kinds = {**_CONTRIB_KINDS, "scale": AttributeKind.INTS} if op == "Crop" else _CONTRIB_KINDS
+    return (kinds if op in READ else {}), frozenset()
 
 
 def _senseless(op: str, node: NodeProto, opset: int) -> str:
@@ -139,24 +107,26 @@ def _senseless(op: str, node: NodeProto, opset: int) -> str:
     for a in node.attribute:
         wanted, kind = kinds.get(a.name), kind_of(a)
         if wanted is not None and kind != wanted:
-            names = AttributeProto.AttributeType.Name
-            return f"{op} has {a.name} as {names(kind)}, which must be {names(wanted)}"
-        if wanted is None and "." not in op and _version(op, opset):
+            held, right = AttributeKind(kind).name, AttributeKind(wanted).name
+            return f"{op} has {a.name} as {held}, which must be {right}"
+        if wanted is None and "." not in op and schema(op, opset):
             return f"{op} has the attribute '{a.name}', which is not of opset {opset}"
     if len(set(given)) < len(given):
         twice = next(name for name in given if given.count(name) > 1)
         return f"{op} has the attribute '{twice}' twice"
     if not missing.issubset(given):
         return f"{op} lacks the attribute '{min(missing.difference(given))}'"
-    if any(node.output[:1]) or (any(node.output) and _may_lack_result(op, opset)):
+    known = schema(op, opset) if any(node.output) else None
+    if any(node.output[:1]) or (known is not None and known.optional_result):
         return ""
     return f"the first result of {op} has no name"
 
 
-def _value(a: AttributeProto) -> object:
-    """What an attribute holds; itself where it has no type (IR versions before 2)."""
-    value: object = a if a.type == AttributeProto.UNDEFINED else helper.get_attribute_value(a)
-    return value
+def _is_default(op: str, a: AttributeProto) -> bool:
+    """Whether an attribute holds what its operator takes where it is not given."""
+    newest = schema(op)
+    default = None if newest is None else newest.defaults.get(a.name)
+    return bool(a.type) and default is not None and value_of(a) == default
 
 
 def unread(op: str, node: NodeProto, opset: int) -> str:
@@ -169,24 +139,24 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
     if senseless or names is None:
         return senseless
     contrib = "." in op
-    if not contrib and opset > NEWEST:
-        version = _version(op, opset)
-        if version is None or version > NEWEST:
+    known = None if contrib else schema(op, opset)
+    newer = known is not None and known.since > NEWEST
+    if not contrib and opset > NEWEST and (newer or not onnx_operators.is_known(opset)):
+        return (
+            f"{op} of opset {opset} is newer than what this version of tracea-onnx knows "
+            f"(opset {NEWEST})"
+        )
+    if known is not None:
+        inputs, outputs = len(node.input), len(node.output)
+        if not known.least <= inputs <= known.most or outputs > known.results:
             return (
-                f"{op} of opset {opset} is newer than what this version of tracea-onnx knows "
-                f"(opset {NEWEST})"
+                f"{op} has {inputs} inputs and {outputs} outputs, of which ONNX knows "
+                f"{known.least} to {known.most} and {known.results}"
             )
-    if not contrib and _version(op, opset):
-        least, most, results = _most(op, opset)
-        if not least <= len(node.input) <= most or len(node.output) > results:
-            return (
-                f"{op} has {len(node.input)} inputs and {len(node.output)} outputs, of which "
-                f"ONNX knows {least} to {most} and {results}"
-            )
-        if not all(node.input[: _required(op, opset)]):
+        if not all(node.input[: known.required]):
             return f"{op} lacks an input that it must have"
     for a in node.attribute:
-        if a.name not in names and (contrib or _value(a) != _default(op, a.name)):
+        if a.name not in names and (contrib or not _is_default(op, a)):
             return (
                 f"{op} has the attribute '{a.name}', which this version of tracea-onnx does "
                 "not read"
@@ -195,6 +165,6 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
             return f"{op} has {a.name} {a.i}, which is neither 0 nor 1"
         if (op, a.name) == ("Cast", "to") and a.i not in _TYPES:
             return f"{op} has {a.name} {a.i}, which is no element type"
-        if a.type == AttributeProto.INT and not -_INT32 <= a.i < _INT32 and a.name not in _WIDE:
+        if a.type == AttributeKind.INT and not -_INT32 <= a.i < _INT32 and a.name not in _WIDE:
             return f"{op} has {a.name} {a.i}, of which ONNX Runtime takes 32 bits"
     return ""

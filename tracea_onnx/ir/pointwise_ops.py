@@ -11,15 +11,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 
-from onnx import TensorProto
-
 from tracea_onnx.ir.abi import FLOATS, LARGEST, OPCODE, OPCODES_OF, DType, Opcode
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import COMPOSED, Composed, Trait, operators
 from tracea_onnx.ir.refusals import Refuse, Why, require
 
-BOOL = int(TensorProto.BOOL)
+BOOL = int(DType.BOOL)
 _LOWEST, _HIGHEST = -LARGEST[DType.F32], LARGEST[DType.F32]
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
 
 from tracea_onnx.ir import dims
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
+from tracea_onnx.ir.element_types import tensor_values
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.operands import axes_of
 from tracea_onnx.shapes.operators import slice_ranges
@@ -100,7 +101,7 @@ def _found(g: Graph, s: Shapes, value: str, depth: int, known: _Known) -> BandMa
         return Iota(-1, first) if first is not None and delta == 1 else None
     if node.op == "ConstantOfShape":
         fill = node.attr("value")
-        held = np.zeros(1) if fill is None else numpy_helper.to_array(fill).reshape(-1)
+        held = np.zeros(1) if fill is None else tensor_values(fill).reshape(-1)
         usable = held.size == 1 and held.dtype.kind in "iufb"
         return BandMask(held[0].item(), held[0].item()) if usable else None
     if node.op in ("Expand", "Identity"):  # broadcasting keeps places counted from the end
@@ -268,7 +269,7 @@ def simplified(
     A fill below `lowest`, the least number of the scores' type, is written as minus infinity.
     """
     mask = replace(mask, met=mask.value)
-    single = g.dtype(mask.value) in (TensorProto.FLOAT, TensorProto.BFLOAT16)
+    single = g.dtype(mask.value) in (DType.F32, DType.BF16)
     p = g.producer(mask.value)
     if mask.kind == "add" and p is not None and p.op == "Where":
         keep, drop = s.scalar(p.input(1)), s.scalar(p.input(2))

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from onnx import TensorProto
-
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import Code, fused_activation
@@ -219,7 +218,7 @@ def attention_mask(g: Graph, node: Node, value: str) -> list[Mask]:
         last != 1 and not same(last, keys) and (fixed or g.opset() >= 24 or node.op != "Attention")
     ):
         raise Refuse(Why.MASK_KEYS, node, value=value)
-    return [Mask(value, "bool" if g.dtype(value) == TensorProto.BOOL else "add")]
+    return [Mask(value, "bool" if g.dtype(value) == DType.BOOL else "add")]
 
 
 def fused_conv(node: Node, code: Code) -> int:

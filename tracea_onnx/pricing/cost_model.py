@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-import numpy as np
-from onnx import helper
-
 from tracea_onnx.ir.contracts import Match
+from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.refusals import Why, reason
@@ -96,7 +94,7 @@ def _traffic(graph: Graph, reads: Collection[str], writes: Collection[str]) -> f
 def _itemsize(graph: Graph, name: str) -> float:
     kind = graph.dtype(name)
     try:
-        return float(np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize) if kind else 4.0
+        return float(numpy_type(kind).itemsize) if kind else 4.0
     except (KeyError, TypeError):
         return 4.0
 

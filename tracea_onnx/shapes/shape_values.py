@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
 
 from tracea_onnx.ir import dims
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dim_proofs import same
 from tracea_onnx.ir.dims import Dim
+from tracea_onnx.ir.element_types import tensor_values
 from tracea_onnx.ir.graph import Array
 from tracea_onnx.shapes.environment import Operator, ShapeEnv, Whole
 from tracea_onnx.shapes.operands import axis_of, bounds, permutation, reduced, whole
@@ -25,7 +26,7 @@ from tracea_onnx.shapes.operators import result
 LONGEST = 32
 _INT64 = 1 << 63
 #: Floats that hold sizes as they are.
-_EXACT = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_EXACT = (DType.F32, DType.F64)
 
 
 def content(s: ShapeEnv, n: Operator) -> Array | None:
@@ -190,7 +191,7 @@ def _chosen(s: ShapeEnv, n: Operator, args: list[Array]) -> Array:
 
 
 def _cast(_: ShapeEnv, n: Operator, args: list[Array]) -> Array:
-    if n.attr("to") == TensorProto.BOOL:
+    if n.attr("to") == DType.BOOL:
         if any(isinstance(v, Dim) for v in args[0].reshape(-1)):
             raise ValueError("not known")
         return _pointwise(bool)(_, n, args)
@@ -213,7 +214,7 @@ def _fill(_: ShapeEnv, n: Operator, args: list[Array]) -> Array | None:
     value = n.attr("value")
     number: Any = 0.0
     if value is not None:
-        held = numpy_helper.to_array(value)
+        held = tensor_values(value)
         if held.dtype.kind not in "iufb":
             return None
         number = held.reshape(-1)[0].item()

@@ -4,6 +4,7 @@ Runtime: no rule, no kernel, and a sentence that says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, defs, helper
 
+from tools.operators import schemas
 from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.compiler.lower import LOWER
-from tracea_onnx.ir import op_traits, operator_versions
+from tracea_onnx.ir import onnx_operators, op_traits, operator_versions
 from tracea_onnx.ir.abi import OPCODES_OF
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.pointwise_ops import POINTWISE
@@ -99,6 +101,19 @@ def test_an_opset_of_tomorrow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_opset_that_onnx_itself_does_not_know_is_left() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"])
     assert "newer" in operator_versions.unread("Softmax", node, 999)
+
+
+def test_the_table_of_operators_is_what_onnx_says() -> None:
+    """`python -m tools.operators` writes it."""
+    newest = json.loads(onnx_operators.TABLE.read_bytes())["opset"]
+    for op, versions in schemas().items():
+        for known in versions:
+            if known.since <= newest:
+                assert onnx_operators.schema(op, known.since) == known
+    assert (
+        onnx_operators.schema("Relu", 0) is onnx_operators.schema("com.microsoft.Gelu", 1) is None
+    )
+    assert onnx_operators.schema("Relu", 1 << 40) is None
 
 
 def test_every_operator_with_a_kernel_is_in_the_table() -> None:

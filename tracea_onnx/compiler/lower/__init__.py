@@ -9,7 +9,6 @@ from collections.abc import Callable
 from importlib import import_module
 
 import numpy as np
-from onnx import helper
 
 from tracea_onnx.compiler.lower import ops
 from tracea_onnx.compiler.lower.context import Lowering
@@ -18,6 +17,7 @@ from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.abi import INTEGERS, DType
 from tracea_onnx.ir.dims import Dim
+from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Array
 from tracea_onnx.ir.op_traits import Trait, kinds, operators
@@ -77,7 +77,7 @@ def _holds(dtype: DType, v: object) -> bool:
     """Whether the type holds a number as it is: shapes are followed in 64 bits."""
     if not isinstance(v, int) or dtype == DType.BOOL:
         return True
-    span = np.iinfo(helper.tensor_dtype_to_np_dtype(int(dtype)))
+    span = np.iinfo(numpy_type(int(dtype)))
     return int(span.min) <= v <= int(span.max)
 
 

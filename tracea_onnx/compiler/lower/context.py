@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
@@ -28,6 +27,7 @@ from tracea_onnx.compiler.lower.views import image_in
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
+from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.kernel_families import COPIES, packed_elements, widened_elements
@@ -359,7 +359,7 @@ class Lowering:
     def _store_ints(self, v: Value) -> None:
         assert v.ints is not None
         if len(v.ints) > 8 and D.is_static(v.ints):
-            data = np.array(v.ints, helper.tensor_dtype_to_np_dtype(int(v.dtype)))
+            data = np.array(v.ints, numpy_type(int(v.dtype)))
             v.view = View(self.plan.blob(data), contiguous(v.shape))
             return
         if v.dtype not in (DType.I64, DType.I32, DType.BOOL) or len(v.ints) > 8:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
 
 from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering, element_type
@@ -20,6 +19,7 @@ from tracea_onnx.compiler.lower.views import image_in
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.element_types import tensor_values
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.shapes.operands import axis_of, integers, whole_number
 from tracea_onnx.shapes.operators import result
@@ -124,7 +124,7 @@ def constant_of_shape(ctx: Lowering, op: Op) -> None:
     dims = result(ctx, op)
     t = op.attr("value")
     dtype = element_type(op.outputs[0], int(t.data_type)) if t is not None else DType.F32
-    value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
+    value = tensor_values(t) if t is not None else np.zeros(1, np.float32)
     out = ctx.define(op.outputs[0], dtype, dims)
     ctx.plan.launch(
         "fill",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import helper
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
@@ -15,6 +14,7 @@ from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, contiguou
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.plan.kernel_families import PADDED
 from tracea_onnx.shapes.operands import padded
 from tracea_onnx.shapes.operands import pads as pads_of
@@ -31,7 +31,7 @@ def pad(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"no kernel computes Pad in mode '{mode}'")
     pads = pads_of(ctx, op, x.rank)
     if op.attr("pads") is not None:
-        fill = np.asarray(op.attr("value", 0.0), helper.tensor_dtype_to_np_dtype(int(x.dtype)))
+        fill = np.asarray(op.attr("value", 0.0), numpy_type(int(x.dtype)))
     else:
         fill = ctx.contents(op.input(2), "the pad value") if op.input(2) else np.zeros(1, np.int64)
     if all(p == 0 for p in pads):

@@ -1,0 +1,303 @@
+"""Compile requests, read without onnx: its import takes longer than most models take to compile.
+
+A message has the fields that its class has in onnx, under the same names, and is decoded where it
+is looked at. What requests seldom have, such as tensors in lists of numbers, is left to onnx
+(`in_onnx`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from tracea_onnx.errors import ModelError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+T = TypeVar("T")
+
+
+class AttributeKind(IntEnum):
+    """What an attribute holds, under ONNX's numbers."""
+
+    UNDEFINED = 0
+    FLOAT = 1
+    INT = 2
+    STRING = 3
+    TENSOR = 4
+    GRAPH = 5
+    FLOATS = 6
+    INTS = 7
+    STRINGS = 8
+    TENSORS = 9
+    GRAPHS = 10
+    SPARSE_TENSOR = 11
+    SPARSE_TENSORS = 12
+    TYPE_PROTO = 13
+    TYPE_PROTOS = 14
+
+
+class Field(NamedTuple):
+    """A field of a message: its number, the wire type of one value, what makes a value of that,
+    what an absent one is (None: a message without fields), whether there may be several.
+    """
+
+    name: str
+    number: int
+    wire: int
+    read: Callable[[Any], Any]
+    absent: object
+    repeated: bool
+
+
+class Message:
+    """A message. As onnx has it, a name that is no text is bytes, and an absent field its default
+    value.
+    """
+
+    fields: dict[str, Field] = {}  # noqa: RUF012 -- of each class its own
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self._found = data, _scan(data)
+
+    def __getattr__(self, name: str) -> Any:
+        field = self.fields.get(name)
+        if field is None:
+            raise AttributeError(name)
+        stored = self._found.get(field.number << 3 | field.wire, ())
+        value: Any
+        if field.repeated:
+            value = [field.read(v) for v in stored]
+            if field.wire != _BYTES:
+                for packed in self._found.get(field.number << 3 | _BYTES, ()):
+                    value += map(field.read, _unpack(packed, field.wire))
+        elif field.absent is None:
+            value = field.read(b"".join(stored))  # later ones add to those before
+        else:
+            value = field.read(stored[-1]) if stored else field.absent
+        self.__dict__[name] = value
+        return value
+
+    def HasField(self, name: str) -> bool:
+        """Whether the field was given."""
+        field = self.fields[name]
+        return field.number << 3 | field.wire in self._found
+
+    def ListFields(self) -> list[tuple[Field, Any]]:
+        """The fields that were given, with their values."""
+        found = {tag >> 3 for tag in self._found}
+        return [(f, getattr(self, f.name)) for f in self.fields.values() if f.number in found]
+
+
+def request(data: bytes) -> ModelProto:
+    """The model in the bytes of a compile request. Raises ModelError for what is no message."""
+    try:
+        return cast("ModelProto", _Model(data))
+    except ValueError as e:
+        raise ModelError(
+            f"a compile request is damaged ({e})",
+            "the provider and the Python package are of different versions: install them again",
+        ) from None
+
+
+def in_onnx(message: T) -> T:
+    """The same as onnx's own object, which it may be already."""
+    if not isinstance(message, Message):
+        return message
+    import onnx
+
+    return cast(
+        "T", getattr(onnx, type(message).__name__.strip("_") + "Proto").FromString(message.data)
+    )
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _scan(data: bytes) -> dict[int, list[Any]]:
+    """The values of each field by tag: numbers, or the bytes of what has a size."""
+    found: dict[int, list[Any]] = {}
+    at, end = 0, len(data)
+    try:
+        while at < end:
+            tag, at = data[at], at + 1
+            if tag > 127:
+                tag, at = _varint(data, at - 1)
+            wire = tag & 7
+            value: int | bytes
+            if wire in (_VARINT, _BYTES):
+                value, at = data[at], at + 1
+                if value > 127:
+                    value, at = _varint(data, at - 1)
+                if wire == _BYTES:
+                    at, value = at + value, data[at : at + value]
+            elif wire in (_FIXED32, _FIXED64):
+                size = 4 if wire == _FIXED32 else 8
+                at, value = at + size, data[at : at + size]
+            else:
+                raise ValueError(f"wire type {wire}")
+            if tag in found:
+                found[tag].append(value)
+            else:
+                found[tag] = [value]
+    except IndexError:
+        at = end + 1
+    if at > end:
+        raise ValueError("the message is truncated")
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        byte, at = data[at], at + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number of more than 64 bits")
+
+
+def _unpack(packed: bytes, wire: int) -> list[Any]:
+    """The values of a packed list."""
+    if wire == _VARINT:
+        out, at = [], 0
+        while at < len(packed):
+            value, at = _varint(packed, at)
+            out.append(value)
+        return out
+    size = 4 if wire == _FIXED32 else 8
+    return [packed[k : k + size] for k in range(0, len(packed), size)]
+
+
+def _int64(v: int) -> int:
+    return v - (1 << 64) if v >> 63 else v
+
+
+def _int32(v: int) -> int:
+    return ((v & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+def _kind(v: int) -> int:
+    """A number that is none of an enumeration's is no value."""
+    return v if v in AttributeKind._value2member_map_ else 0
+
+
+def _float(v: bytes) -> float:
+    found: float = struct.unpack("<f", v)[0]
+    return found
+
+
+def _text(v: bytes) -> str | bytes:
+    try:
+        return v.decode()
+    except UnicodeDecodeError:
+        return v
+
+
+#: Wire type, reader and default of each kind of field.
+_INT64, _INT32, _KIND = (_VARINT, _int64, 0), (_VARINT, _int32, 0), (_VARINT, _kind, 0)
+_FLOAT, _TEXT, _RAW = (_FIXED32, _float, 0.0), (_BYTES, _text, ""), (_BYTES, bytes, b"")
+
+
+def _one(message: type[Message]) -> tuple[int, Callable[[bytes], Message], None]:
+    return _BYTES, message, None
+
+
+def _fields(cls: type[Message], **given: tuple[Any, ...]) -> None:
+    """Name each field of a class: its number, its kind, and True where there may be several."""
+    cls.fields = {
+        name: Field(name, number, wire, read, absent, bool(several))
+        for name, (number, (wire, read, absent), *several) in given.items()
+    }
+
+
+class _StringStringEntry(Message): ...
+
+
+class _OperatorSetId(Message): ...
+
+
+class _Dimension(Message): ...
+
+
+class _TensorShape(Message): ...
+
+
+class _TensorType(Message): ...
+
+
+class _Type(Message): ...
+
+
+class _ValueInfo(Message): ...
+
+
+class _Tensor(Message): ...
+
+
+class _SparseTensor(Message): ...
+
+
+class _Attribute(Message): ...
+
+
+class _Node(Message): ...
+
+
+class _Graph(Message): ...
+
+
+class _Function(Message): ...
+
+
+class _Model(Message): ...
+
+
+_ENTRY, _TENSOR, _NODE = _one(_StringStringEntry), _one(_Tensor), _one(_Node)
+_GRAPH, _VALUE, _OPSET = _one(_Graph), _one(_ValueInfo), _one(_OperatorSetId)
+_fields(_StringStringEntry, key=(1, _TEXT), value=(2, _TEXT))
+_fields(_OperatorSetId, domain=(1, _TEXT), version=(2, _INT64))
+_fields(_Dimension, dim_value=(1, _INT64), dim_param=(2, _TEXT))
+_fields(_TensorShape, dim=(1, _one(_Dimension), True))
+_fields(_TensorType, elem_type=(1, _INT32), shape=(2, _one(_TensorShape)))
+_fields(_Type, tensor_type=(1, _one(_TensorType)))
+_fields(_ValueInfo, name=(1, _TEXT), type=(2, _one(_Type)))
+_fields(
+    _Tensor,
+    dims=(1, _INT64, True), data_type=(2, _INT32), name=(8, _TEXT), raw_data=(9, _RAW),
+    external_data=(13, _ENTRY, True), data_location=(14, _KIND),
+)  # fmt: skip
+_fields(_SparseTensor, values=(1, _TENSOR), indices=(2, _TENSOR), dims=(3, _INT64, True))
+_fields(
+    _Attribute,
+    name=(1, _TEXT), f=(2, _FLOAT), i=(3, _INT64), s=(4, _RAW), t=(5, _TENSOR), g=(6, _GRAPH),
+    floats=(7, _FLOAT, True), ints=(8, _INT64, True), strings=(9, _RAW, True),
+    tensors=(10, _TENSOR, True), graphs=(11, _GRAPH, True), tp=(14, _one(_Type)),
+    type_protos=(15, _one(_Type), True), type=(20, _KIND), ref_attr_name=(21, _TEXT),
+    sparse_tensor=(22, _one(_SparseTensor)), sparse_tensors=(23, _one(_SparseTensor), True),
+)  # fmt: skip
+_fields(
+    _Node,
+    input=(1, _TEXT, True), output=(2, _TEXT, True), name=(3, _TEXT), op_type=(4, _TEXT),
+    attribute=(5, _one(_Attribute), True), doc_string=(6, _TEXT), domain=(7, _TEXT),
+    metadata_props=(9, _ENTRY, True),
+)  # fmt: skip
+_fields(
+    _Graph,
+    node=(1, _NODE, True), name=(2, _TEXT), initializer=(5, _TENSOR, True),
+    input=(11, _VALUE, True), output=(12, _VALUE, True), value_info=(13, _VALUE, True),
+)  # fmt: skip
+_fields(
+    _Function,
+    name=(1, _TEXT), input=(4, _TEXT, True), output=(5, _TEXT, True), node=(7, _NODE, True),
+    opset_import=(9, _OPSET, True), domain=(10, _TEXT),
+)  # fmt: skip
+_fields(
+    _Model,
+    ir_version=(1, _INT64), graph=(7, _GRAPH), opset_import=(8, _OPSET, True),
+    metadata_props=(14, _ENTRY, True), functions=(25, _one(_Function), True),
+)  # fmt: skip
