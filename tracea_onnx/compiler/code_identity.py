@@ -74,7 +74,7 @@ def _files(backend: str) -> list[tuple[str, os.stat_result]]:
     kernels = folder("kernels")
     # the packages of other backends have no part in the answer
     own = kernels / backend if backend in backends.names() else kernels
-    single = [str(path) for path in kernels.glob("*.py")]
+    single = [str(path) for path in kernels.iterdir() if path.suffix == ".py"]
     with contextlib.suppress(TraceaError):
         single.append(str(library_path()))
     for spec in map(find_spec, _LIBRARIES):

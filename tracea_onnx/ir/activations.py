@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ml_dtypes import bfloat16
 
-from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType, Opcode
+from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.support.data_classes import dataclass
 
@@ -52,15 +51,14 @@ def _elu(x: F64, alpha: Any) -> F64:
     return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0.0)), x)
 
 
-def _reference(opcode: Opcode) -> Callable[..., Any]:
-    """The opcode on float64: what the kernels are tested against."""
+@cache
+def _reference(name: str) -> Callable[..., Any]:
+    """An opcode on float64: what the kernels are tested against."""
+    opcode = OPCODE[name]
     text = f"lambda {', '.join('abc'[: opcode.arity])}: {opcode.numpy}"
     names = {"np": np, "erf": _erf, "erfc": _erfc, "sigmoid": _sigmoid, "elu": _elu}
     value: Callable[..., Any] = eval(text, names)
     return lambda *args: np.asarray(value(*args), np.float64)
-
-
-_OPS = {name: _reference(o) for name, o in OPCODE.items() if o.numpy}
 
 
 def evaluate(
@@ -79,7 +77,7 @@ def evaluate(
             value = (
                 np.float64(ins.imm)
                 if ins.op == "const"
-                else _OPS[ins.op](*(values[a] for a in ins.args))
+                else _reference(ins.op)(*(values[a] for a in ins.args))
             )
             values.append(value * scale[1] if scale is not None and scale[0] == k else value)
     shape = np.broadcast_shapes(*(np.shape(v) for v in values[: expr.n_in])) if expr.n_in else ()
@@ -108,7 +106,7 @@ def _act(name: str, x: F64, p0: float, p1: float) -> F64:
     if name == "none":
         return x
     with np.errstate(all="ignore"):
-        return np.asarray(_OPS[name](x, *(p0, p1)[: OPCODE[name].arity - 1]))
+        return np.asarray(_reference(name)(x, *(p0, p1)[: OPCODE[name].arity - 1]))
 
 
 def _fit(name: str, probe: F64) -> tuple[float, float] | None:
@@ -217,6 +215,8 @@ def unrounded(expr: Expr, dtype: DType) -> Expr:
     """
     if dtype not in (DType.F16, DType.BF16):
         return expr
+    from ml_dtypes import bfloat16
+
     narrow = np.float16 if dtype == DType.F16 else bfloat16
     meant = {float(narrow(c)): c for c in _NAMED}
     meant |= {-k: -c for k, c in meant.items()}

@@ -181,7 +181,7 @@ def rename_uses(nodes: Iterable[NodeProto], new: Mapping[str, str]) -> None:
 
 def renamed(node: NodeProto, new: Mapping[str, str]) -> NodeProto:
     """A copy of the node whose inputs, outputs and captured values bear new names."""
-    out = NodeProto()
+    out = type(node)()
     out.CopyFrom(node)
     out.input[:] = [new.get(i, i) for i in node.input]
     out.output[:] = [new.get(o, o) for o in node.output]
@@ -238,7 +238,7 @@ def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
     # Copies first: clearing the field invalidates the messages in it.
     fresh = []
     for n in nodes:
-        copy = NodeProto()
+        copy = type(n)()
         copy.CopyFrom(n)
         fresh.append(copy)
     del graph.node[:]

@@ -55,7 +55,7 @@ class PlanBuilder:
         self._symbol_sources: list[list[int]] = []
         self._exprs: list[list[Any]] = []
         self._expr_index: dict[tuple[Any, ...], int] = {}
-        self._expr_of: dict[Dim, int] = {}
+        self._expr_of: dict[DimLike, int] = {}
         self._checks: list[list[int]] = []
         self._requires: dict[tuple[str, int, int, str], None] = {}
         self._extents: dict[tuple[int, int, int, str], None] = {}
@@ -118,14 +118,16 @@ class PlanBuilder:
 
     def expr(self, e: DimLike) -> int:
         """Index of the expression in the Plan's table."""
+        if (known := self._expr_of.get(e)) is not None:  # of parts that many share, once
+            return known
         if not isinstance(e, Dim):
-            return self._entry(["const", int(e)])
-        if e.op == "sym":
-            return self._entry(["sym", self._symbols[e.name]])
-        assert e.op in EXPR_OPS
-        if e not in self._expr_of:  # of parts that many share, once
-            self._expr_of[e] = self._entry([e.op, *(self.expr(a) for a in e.args)])
-        return self._expr_of[e]
+            row = ["const", int(e)]
+        elif e.op == "sym":
+            row = ["sym", self._symbols[e.name]]
+        else:
+            assert e.op in EXPR_OPS
+            row = [e.op, *(self.expr(a) for a in e.args)]
+        return self._expr_of.setdefault(e, self._entry(row))
 
     def _entry(self, row: list[Any]) -> int:
         key = tuple(row)
@@ -197,13 +199,9 @@ class PlanBuilder:
         """
         spec = FAMILIES[family]
         operands = {**inputs, **outputs}
-        names = [o.rstrip("?") for o in spec.operands]
-        unknown = (
-            (set(operands) - set(names))
-            | (set(ints) - set(spec.ints))
-            | (set(floats or {}) - set(spec.floats))
-        )
-        missing = {o for o in spec.operands if not o.endswith("?") and operands.get(o) is None}
+        names = spec.names
+        unknown = {*operands, *ints, *(floats or {})} - spec.known
+        missing = {o for o in spec.required if operands.get(o) is None}
         if unknown or missing or (program is not None and not spec.program):
             raise TraceaError(
                 f"internal: bad launch of {family}: unknown {sorted(unknown)}, missing "

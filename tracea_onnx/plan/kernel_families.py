@@ -20,6 +20,8 @@ Conventions
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from tracea_onnx.support.data_classes import dataclass
 
 
@@ -31,6 +33,21 @@ class Family:
     ints: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     program: bool = False  # whether a pointwise/epilogue program may be attached
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the operands."""
+        return tuple(o.rstrip("?") for o in self.operands)
+
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """Operands that no launch may lack."""
+        return tuple(o for o in self.operands if not o.endswith("?"))
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Names of operands and parameters."""
+        return frozenset((*self.names, *self.ints, *self.floats))
 
 
 def _names(text: str) -> tuple[str, ...]:

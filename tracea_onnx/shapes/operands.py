@@ -6,7 +6,6 @@ define, and for what only a run knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from string import ascii_letters
 
 import numpy as np
@@ -229,10 +228,10 @@ def times(size: DimLike, scale: float) -> DimLike:
     """A size that Resize multiplies by a scale."""
     if isinstance(size, int):
         return int(np.float32(size) * np.float32(scale))  # as ONNX Runtime multiplies
-    part = Fraction(scale)
-    if part.denominator > 256:  # else float32 multiplies a dim by it exactly
+    numerator, denominator = scale.as_integer_ratio()
+    if denominator > 256:  # else float32 multiplies a dim by it exactly
         raise Unsupported(f"Resize scales a symbolic dim by {scale}, which is no short fraction")
-    return D.floordiv(D.mul(size, part.numerator), part.denominator)
+    return D.floordiv(D.mul(size, numerator), denominator)
 
 
 def plain_terms(n: Operator) -> tuple[str, str, str] | None:

@@ -9,11 +9,13 @@ so the other branch would only end in an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-from onnx import NodeProto
+from typing import TYPE_CHECKING, TypeAlias
 
 from tracea_onnx.ir.graph import MOST_RANK, Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 #: Ranks of the operands of operators that take no others.
 RANKS: dict[str, tuple[int, ...]] = {
@@ -314,7 +316,7 @@ class Ranks:
 
 
 #: Ifs by the identity of their nodes, which are kept: the node, and which branch it takes.
-Decided = Mapping[int, tuple[NodeProto, bool]]
+Decided: TypeAlias = "Mapping[int, tuple[NodeProto, bool]]"
 
 
 def decided_ifs(graph: Graph) -> Decided:

@@ -51,7 +51,7 @@ def module(kind: str, name: str) -> ModuleType:
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """Names of everything in the folder, modules and packages, sorted."""
-    found = [p.stem for p in folder(kind).glob("*.py")] + [
-        p.parent.name for p in folder(kind).glob("*/__init__.py")
+    found = [
+        p.stem for p in folder(kind).iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
     ]
     return tuple(sorted(name for name in found if not name.startswith("_")))
