@@ -19,9 +19,9 @@ constexpr bool kQueryRegisters = kD <= 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   const Attention g = ATTENTION;
-  after_previous();
+  pdl_begin();
   extern __shared__ char memory[];
-  const u32 base = shared_address(memory);
+  const u32 base = smem_address(memory);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const RowTile<BM> tile(g, blockIdx.x);
   const int steps = (tile.seen + BN - 1) / BN;
@@ -45,22 +45,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   float out[kDV / 8][4] = {}, row_max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 
   for (int step = 0; step < steps; step++) {
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();  // the tile is there, and every warp is done with the one before
     if (step + 1 < steps) load_tile(step + 1);
     const u32 stage = base + kQueries + step % 2 * kStage;
     if (kQueryRegisters && step == 0)
 #pragma unroll
-      for (int d = 0; d < kD / 16; d++) load_matrices(a[kQueryRegisters ? d : 0], query + d * 32);
+      for (int d = 0; d < kD / 16; d++) ldmatrix_x4(a[kQueryRegisters ? d : 0], query + d * 32);
 
     float s[BN / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < kD / 16; d++) {
-      if (!kQueryRegisters) load_matrices(a[0], query + d * 32);
+      if (!kQueryRegisters) ldmatrix_x4(a[0], query + d * 32);
 #pragma unroll
       for (int n = 0; n < BN / 16; n++) {
         u32 r[4];
-        load_matrices(r, stage + key + n * 16 * kPitch + d * 32);
+        ldmatrix_x4(r, stage + key + n * 16 * kPitch + d * 32);
         multiply(s[2 * n], a[kQueryRegisters ? d : 0], r[0], r[1], (T*)nullptr);
         multiply(s[2 * n + 1], a[kQueryRegisters ? d : 0], r[2], r[3], (T*)nullptr);
       }
@@ -78,13 +78,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
 #pragma unroll
       for (int d = 0; d < kDV / 16; d++) {
         u32 r[4];
-        load_transposed(r, stage + kKeys + value + n * 16 * kPitchV + d * 32);
+        ldmatrix_x4_trans(r, stage + kKeys + value + n * 16 * kPitchV + d * 32);
         multiply(out[2 * d], p, r[0], r[1], (T*)nullptr);
         multiply(out[2 * d + 1], p, r[2], r[3], (T*)nullptr);
       }
     }
   }
-  copy_wait<0>();
+  cp_async_wait<0>();
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const float inverse = reciprocal_of(quad_sum(sum[e]));

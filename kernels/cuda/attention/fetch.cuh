@@ -10,7 +10,7 @@ template <int READ, class Index>
 DEV void fetch(u32 to, const T* from, Index at, bool real) {
   constexpr int BYTES = READ * sizeof(T);
   if constexpr (BYTES == 16)
-    copy_async(to, from + (real ? at : 0), real ? 16 : 0);
+    cp_async(to, from + (real ? at : 0), real ? 16 : 0);
   else if constexpr (BYTES >= 4)
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to),
                  "l"(from + (real ? at : 0)), "n"(BYTES), "r"(real ? BYTES : 0)

@@ -13,7 +13,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs
-from ..common.launch import clustered, known, overlapped, parameters, share, static
+from ..common.launch import known, parameters, smem_at_occupancy, sms_of_clusters, static, uses_pdl
 
 _LARGEST_HEAD = 256
 _STRIDES = (*(f"{o}_{a}" for o in "qkvy" for a in "bsh"), "m_b", "m_h", "m_q", "m_k")
@@ -134,16 +134,17 @@ def cap_occupancy(request: Request, smem: int, blocks: DimLike, cluster: int = 1
     """Shared memory with which an SM holds no more than its share of so many CTAs: with room for
     more, those of the next launch come where the first of this one leave, several on one SM.
     """
-    if not overlapped(request):
+    if not uses_pdl(request):
         return smem
-    here, most = 1, clustered(request.sms, cluster)
+    here, most = 1, sms_of_clusters(request.sms, cluster)
     while (
-        share(request, smem, here) > smem and (fits := known(D.less(blocks, here * most + 1))) != 1
+        smem_at_occupancy(request, smem, here) > smem
+        and (fits := known(D.less(blocks, here * most + 1))) != 1
     ):
         if fits is None:
             return smem
         here += 1
-    return share(request, smem, here)
+    return smem_at_occupancy(request, smem, here)
 
 
 def access(request: Request, p: Problem, operand: str) -> int:
@@ -168,7 +169,7 @@ def divided(
     """
     fits: list[DimLike] = [1]
     for n in most[1:]:
-        fills = D.less(D.mul(count, n), 2 * clustered(request.sms, n) + 1)
+        fills = D.less(D.mul(count, n), 2 * sms_of_clusters(request.sms, n) + 1)
         fits.append(D.mul(fills, D.less(n * least - 1, keys)))
     return [
         (n, D.mul(fit, D.sub(1, further)))

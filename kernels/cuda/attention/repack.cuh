@@ -38,7 +38,7 @@ DEV void pad_rows(const Rows& of, int batch) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) attention_repack(PARAMETERS) {
-  after_previous();
+  pdl_begin();
   if (blockIdx.y == 0) pad_rows<SIZE_A, READ_A>({a, a_to, a_b, a_s, a_h, a_heads, a_rows}, batch);
   if (blockIdx.y == 1) pad_rows<SIZE_B, READ_B>({b, b_to, b_b, b_s, b_h, b_heads, b_rows}, batch);
   if (blockIdx.y == 2) pad_rows<SIZE_C, READ_C>({c, c_to, c_b, c_s, c_h, c_heads, c_rows}, batch);

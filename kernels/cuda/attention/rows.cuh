@@ -37,7 +37,7 @@ DEV void fetch_rows(T* to, const T* from, i64 stride, int first, int rows) {
   for (int u = threadIdx.x; u < COUNT * pieces; u += THREADS) {
     const int r = u / pieces, c = u % pieces * READ;
     const bool real = first + r < rows && c < SIZE;
-    fetch<READ>(shared_address(to + r * PITCH + c), from, (first + r) * stride + c, real);
+    fetch<READ>(smem_address(to + r * PITCH + c), from, (first + r) * stride + c, real);
   }
-  copy_commit();
+  cp_async_commit();
 }

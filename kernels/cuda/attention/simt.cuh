@@ -22,7 +22,7 @@ struct alignas(16) Four {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   const Attention g = ATTENTION;
-  after_previous();
+  pdl_begin();
   extern __shared__ char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
         *weights = values + BN * kPitchV;
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   for (int i = 0; i < R; i++) row_max[i] = -INF, sum[i] = 0.f;
 
   for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();  // the keys are there, and every warp is done with the values before
     fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0, g.Tk);
     float s[R][J] = {};
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
 #pragma unroll
       for (int c = 0; c < kGroups * 4; c++) out[i][c] *= rescale;
     }
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();  // the values are there, and every warp is done with the keys
     if (t0 + CLUSTER * BN < seen) fetch_keys(t0 + CLUSTER * BN);
 #pragma unroll 2
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
         }
     }
   }
-  copy_wait<0>();
+  cp_async_wait<0>();
 #pragma unroll
   for (int i = 0; i < R; i++)
 #pragma unroll

@@ -13,7 +13,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
-from ..common.launch import clustered, known, parameters, shared
+from ..common.launch import known, parameters, sms_of_clusters
 from . import problem, tf32x3
 from .problem import Problem
 from .tf32x3 import Tf32Config
@@ -78,7 +78,7 @@ def _cycles(request: Request, p: Problem, c: SimtConfig, sizes: dict[str, int]) 
     scores = -(-p.head // 4) * max(4 * (rows + keys), rows * keys)
     values = 4 * keys * max(4 * (rows + 4 * groups), 4 * rows * groups)
     ctas = sizes["B"] * sizes["H"] * -(-sizes["S"] // (16 * rows)) * c.cluster
-    each: int = -(-ctas // clustered(request.sms, c.cluster))  # of an SM
+    each: int = -(-ctas // sms_of_clusters(request.sms, c.cluster))  # of an SM
     # as far as registers and shared memory go
     beside = 1 if rows * (keys + 4 * groups) > 32 or 2 * c.smem(p) > _MOST_SHARED else 2
     steps = -(-sizes["T"] // (16 * keys * c.cluster))
@@ -93,7 +93,7 @@ def _large(
     """Those whose threads multiply more of what they read, as far as there is room for them."""
     rows = (8, 4) if p.widest <= 128 else (4,)
     found = [SimtConfig(r, k, n) for r in rows for k in keys for n in clusters]
-    return [c for c in found if c.smem(p) <= shared(request)]
+    return [c for c in found if c.smem(p) <= request.caps.smem_block]
 
 
 def _tensor(request: Request, p: Problem, clusters: tuple[int, ...]) -> list[Tf32Config]:
@@ -108,7 +108,7 @@ def _tensor(request: Request, p: Problem, clusters: tuple[int, ...]) -> list[Tf3
     found = [Tf32Config(warps, keys, n, groups) for warps, keys, groups in shapes for n in clusters]
     if p.widest > 128:
         found.append(Tf32Config(5, 48, 1, 3))
-    return [c for c in found if c.smem(p) <= shared(request)]
+    return [c for c in found if c.smem(p) <= request.caps.smem_block]
 
 
 def _many(request: Request, p: Problem, keys: int) -> Chosen:
@@ -171,7 +171,7 @@ def configs(request: Request, p: Problem) -> Chosen:
         left = D.sub(left, use)
     for rows in most_rows if fixed else (1,) if _tensor(request, p, (1,)) else (most_rows[0], 1):
         fitting = keys
-        while SimtConfig(rows, fitting).smem(p) > shared(request):
+        while SimtConfig(rows, fitting).smem(p) > request.caps.smem_block:
             fitting //= 2
         count = problem.blocks(request, 16 * rows)
         if rows > 1:
@@ -193,7 +193,7 @@ def configs(request: Request, p: Problem) -> Chosen:
     plain = found[0][0]
     price: dict[Any, float] = {plain: _WORTH * _cycles(request, p, plain, exact)}
     if tensor := _tensor(request, p, tuple(n for n in (1, 2, 4, 8) if n <= most)):
-        room = shared(request) + 1024
+        room = request.caps.smem_block + 1024
         price |= {c: tf32x3.cycles(request, p, c, exact, room) for c in tensor}
     else:
         large = _large(request, p, (8, 4, 2), tuple(n for n in (1, 2, 4) if n <= most))

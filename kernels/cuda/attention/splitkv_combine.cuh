@@ -29,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_combine(PARAM
   const int first_block = i64(item) * blocks / gridDim.x,
             parts = (i64(item + 1) * blocks - 1) / gridDim.x - first_block + 1;
   const Partial<ROWS>* of = (const Partial<ROWS>*)g.q + first_block + item;
-  next_may_start();
-  wait_with(out_row, of);
+  pdl_launch_dependents();
+  pdl_wait_after(out_row, of);
   if (row >= rows) return;
   // Each group of threads has its parts, of which as many as fit its registers are under way
   // together.

@@ -111,7 +111,7 @@ DEV void sync_rows(int warp) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PARAMETERS) {
   const Attention g = ATTENTION;
-  after_previous();
+  pdl_begin();
   extern __shared__ __align__(16) char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,
         *weights = values + BN * kPitchV, *row_maxima = weights + BM * kPitchP;
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
     for (int d = 0; d < kColumns / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
     row_max[0] = row_max[1] = -INF, sum[0] = sum[1] = 0.f;
     for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
-      copy_wait<0>();
+      cp_async_wait<0>();
       __syncthreads();  // the keys are there, and every warp is done with the values before
       fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0,
                                                                     g.Tk);
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
           for (int e = 0; e < 2; e++)
             *(float2*)(weight + 8 * e * kPitchP + group * kKeys + n * 8) =
                 make_float2(s[n][2 * e], s[n][2 * e + 1]);
-      copy_wait<0>();
+      cp_async_wait<0>();
       __syncthreads();  // the values and all weights are there, and every warp is done with the
                         // keys
       if (t0 + CLUSTER * BN < seen) fetch_keys(t0 + CLUSTER * BN);
@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
         }
       }
     }
-    copy_wait<0>();
+    cp_async_wait<0>();
     bool finite = true;
 #pragma unroll
     for (int e = 0; e < 2; e++)

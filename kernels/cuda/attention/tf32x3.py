@@ -7,7 +7,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
-from ..common.launch import clustered
+from ..common.launch import sms_of_clusters
 from . import problem
 from .problem import Problem
 
@@ -105,7 +105,7 @@ def cycles(
 ) -> float:
     """About how many a launch takes. shared: bytes of shared memory of an SM."""
     wide = min(problem.access(request, p, o) for o in "kv")
-    warps, device = c.warps * c.groups, clustered(request.sms, c.cluster)
+    warps, device = c.warps * c.groups, sms_of_clusters(request.sms, c.cluster)
     ctas = sizes["B"] * sizes["H"] * -(-sizes["S"] // c.rows) * c.cluster
     each: int = -(-ctas // device)
     beside = max(min(_WARPS // warps, shared // (c.smem(p) + 1024)), 1)

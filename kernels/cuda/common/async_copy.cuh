@@ -4,10 +4,10 @@
 #include "common/instance.cuh"
 #endif  // GENERATED
 
-DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-// BYTES (4, 8, or 16 past the first cache), of which `read` are read; the rest become zero.
+DEV u32 smem_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+// Copies BYTES bytes (4, 8 or 16; 16 bypass L1). Only the first `read` are read, the rest become 0.
 template <int BYTES = 16>
-DEV void copy_async(u32 to, const void* from, int read) {
+DEV void cp_async(u32 to, const void* from, int read) {
   if (BYTES == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read)
                  : "memory");
@@ -16,10 +16,10 @@ DEV void copy_async(u32 to, const void* from, int read) {
                  "r"(read)
                  : "memory");
 }
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most LEFT groups of this thread's copies are under way.
+DEV void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most LEFT of this thread's groups of copies are in flight.
 template <int LEFT>
-DEV void copy_wait() {
+DEV void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-DEV void copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEV void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

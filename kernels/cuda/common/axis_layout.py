@@ -1,5 +1,11 @@
-"""How kernels over an axis n of [outer, n, inner] are laid out: what a thread, a block and the
-device have of it.
+"""Layout of kernels that reduce or scan axis n of [outer, n, inner].
+
+- rows: inner = 1, so each [n] is contiguous.
+- columns: inner > 1; a thread reads vectors of neighbouring columns and goes down n.
+- flat: each thread has all n elements of its columns.
+- staged: a CTA copies several whole [n, inner] matrices to shared memory.
+
+Functions that return 0 or 1 (a `DimLike`) decide at run time where sizes are symbolic.
 """
 
 from __future__ import annotations
@@ -11,19 +17,17 @@ from tracea_onnx.ir.dims import DimLike
 
 from .launch import known, size_hint, vector_width
 
-#: Bytes of slabs that a block has in shared memory, and the largest slab of which that many are
-#: worth it.
-SLABS, SLAB = 16384, 1024
-#: Longest contiguous row that is read through shared memory, in elements.
-SLAB_ROW = 48
-#: Bytes of a row of columns of which a thread has one vector; columns so short that this is always
-#: best, and threads of a multiprocessor that make it so for others, the first of these where they
-#: are up to FLAT_FEW long.
+#: Shared memory of a CTA for staged matrices, and the largest matrix that is staged, in bytes.
+STAGE_BYTES, LARGEST_STAGED = 16384, 1024
+#: Longest contiguous row that is staged, in elements.
+STAGED_ROW = 48
+#: Flat layout: least bytes of [inner]; longest n for which it is always taken; threads per SM that
+#: it needs for longer n, up to FLAT_FEW and beyond.
 FLAT_ROW, FLAT_SHORT, FLAT_FEW, FLAT_THREADS = 128, 8, 32, (256, 384)
-#: Threads of a block that has slabs.
-SLAB_THREADS = 256
-#: How many times as many slabs for each turn of a block's threads make it worth having fewer of
-#: them; elements of a column without bounds.
+#: Threads of a CTA with staged matrices.
+STAGED_THREADS = 256
+#: Fewer matrices are staged where this factor more of them fit a full iteration of the CTA; length
+#: of a column without bounds.
 _IDLE, LONG = 1.1, 1 << 31
 
 
@@ -37,7 +41,7 @@ def up_to(n: DimLike, most: DimLike) -> DimLike:
 
 
 def literal(value: DimLike, name: str) -> str:
-    """A number as such, which saves divisions, or the parameter of that name."""
+    """C++ text of a size: its value if known (which saves divisions), else the parameter."""
     number = known(value)
     return name if number is None else str(number)
 
@@ -48,34 +52,32 @@ def power_of_two(n: int, least: int, most: int) -> int:
 
 
 def direct(dtype: DType, n: DimLike, aligned: bool) -> int:
-    """Elements of a vector of contiguous rows that are nothing but vectors of at least eight bytes;
-    0: they are not.
+    """Elements of a vector where contiguous rows consist of aligned vectors of 8 bytes or more,
+    else 0.
     """
     v = vector_width(dtype, n)
     return v if aligned and known(n) and v * dtype.size >= 8 else 0
 
 
-def in_slabs(
-    dtype: DType, n: DimLike, inner: DimLike, aligned: bool, longest: int = SLAB_ROW
+def staged(
+    dtype: DType, n: DimLike, inner: DimLike, aligned: bool, longest: int = STAGED_ROW
 ) -> DimLike:
-    """Whether [n, inner] is so small (contiguous rows: up to `longest`) that blocks bring several
-    to shared memory.
-    """
+    """Whether [n, inner] is small enough to be staged; longest: of contiguous rows, in elements."""
     if known(inner) == 1:
         return 0 if direct(dtype, n, aligned) else up_to(n, longest)
-    return up_to(D.mul(n, inner), SLAB // dtype.size)
+    return up_to(D.mul(n, inner), LARGEST_STAGED // dtype.size)
 
 
-def in_wide_slabs(
+def staged_wide(
     request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimLike
 ) -> DimLike:
-    """Whether [n, inner] of few columns, which do not begin at multiples of 8 elements, fits a
-    block and is one for every multiprocessor.
+    """Whether [n, inner] with few, unaligned columns (inner no multiple of 8) is staged: it fits a
+    CTA, and there is at least one for each SM.
     """
     across = known(inner)
     if across is None or across == 1 or across * dtype.size >= FLAT_ROW or across % 8 == 0:
         return 0
-    return D.mul(up_to(D.mul(n, inner), SLABS // dtype.size), D.less(request.sms - 1, outer))
+    return D.mul(up_to(D.mul(n, inner), STAGE_BYTES // dtype.size), D.less(request.sms - 1, outer))
 
 
 def flat(
@@ -87,9 +89,9 @@ def flat(
     aligned: bool,
     most: int,
 ) -> int:
-    """Elements of a vector of columns of which threads have all n each, next to each other: where
-    these are at most `most`, a row of columns is worth a transaction, and there are threads for the
-    whole device or columns are as short as a thread may ask for at once; 0: not so.
+    """Elements of a vector of columns in the flat layout; 0 where another layout is better. Flat
+    needs n <= most, inner long enough for full memory transactions, and n short or enough threads
+    for the device.
     """
     length, across = known(n), known(inner)
     if not length or across is None or length > most or across * dtype.size < FLAT_ROW:
@@ -101,72 +103,75 @@ def flat(
     )
 
 
-def slabs(request: Request, dtype: DType, outer: DimLike, slab: DimLike) -> tuple[DimLike, DimLike]:
-    """(slabs of a block, blocks): blocks for the whole device first."""
+def staged_grid(
+    request: Request, dtype: DType, outer: DimLike, matrix: DimLike
+) -> tuple[DimLike, DimLike]:
+    """(matrices per CTA, CTAs) for matrices of so many elements; the device is filled first."""
     each = D.maximum(
         D.minimum(
-            D.floordiv(SLABS // dtype.size, D.maximum(slab, 1)), D.ceildiv(outer, request.sms * 4)
+            D.floordiv(STAGE_BYTES // dtype.size, D.maximum(matrix, 1)),
+            D.ceildiv(outer, request.sms * 4),
         ),
         1,
     )
     return each, D.ceildiv(outer, each)
 
 
-def slab_lanes(n: DimLike) -> int:
-    """Lanes for each column of a slab: about eight elements each."""
+def staged_lanes(n: DimLike) -> int:
+    """Lanes that share a column of a staged matrix: about eight elements each."""
     length = known(n)
     return 4 if length is None else power_of_two(-(-length // 8), 1, 32)
 
 
-def slab_columns(
+def staged_columns(
     request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimLike, most: int = LONG
 ) -> tuple[DimLike, DimLike, int]:
-    """(slabs of a block, blocks, lanes for each column). Lanes that join what they have of a column
-    cost more than they bring: no more than leave a block's threads one column each, unless these
-    had more than `most` elements. Fewer slabs where the last turn would leave most threads without
-    a column.
+    """(matrices per CTA, CTAs, lanes per column).
+
+    Combining lanes costs more than it saves. So a column gets no more lanes than there are spare
+    threads, unless a thread would have more than `most` elements. A CTA stages fewer matrices
+    where most of its threads would idle in the last iteration.
     """
-    each, grid = slabs(request, dtype, outer, D.mul(n, inner))
+    each, grid = staged_grid(request, dtype, outer, D.mul(n, inner))
     length, across = known(n), known(inner)
     if not length or not across:
-        return each, grid, slab_lanes(n)
-    # as many as where there are enough for all blocks
-    count = known(each) or max(SLABS // dtype.size // (length * across), 1)
-    spare: int = max(SLAB_THREADS // (count * across), 1)
+        return each, grid, staged_lanes(n)
+    # of a CTA where outer fills the device
+    count = known(each) or max(STAGE_BYTES // dtype.size // (length * across), 1)
+    spare: int = max(STAGED_THREADS // (count * across), 1)
     lanes = max(
-        min(1 << spare.bit_length() - 1, slab_lanes(n)), power_of_two(-(-length // most), 1, 32)
+        min(1 << spare.bit_length() - 1, staged_lanes(n)), power_of_two(-(-length // most), 1, 32)
     )
-    turns = -(-count * across * lanes // SLAB_THREADS)
-    fewer = SLAB_THREADS * (turns - 1) // (across * lanes)
-    if turns * fewer > _IDLE * (turns - 1) * count:
+    iterations = -(-count * across * lanes // STAGED_THREADS)
+    fewer = STAGED_THREADS * (iterations - 1) // (across * lanes)
+    if iterations * fewer > _IDLE * (iterations - 1) * count:
         each = D.minimum(each, fewer)
         grid = D.ceildiv(outer, each)
     return each, grid, lanes
 
 
 def columns(dtype: DType, inner: DimLike, aligned: bool) -> tuple[int, int]:
-    """(elements of a vector, vectors next to each other) of a block that reads down columns."""
+    """(elements of a vector, neighbouring vectors) of a CTA in the column layout."""
     w = min(vector_width(dtype, inner), 8 // dtype.size) if aligned else 1
     length = known(inner)
     return max(w, 1), 32 if length is None else power_of_two(-(-length // max(w, 1)), 1, 32)
 
 
 def column_tiles(outer: DimLike, inner: DimLike, w: int, across: int) -> DimLike:
-    """Blocks of `across` vectors of w columns, in the next row of columns where one ends (`Column`
-    of reduce/reduce.cuh).
+    """CTAs of `across` vectors of w columns. A CTA may span the end of one [inner] and the start of
+    the next (`Column` of reduce/reduce.cuh).
     """
     return D.ceildiv(D.mul(outer, across if across == 4 else D.ceildiv(inner, w)), across)
 
 
-#: Bytes of a row that make it worth another block of a cluster; blocks of one where it is not known
-#: how many would do.
+#: Least bytes of a row for each CTA of a cluster; cluster size where sizes are symbolic.
 _PART, CLUSTER = 16384, 8
 
 
 def clusters(request: Request, rows: DimLike, n: DimLike, usual: int = 0) -> tuple[int, DimLike]:
-    """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few
-    and long ones that all clusters run at once. usual: rows to choose by where they are not
-    known.
+    """(CTAs of a cluster that shares one row of n elements, use). use (0 or 1): whether rows are so
+    few and so long that all clusters run at once. usual: the number of rows to assume where it is
+    symbolic.
     """
     if request.arch < 90:
         return 1, 0

@@ -1,5 +1,5 @@
-// Vectors, warp and block reductions. Follows `cuda_text.prelude`, which has the element types and
-// conversions.
+// Vectors, reductions of warps and CTAs, programmatic dependent launch (PDL). Follows the prelude
+// (`common/prelude.py`), which has the element types and conversions.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -24,7 +24,7 @@ DEV T rounded(float v) {
   return r;
 }
 
-// V elements moved by one access.
+// V elements that one instruction loads or stores.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Vec {
   T v[V];
@@ -40,8 +40,7 @@ DEV void store(T* p, Vec<T, V> v) {
 // Whether an address (null counts) is a multiple of `bytes`, a power of two.
 DEV bool aligned(const void* p, int bytes) { return (u64(p) & u64(bytes - 1)) == 0; }
 
-// All threads of a cluster (sm_90 and later) arrive, later wait for each other; relaxed: which need
-// not see what these stored.
+// Cluster barrier (sm_90 and later), in two halves. relaxed: orders no memory accesses.
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -60,10 +59,10 @@ struct Largest {
   static __device__ __forceinline__ float start() { return -INF; }
 };
 
-// `v` of the THREADS threads of a row joined; every thread gets the result. THREADS is 32 (a warp
-// has the row) or the block's size; then `shared` holds 32 values.
+// Reduction of `v` over THREADS threads: a warp (32) or the CTA. Every thread gets the result.
+// shared: room for 32 values, used by CTAs of more than one warp.
 template <class Op, int THREADS, class A>
-DEV A join_threads(A v, A* shared) {
+DEV A reduce_threads(A v, A* shared) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) v = Op::join(v, __shfl_xor_sync(FULL_WARP, v, o));
   if (THREADS > 32) {
@@ -78,34 +77,35 @@ DEV A join_threads(A v, A* shared) {
   return v;
 }
 
-// First statement of every kernel: on Hopper the next kernel of the stream may be brought onto the
-// device while this one runs, and this one waits until what the one before wrote can be seen.
-// Kernels that find their places in between call the two halves; all of them wait some time, since
-// the next one takes the end of this one for the end of those before it.
-DEV void next_may_start() {
+// Programmatic dependent launch: the next kernel of the stream may start while this one runs, and
+// this one waits until the results of the one before are visible. `pdl_begin` is the first
+// statement of a kernel; kernels that compute addresses in between call its two halves. Every
+// kernel must wait: the next kernel relies on the end of this one implying the end of all before
+// it.
+DEV void pdl_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-DEV void wait_for_previous() {
+DEV void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-DEV void after_previous() {
-  next_may_start();
-  wait_for_previous();
+DEV void pdl_begin() {
+  pdl_launch_dependents();
+  pdl_wait();
 }
 
-// What a kernel computes before it waits for the one before: the assembler moves behind a plain
-// wait whatever can be there, so this wait asks for it.
-struct Places {
+// `pdl_wait` that comes after the computation of given values, such as addresses. The assembler may
+// sink computations below a plain wait; here they are operands of the wait.
+struct Prologue {
   u32 key = 0;
-  METHOD void have(u32 v) { key ^= v; }
-  METHOD void have(int v) { key ^= u32(v); }
-  METHOD void have(i64 v) { key ^= u32(v) ^ u32(v >> 32); }
-  METHOD void have(u64 v) { key ^= u32(v) ^ u32(v >> 32); }
-  METHOD void have(const void* v) { have(u64(v)); }
+  METHOD void need(u32 v) { key ^= v; }
+  METHOD void need(int v) { key ^= u32(v); }
+  METHOD void need(i64 v) { key ^= u32(v) ^ u32(v >> 32); }
+  METHOD void need(u64 v) { key ^= u32(v) ^ u32(v >> 32); }
+  METHOD void need(const void* v) { need(u64(v)); }
   METHOD void wait() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(
@@ -115,10 +115,10 @@ struct Places {
 #endif
   }
 };
-// Waits once these are known.
+// The same for values that are known in one place.
 template <class... Args>
-DEV void wait_with(Args... known) {
-  Places places;
-  (places.have(known), ...);
+DEV void pdl_wait_after(Args... known) {
+  Prologue places;
+  (places.need(known), ...);
   places.wait();
 }

@@ -1,10 +1,10 @@
-// What the blocks of a cluster tell each other through shared memory.
+// Exchange between the CTAs of a cluster through distributed shared memory.
 #pragma once
 #include "common/base.cuh"
 
-// What lies at `mine` here, as block `rank` of the cluster has it: some words.
+// Reads from CTA `rank` what has the address `mine` in this CTA: a multiple of 4 bytes.
 template <class H>
-DEV H of_block(const H* mine, int rank) {
+DEV H load_dsmem(const H* mine, int rank) {
   u32 at, word[sizeof(H) / 4];
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(at)
@@ -15,15 +15,15 @@ DEV H of_block(const H* mine, int rank) {
   return *(const H*)word;
 }
 
-// The sum of v over the cluster's blocks, in the same order in each; v is the same in all threads
-// of a block. `slot` may not be used again.
+// Sum of v over the CTAs of the cluster, in the same order in each. v is equal in all threads of a
+// CTA. `slot` is for one call only: another CTA may still read it.
 template <int BLOCKS>
-DEV float join_blocks(float v, float* slot) {
+DEV float cluster_sum(float v, float* slot) {
   if (BLOCKS == 1) return v;
   if (threadIdx.x == 0) *slot = v;
   cluster_arrive();
   cluster_wait();
-  v = of_block(slot, (threadIdx.x & 31) % BLOCKS);
+  v = load_dsmem(slot, (threadIdx.x & 31) % BLOCKS);
 #pragma unroll
   for (int o = BLOCKS / 2; o; o >>= 1) v += __shfl_xor_sync(FULL_WARP, v, o);
   return v;

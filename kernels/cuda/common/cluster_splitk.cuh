@@ -1,4 +1,4 @@
-// What the blocks of a cluster that divide k tell each other.
+// Exchange between the CTAs of a cluster that split k.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -11,7 +11,7 @@
 DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-DEV float from_peer(const float* p, u32 peer) {
+DEV float load_dsmem_f32(const float* p, u32 peer) {
   float v;
   asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a];}"
                : "=f"(v)

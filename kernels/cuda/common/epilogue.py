@@ -1,5 +1,5 @@
-"""The epilogue of products and convolutions as CUDA text: scale, bias, residual, activation or
-program on neighbouring columns of one row.
+"""The epilogue of GEMMs and convolutions as CUDA text: scale, bias, residual, and activation or
+program, on neighbouring columns of one row.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Parameter = tuple[str, str, Argument]  # C++ type, name, what the launch passes
 @dataclass(frozen=True)
 class Epilogue:
     """`source` defines `struct Epilogue` and `finish(e, c, v, m, full, n, count)` on `float
-    v[WIDTH]`: columns n.. of row m, of which `count` exist. `c = columns_at(e, n, end)` are the
-    operands that depend on the columns alone, of which `end` exist; without `c` finish reads them
-    itself.
+    v[WIDTH]`: columns n.. of row m, of which `count` exist; full: offset of row m in operands
+    shaped as the result. `c = columns_at(e, n, end)` has the operands that depend on the column
+    alone; columns end at `end`. Without `c`, finish reads them itself.
 
-    `parameters` are kernel parameters; `arguments` fills the struct. column: bytes of a `Column`,
-    one column's operands, where these are asked for: `column_at(e, n, end)` reads one,
-    `columns_of(p)` makes Columns of two neighbours.
+    parameters: of the kernel. arguments: initialise the struct. column: bytes of a `Column` (the
+    operands of one column) with `tabled`: `column_at(e, n, end)` reads one, `columns_of(p)` makes
+    Columns of two neighbours.
     """
 
     source: str
@@ -38,8 +38,7 @@ class Epilogue:
 
 
 _LOAD = r"""
-// Elements p[0..count) of up to WIDTH, zero beyond; one access (two for eight f32) where VECTOR
-// allows it.
+// Elements p[0..count), zeros up to WIDTH; VECTOR: by one load (two for eight f32) where all exist.
 template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[WIDTH]) {
   if (VECTOR && count >= WIDTH) {
 #if IS_F32 && WIDTH == 2
@@ -69,7 +68,7 @@ template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[W
 
 
 _TOUCH = """
-// Brings the 32 bytes around a constant into the first cache.
+// Prefetches the 32 bytes around a constant into L1.
 DEV void touch(const void* p) {
   u32 v;
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
@@ -78,8 +77,8 @@ DEV void touch(const void* p) {
 
 
 def vector(r: Request, operand: str, pitches: tuple[DimLike, ...], columns: DimLike = 0) -> bool:
-    """Whether 16-byte accesses at columns 0, 8, 16, ... of `operand`'s rows are aligned; `columns`
-    is where a group's columns start.
+    """Whether 16-byte accesses at columns 0, 8, 16, ... of `operand`'s rows are aligned. columns:
+    a divisor of the columns where groups start.
     """
     return operand not in r.unaligned and all(
         multiple_of(p) * r.dtype.size >= 16 for p in (*pitches, columns)
@@ -96,16 +95,16 @@ def epilogue(
     width: int = 8, staged: bool = False, touched: bool = False,
     tabled: bool = False,
 ) -> Epilogue:  # fmt: skip
-    """pitches: of the residual and, for a convolution, of the program's full operands (a product's
-    have their own `o*_ld`). columns: multiple at which a group's columns start (0: one group).
-    scaled: the accumulator is multiplied by the launch float `alpha`. width: columns at a time, 8,
-    4 or 2. staged: the residual is not loaded but given, as another argument `const float
-    (&r)[WIDTH]`. Where x or the residual are to be normalised, `const Norms& norms` of the row
-    follows (and a residual is given). touched: `touch_columns(e, n)` brings 8 columns of the
-    constants near. tabled: with Column, for width 2.
+    """pitches: of the residual and, for a convolution, of the program's full operands (those of a
+    GEMM have an `o*_ld` each). columns: divisor of the columns where groups start (0: one group).
+    scaled: multiplies the accumulator by the launch's float `alpha`. width: columns at a time, 8,
+    4 or 2. staged: the residual is another argument of finish, `const float (&r)[WIDTH]`. Where x
+    or the residual are normalised, `const Norms& norms` of the row follows (and the residual is
+    staged). touched: defines `touch_columns(e, n)`, which prefetches 8 columns of the constants.
+    tabled: defines Column, for width 2.
     """
     fields: list[tuple[str, str, Argument]] = []
-    ahead: list[tuple[str, str]] = []  # members of Columns, and how they are read
+    ahead: list[tuple[str, str]] = []  # members of Columns, and the statements that read them
     body: list[str] = []
     conv = len(pitches) > 1
     if scaled and r.floats.get("alpha", 1.0) != 1.0:
@@ -114,7 +113,7 @@ def epilogue(
     if "bias" in r.operands:
         fields.append(("const float*", "bias", Pointer("bias")))
         load = reader(r, "bias")
-        # a bias has at least 8 readable values from any multiple of 8
+        # lowering pads a bias: 8 values are readable from any multiple of 8
         if multiple_of(columns) >= 8:
             step = min(width, 4)
             read = [
@@ -207,7 +206,7 @@ def epilogue(
 
 
 def _table(names: list[str]) -> tuple[str, int]:
-    """Text of Column, and its bytes."""
+    """C++ text of `Column`, and its size in bytes."""
     size = 2
     while size < len(names):
         size *= 2
@@ -242,7 +241,7 @@ def _operand(
     ahead: list[tuple[str, str]],
     body: list[str],
 ) -> str:
-    """Text of program operand k for column `k` of the eight; adds the fields and loads it needs."""
+    """C++ text of program operand k in column `k`; adds the fields and loads that it needs."""
     kind, name = int(r.ints.get(f"o{k}_kind", FULL)), f"o{k}"
     fields.append(("const T*", name, Pointer(name)))
     if kind in (ROW, SCALAR):
@@ -280,10 +279,10 @@ def _bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-#: Activations that take a few instructions and no special function.
+#: Activations of a few instructions, without special functions.
 SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 
 def expensive(r: Request) -> bool:
-    """Whether the epilogue takes many instructions for a result."""
+    """Whether the epilogue takes many instructions per result."""
     return r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in SIMPLE

@@ -1,7 +1,7 @@
-// Results of wgmma on their way to memory.
+// Stores of wgmma accumulators, in chunks of 8 columns.
 //
-// The generator defines T, WHOLE_CHUNKS (the number of columns is a multiple of 8) and Y_VECTOR
-// (chunks of y lie at multiples of 16 bytes).
+// The generator defines T, WHOLE_CHUNKS (bool: the number of columns is a multiple of 8) and
+// Y_VECTOR (0 or 1: chunks of y are aligned to 16 bytes).
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -9,8 +9,8 @@ constexpr bool WHOLE_CHUNKS = false;
 #define Y_VECTOR 1
 #endif  // GENERATED
 
-// Words of a quad of lanes, o[k] of lane l being columns 2 l of chunk k, become whole chunks: lane
-// l has chunk l.
+// Transposes 4 x 4 words of a quad of lanes. Before: o[k] of lane l has columns 2 l and 2 l + 1 of
+// chunk k. After: lane l has all of chunk l.
 DEV void gather_chunks(u32 (&o)[4], int lane) {
   const bool odd = lane & 1, high = lane & 2;
 #pragma unroll

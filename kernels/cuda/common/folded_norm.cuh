@@ -1,10 +1,10 @@
-// Norms of rows, folded into the products around them. A product whose rows are normalised next
-// leaves, for every 64 columns of a row, their mean and the sum of their squared distances from it.
-// The products that read those rows take them as they are, with weights that include gamma, and
-// finish
-//   y[m, n] = rstd[m] * (sum_k x[m, k] w[n, k] - mean[m] * sum_k w[n, k]) + bias[n],   bias
-//   including sum_k beta[k] w[n, k];
-// a residual that is such rows is normalised when it is added.
+// LayerNorm and RMSNorm of rows, folded into the GEMMs around them.
+//
+// The GEMM that computes the rows also stores statistics: for every 64 columns (a panel) of a row,
+// their mean and the sum of squared deviations from it. A GEMM that reads the rows uses weights
+// that include gamma, and computes
+//   y[m, n] = rstd[m] * (sum_k x[m, k] w[n, k] - mean[m] * sum_k w[n, k]) + bias[n],
+// where bias includes sum_k beta[k] w[n, k]. Residual rows are normalised when they are added.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -17,7 +17,7 @@ struct Norms {
   RowNorm x, residual;
 };
 
-// A row's PANELS statistics, divided among LANES neighbouring lanes.
+// Statistics of a row of PANELS panels, divided among LANES neighbouring lanes.
 template <int PANELS, int LANES>
 struct Statistics {
   static constexpr int EACH = (PANELS + LANES - 1) / LANES;
@@ -29,7 +29,8 @@ struct Statistics {
       part[j] = at < PANELS ? row[at] : make_float2(0.f, 0.f);
     }
   }
-  // RMS: no mean is taken off. unscale: what the weights must be multiplied with.
+  // Combines the panels (Chan et al.). RMS: the mean is not subtracted. unscale: undoes the scale
+  // of the packed weights.
   template <bool RMS>
   METHOD RowNorm norm(int lane, float eps, float unscale) const {
     float mean = 0.f, squares = 0.f;
@@ -52,8 +53,8 @@ struct Statistics {
   }
 };
 
-// Statistics of 64 neighbouring columns of a row, COUNT of them in each of 64 / COUNT neighbouring
-// lanes.
+// (mean, sum of squared deviations) of a panel; each of 64 / COUNT neighbouring lanes has COUNT
+// columns.
 template <int COUNT>
 DEV float2 panel_statistics(const float (&v)[COUNT], u32 mask) {
   float sum = 0.f, squares = 0.f;

@@ -1,5 +1,5 @@
-"""Norms folded into the products around them (`folded_norm.cuh`): what the family `gemm_norm` adds
-to the kernels of `gemm`.
+"""Norms folded into the GEMMs around them (`folded_norm.cuh`): what family `gemm_norm` adds to the
+kernels of `gemm`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from .launch import reader
 
 
 def normed(r: Request) -> bool:
-    """Whether x or the residual are rows to be normalised."""
+    """Whether rows of x or of the residual are normalised."""
     return "x_stats" in r.operands or "r_stats" in r.operands
 
 
 def measured(r: Request) -> bool:
-    """Whether the statistics of the result's rows are wanted."""
+    """Whether statistics of the result's rows are stored."""
     return "y_stats" in r.operands
 
 
 def parameters(r: Request) -> list[tuple[str, str, Argument]]:
-    """Members of the epilogue."""
+    """Members of `struct Epilogue`, which are kernel parameters."""
     fields: list[tuple[str, str, Argument]] = []
     if "x_stats" in r.operands:
         fields += [
@@ -48,8 +48,8 @@ def parameters(r: Request) -> list[tuple[str, str, Argument]]:
 
 
 def columns(r: Request, width: int) -> list[tuple[str, str]]:
-    """Operands that depend on the columns alone, and how they are read: all are constants with room
-    behind them.
+    """(name, statement that reads it) of the operands that depend on the column alone. They are
+    constants, padded so that `width` values are readable.
     """
     step = min(width, 4)
     out: list[tuple[str, str]] = []
@@ -65,7 +65,7 @@ def columns(r: Request, width: int) -> list[tuple[str, str]]:
 
 
 def body(r: Request) -> list[str]:
-    """Statements on the sums, with the bias, and on the residual."""
+    """Statements that normalise the sums (adding the bias) and the residual."""
     out: list[str] = []
     if "x_stats" in r.operands:
         shift = (
@@ -92,8 +92,8 @@ def body(r: Request) -> list[str]:
 
 
 def source(r: Request, n: DimLike, k: DimLike) -> str:
-    """Defines NORMED, MEASURED and, for the former, `NormInputs<LANES>`, which loads the statistics
-    of row m and makes Norms of them; comes after Epilogue.
+    """Defines NORMED, MEASURED and, where normed, `NormInputs<LANES>`, which loads the statistics
+    of row m and returns its Norms. The text follows that of `Epilogue`.
     """
     text = f"#define NORMED {int(normed(r))}\n#define MEASURED {int(measured(r))}\n"
     if not normed(r):
@@ -121,7 +121,7 @@ def source(r: Request, n: DimLike, k: DimLike) -> str:
 
 
 def template(r: Request) -> str:
-    """What must come before the epilogue."""
+    """Text that precedes that of the epilogue."""
     return str(templates.template("common/folded_norm")) if normed(r) or measured(r) else ""
 
 

@@ -1,5 +1,5 @@
-// What generators write before every header: here the prelude of f16 (IS_F32: of f32), with an
-// epilogue that changes nothing.
+// For tools that read a header by itself: what generators put before it. Here, the prelude of f16
+// (IS_F32: of f32) and an empty epilogue.
 #pragma once
 #include "common/math_fast.cuh"
 #include "common/types.cuh"

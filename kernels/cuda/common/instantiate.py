@@ -15,11 +15,11 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 
 from .epilogue import Epilogue, Parameter
-from .launch import declared, overlapped
+from .launch import declared, uses_pdl
 from .prelude import prelude
 from .templates import template
 
-#: How tensor cores name the types of elements.
+#: Names of element types in PTX of tensor cores.
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
 
 
@@ -61,14 +61,14 @@ def constexprs(values: Mapping[str, bool | int | float]) -> str:
 
 
 def defines(values: Mapping[str, bool | int | str]) -> str:
-    """`#define`s: of what the preprocessor must know, or that is no expression."""
+    """`#define`s: for values that the preprocessor tests, or that are no expressions."""
     return "".join(
         f"#define {name} {v if isinstance(v, str) else int(v)}\n" for name, v in values.items()
     )
 
 
 def wgmma(dtype: DType, *columns: int) -> dict[str, bool | int | str]:
-    """Macros of `common/wgmma` for products with so many columns each."""
+    """Macros of `common/wgmma` for wgmma with these numbers of columns (N)."""
     return {
         "MMA_TYPE": f'"{MMA_TYPE[dtype]}"',
         "WGMMA_SIZES": " ".join(f"WGMMA({n})" for n in sorted({*columns})),
@@ -113,14 +113,12 @@ def instantiate(
         + template(header)
     )
     args = tuple(v for _, _, v in given)
-    pdl = overlapped(request)
+    pdl = uses_pdl(request)
     return Kernel(source, symbol, grid, threads, args, smem, cluster, pdl, scratch)
 
 
 def invoke(name: str, forms: Sequence[int | str], given: str) -> str:
-    """The statement that calls the function template `name` of `forms` with the arguments
-    `given`.
-    """
+    """The statement `name<forms>(given);`."""
     texts = (str(f).lower() if isinstance(f, bool) else str(f) for f in forms)
     return f"{name}<{', '.join(texts)}>({given});"
 
@@ -128,8 +126,8 @@ def invoke(name: str, forms: Sequence[int | str], given: str) -> str:
 def entry(
     symbol: str, parameters: Sequence[Parameter], threads: int, body: str, *, resident: int = 0
 ) -> str:
-    """An entry point with the statements `body`; resident: CTAs of an SM that registers must leave
-    room for (0: any).
+    """An entry point with the statements `body`. resident: CTAs per SM that registers must permit
+    (0: any).
     """
     given = ", ".join(f"{ctype} {name}" for ctype, name, _ in parameters)
     bounds = f"{threads}, {resident}" if resident else threads
@@ -158,9 +156,9 @@ def instance(
     cluster: int = 1,
     scratch: tuple[DimLike, ...] = (),
 ) -> Kernel:
-    """The `entry` of these, with the function templates of `header`. dtype: the element type, of
-    the request unless given; before: definitions that the header needs; text, after: what comes
-    before and behind the entry point; the rest as in `instantiate`.
+    """The kernel `symbol` whose statements `body` call function templates of `header`. dtype: the
+    element type (default: the request's). before: definitions that the header needs. text, after:
+    texts before and after the entry point. The rest as in `instantiate` and `entry`.
     """
     source = (
         prelude(request.dtype if dtype is None else dtype, fast=fast)
@@ -172,5 +170,5 @@ def instance(
     )
     args = tuple(v for _, _, v in parameters)
     blocks = grid if isinstance(grid, tuple) else (grid, 1, 1)
-    pdl = overlapped(request)
+    pdl = uses_pdl(request)
     return Kernel(source, symbol, blocks, threads, args, smem, cluster, pdl, scratch)

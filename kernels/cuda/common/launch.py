@@ -1,6 +1,4 @@
-"""What the CUDA families share on the Python side: names of element types, compile-time parameters,
-grids.
-"""
+"""Parameters, grids and shared memory of launches, for all kernels."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan import kernel_families
 
-#: Unsigned integers by size in bytes: what a copy moves.
+#: Unsigned integer types by size in bytes, for copies.
 WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
 def parameters(request: Request) -> dict[str, DimLike]:
-    """Every integer parameter of the family; lowering leaves out what is 0."""
+    """Every integer parameter of the family; lowering omits those that are 0."""
     return {
         name: request.ints.get(name, 0) for name in kernel_families.FAMILIES[request.family].ints
     }
@@ -34,9 +32,9 @@ def static(d: DimLike, what: str) -> int:
 
 
 def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> str:
-    """A kernel's parameters (type, name, value) as C++. Constant operands alone are `__restrict__`,
-    which lets the assembler read them through the texture path: it takes such reads for independent
-    of everything and moves them before the wait for the kernel that writes what they read.
+    """A kernel's parameters (type, name, value) as C++. Only constant operands are `__restrict__`:
+    the assembler reads such pointers through the texture path, and may hoist the reads above
+    `pdl_wait`.
     """
     fixed = [
         ctype.startswith("const ") and isinstance(v, Pointer) and v.operand in request.constant
@@ -49,9 +47,7 @@ def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> s
 
 
 def reader(request: Request, operand: str) -> str:
-    """What reads through a pointer to this operand, in C++: through the texture path where it is
-    constant.
-    """
+    """The C++ operator that reads this operand: `__ldg` (texture path) where it is constant."""
     return "__ldg" if operand in request.constant else "*"
 
 
@@ -72,60 +68,47 @@ def blocks(units: DimLike, per_block: int, most: DimLike) -> DimLike:
     return D.minimum(D.ceildiv(units, per_block), most)
 
 
-def clustered(sms: int, size: int) -> int:
-    """Multiprocessors that clusters of so many blocks can fill: a part of the device holds no whole
-    number of larger ones.
-    """
+def sms_of_clusters(sms: int, size: int) -> int:
+    """SMs that clusters of `size` CTAs can fill: a GPC has no multiple of large sizes."""
     return sms * 10 // 11 if size > 2 else sms
 
 
 def reciprocal(d: DimLike) -> DimLike:
-    """What `quotient` of `vector_io.cuh` takes beside a divisor."""
+    """The reciprocal of a divisor for `quotient` of `vector_io.cuh`."""
     return D.floordiv(2**31 - 1, D.maximum(d, 1))
 
 
-def shared(request: Request) -> int:
-    """Bytes of shared memory that a block may have, alone on its multiprocessor."""
-    return request.caps.smem_block
+def smem_at_occupancy(request: Request, smem: int, ctas: int) -> int:
+    """Shared memory of a CTA that needs `smem` bytes, padded so that an SM holds at most `ctas`."""
+    return max(smem, request.caps.smem_block // ctas // 1024 * 1024 - 1024)
 
 
-def share(request: Request, smem: int, blocks: int) -> int:
-    """Shared memory with which a multiprocessor holds no more than so many blocks that need `smem`
-    bytes each.
-    """
-    return max(smem, shared(request) // blocks // 1024 * 1024 - 1024)
-
-
-def spread(request: Request, blocks: DimLike, smem: int) -> int:
-    """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of
-    its own: with room for those of the next launch, these would come where the first of this one
-    leave, some beside each other.
+def smem_of_partial_wave(request: Request, ctas: DimLike, smem: int) -> int:
+    """Pads shared memory of grids of 0.5 to 1 wave so that an SM holds one CTA. Otherwise PDL
+    places CTAs of the next launch in pairs on the SMs that drain first.
     """
     alone = (
-        overlapped(request)
-        and known(D.less(request.sms, D.mul(blocks, 2)))
-        == known(D.less(blocks, request.sms + 1))
-        == 1
+        uses_pdl(request)
+        and known(D.less(request.sms, D.mul(ctas, 2))) == known(D.less(ctas, request.sms + 1)) == 1
     )
-    return max(smem, shared(request) // 2) if alone else smem
+    return max(smem, request.caps.smem_block // 2) if alone else smem
 
 
-def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
-    """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks,
-    holds no more than its share where two launches do not fit together. Else some blocks of the
-    next one come early, to where this one leaves room, and the others to where it ends first, all
-    together.
+def smem_of_even_waves(r: Request, smem: int, ctas: DimLike, resident: int) -> int:
+    """Pads shared memory to cap occupancy at ceil(ctas / SMs), where an SM could hold `resident`
+    CTAs and two launches do not fit the device together. Otherwise PDL places some CTAs of the next
+    launch early and the rest on the SMs that drain first, which unbalances its wave.
     """
-    if not overlapped(r) or known(D.less(r.sms * resident, D.mul(blocks, 2))) != 1:
+    if not uses_pdl(r) or known(D.less(r.sms * resident, D.mul(ctas, 2))) != 1:
         return smem
     here = next(
-        (n for n in range(1, resident) if known(D.less(blocks, n * r.sms + 1)) == 1), resident
+        (n for n in range(1, resident) if known(D.less(ctas, n * r.sms + 1)) == 1), resident
     )
-    return share(r, smem, here) if here < resident else smem
+    return smem_at_occupancy(r, smem, here) if here < resident else smem
 
 
-def overlapped(request: Request) -> bool:
-    """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is
-    `after_previous()`, or its first half.
+def uses_pdl(request: Request) -> bool:
+    """Whether kernels are launched programmatically (`Kernel.pdl`). Their first statement is
+    `pdl_begin()` or `pdl_launch_dependents()`.
     """
     return request.arch >= 90

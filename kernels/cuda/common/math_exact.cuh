@@ -1,4 +1,4 @@
-// Functions that are exact to a few units of f32: outputs of type f32.
+// Math functions with errors of a few ulp of f32: for results in f32.
 #pragma once
 #include "common/types.cuh"
 

@@ -1,5 +1,5 @@
-// Functions within 2^-11 of the largest value involved, which rounding to 16 bits hides: outputs of
-// type f16 and bf16.
+// Math functions with errors within 2^-11 of the largest value involved: for results in f16 or
+// bf16.
 #pragma once
 #include "common/types.cuh"
 
@@ -22,14 +22,14 @@ DEV float tanh_(float x) {
                           : tanh_approximate(x);
 }
 DEV float erf_(float x) { return erff(x); }
-// Two special functions and no care for denormal values: 1 + e^-x hides them.
+// Two special functions; flushing subnormals to zero does not change 1 + e^-x.
 DEV float sigmoid_(float x) { return reciprocal_ftz(1.f + exp2_ftz(-1.4426950408889634f * x)); }
 DEV float silu_(float x, float k) { return x * sigmoid_(k * x); }
 DEV float softplus_(float x) { return x > 8.f ? x + __expf(-x) : log1pf(__expf(x)); }
 DEV float expm1_(float x) {
   return fabsf(x) < 0.0625f ? x * (1.f + x * (0.5f + x * (1.f / 6.f))) : __expf(x) - 1.f;
 }
-// erf(x / sqrt 2) fitted as tanh of an odd polynomial: absolute error of the result below 6e-5.
+// erf(x / sqrt 2) as tanh of an odd polynomial; the absolute error of the result is below 6e-5.
 DEV float gelu_erf_(float x) {
   const float u = fminf(x * x, 40.f),
               p = fmaf(fmaf(-0.00035159877727742163f, u, 0.03700603479108432f), u,

@@ -5,13 +5,13 @@
 #endif  // GENERATED
 #include "common/async_copy.cuh"
 
-DEV void load_matrices(u32 (&r)[4], u32 from) {
+DEV void ldmatrix_x4(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(from)
                : "memory");
 }
-DEV void load_transposed(u32 (&r)[4], u32 from) {
+DEV void ldmatrix_x4_trans(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(from)

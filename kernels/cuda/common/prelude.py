@@ -31,7 +31,7 @@ def prelude(dtype: DType, *, fast: bool | None = None) -> str:
     """Types, conversions (`to_float`, `from_float`, `pack2`, `unpack2`) and math functions (`exp_`,
     `gelu_erf_`, ...); `T` is the element type.
 
-    fast: approximations good enough for 16-bit results; by default where `dtype` is f16 or bf16.
+    fast: math functions accurate to 16-bit results; the default for f16 and bf16.
     """
     approximate = fast if fast is not None else dtype in (DType.F16, DType.BF16)
     functions = template("common/types", f"common/math_{'fast' if approximate else 'exact'}")
@@ -39,7 +39,7 @@ def prelude(dtype: DType, *, fast: bool | None = None) -> str:
 
 
 def _spelled(text: str, *operands: str) -> str:
-    """The text of an opcode with these for a, b, c."""
+    """The text of an opcode with `operands` in place of a, b, c."""
     return re.sub(r"\b[abc]\b", lambda m: operands["abc".index(m[0])], text)
 
 
@@ -119,9 +119,9 @@ def _write(dtype: DType, integer: bool, to: str, value: str) -> str:
 def stages_source(
     program: Mapping[str, Any], inputs: Sequence[tuple[DType, str]], out: DType, result: str
 ) -> tuple[str, str, bool]:
-    """Text of a program's functions, of the statements that compute `result` (an lvalue of type
-    `out`) from `inputs` (type and text of each), and whether approximations good enough for 16-bit
-    results do. The result of a stage has its element type before another one reads it.
+    """(functions, statements, fast) of a program. The statements compute `result` (an lvalue of
+    type `out`) from `inputs` (type and C++ text of each). fast: whether `prelude(fast=True)` is
+    accurate enough. The result of a stage is rounded to its element type before another reads it.
     """
     rows = program.get("stages") or [
         {"program": program, "dtype": int(out), "from": list(range(len(inputs)))}

@@ -1,9 +1,8 @@
-// Rows whose length or address is no multiple of a vector.
+// Vector access to rows whose address or length is no multiple of a vector.
 #pragma once
 #include "common/base.cuh"
 
-// n elements as whole vectors of V, which lie at multiples of their size, and fewer than V elements
-// before and after those.
+// n elements as aligned vectors of V elements, with fewer than V elements before (head) and after.
 template <int V>
 struct Span {
   int head, vectors, edges;
@@ -13,23 +12,22 @@ struct Span {
     vectors = (n - head) / V;
     edges = n - vectors * V;
   }
-  // Where the element before or after that `lane` takes lies; -1: it takes none. 2 V - 2 lanes take
+  // Index of the element outside the vectors that `lane` handles; -1: none. 2 V - 2 lanes handle
   // all.
   METHOD int edge(int lane) const {
     return lane >= edges ? -1 : lane < head ? lane : lane + vectors * V;
   }
 };
 
-// Whether vectors of x and y, element by element, lie at multiples of their size in the same
-// places.
+// Whether the addresses of x and y are equally far from alignment to a vector.
 template <int V, class E>
-DEV bool together(const E* x, const E* y) {
+DEV bool same_misalignment(const E* x, const E* y) {
   return ((u64(x) ^ u64(y)) & (V * sizeof(E) - 1)) == 0;
 }
 
-// A vector stored by one instruction, which the compiler's own of elements need not become.
+// One store instruction. A plain assignment of elements may be split by the compiler.
 template <int V, class E>
-DEV void store_whole(E* p, const Vec<E, V>& v) {
+DEV void store_vector(E* p, const Vec<E, V>& v) {
   const u32* w = (const u32*)&v;
   if constexpr (sizeof(v) == 16)
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),
@@ -41,8 +39,7 @@ DEV void store_whole(E* p, const Vec<E, V>& v) {
     store<V>(p, v);
 }
 
-// f(index, vector) for every STEP-th of the vectors at x; DEPTH are on their way at a time, few as
-// there may be.
+// Calls f(index, vector) for every STEP-th vector of x, with up to DEPTH loads in flight.
 template <int V, int STEP, int DEPTH, class E, class F>
 DEV void over_vectors(const E* x, int vectors, int lane, F f) {
   for (int i = lane; i < vectors; i += DEPTH * STEP) {
@@ -56,9 +53,9 @@ DEV void over_vectors(const E* x, int vectors, int lane, F f) {
   }
 }
 
-// Vectors at addresses that need not be multiples of their size.
+// Vectors at any address: one access if aligned, else one per element.
 template <int V, class E>
-DEV Vec<E, V> load_anywhere(const E* p) {
+DEV Vec<E, V> load_unaligned(const E* p) {
   if (aligned(p, V * sizeof(E))) return load<V>(p);
   Vec<E, V> v;
 #pragma unroll
@@ -66,35 +63,35 @@ DEV Vec<E, V> load_anywhere(const E* p) {
   return v;
 }
 template <int V, class E>
-DEV void store_anywhere(E* p, const Vec<E, V>& v) {
+DEV void store_unaligned(E* p, const Vec<E, V>& v) {
   if (aligned(p, V * sizeof(E))) return store<V>(p, v);
 #pragma unroll
   for (int j = 0; j < V; j++) p[j] = v.v[j];
 }
 
-// Elements next to each other in shared memory: number i lies at slab[i]; `room` has 16 bytes more
-// than they need.
+// n contiguous elements in shared memory, at data[0..n). `room` has 16 bytes more than they need,
+// so that data and x can be equally misaligned.
 template <int THREADS, class E>
-struct Slabs {
+struct Staged {
   static constexpr int V = 16 / sizeof(E);
-  E* slab;
-  METHOD void bring(E* room, const E* x, int n) {
+  E* data;
+  METHOD void load_rows(E* room, const E* x, int n) {
     const Span<V> s(x, n);
-    slab = room + (V - s.head) % V;
+    data = room + (V - s.head) % V;
     const int edge = s.edge(threadIdx.x);
-    wait_with(x + s.head, s.vectors, edge);
-    if (edge >= 0) slab[edge] = x[edge];
+    pdl_wait_after(x + s.head, s.vectors, edge);
+    if (edge >= 0) data[edge] = x[edge];
     over_vectors<V, THREADS, 4>(
         x + s.head, s.vectors, threadIdx.x,
-        [&](int i, const Vec<E, V>& raw) { store<V>(slab + s.head + i * V, raw); });
+        [&](int i, const Vec<E, V>& raw) { store<V>(data + s.head + i * V, raw); });
     __syncthreads();
   }
-  METHOD void take_back(E* y, int n) const {
+  METHOD void store_rows(E* y, int n) const {
     __syncthreads();
     const Span<V> s(y, n);
     const int edge = s.edge(threadIdx.x);
-    if (edge >= 0) y[edge] = slab[edge];
+    if (edge >= 0) y[edge] = data[edge];
     for (int i = threadIdx.x; i < s.vectors; i += THREADS)
-      store<V>(y + s.head + i * V, load_anywhere<V>(slab + s.head + i * V));
+      store<V>(y + s.head + i * V, load_unaligned<V>(data + s.head + i * V));
   }
 };

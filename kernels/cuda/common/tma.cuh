@@ -1,5 +1,4 @@
-// Instructions of sm_90a that products share beyond hopper.cuh: copies of every kind, clusters,
-// waits.
+// PTX of sm_90a for GEMM and convolution kernels: TMA loads and stores, multicast, clusters.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -10,74 +9,76 @@ constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;
 #endif  // GENERATED
 #include "common/hopper.cuh"
 
-DEV void arrive_at(u32 b, u32 block) {
+DEV void mbarrier_arrive_remote(u32 b, u32 block) {
   asm volatile(
       "{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.shared::cluster.b64 _, "
       "[r];}" ::"r"(b),
       "r"(block)
       : "memory");
 }
-DEV void copy2(u32 to, const TensorMap* map, u32 b, int x, int y) {
+DEV void tma_load_2d(u32 to, const TensorMap* map, u32 b, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
       "%4}], [%2];" ::"r"(to),
       "l"(map), "r"(b), "r"(x), "r"(y)
       : "memory");
 }
-DEV void copy2_all(u32 to, const TensorMap* map, u32 b, int x, int y, u16 blocks) {
+DEV void tma_load_2d_multicast(u32 to, const TensorMap* map, u32 b, int x, int y, u16 blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
       "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
       "l"(map), "r"(b), "r"(x), "r"(y), "h"(blocks)
       : "memory");
 }
-DEV void copy3(u32 to, const TensorMap* map, u32 b, int x, int y, int z) {
+DEV void tma_load_3d(u32 to, const TensorMap* map, u32 b, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
       "%4, %5}], [%2];" ::"r"(to),
       "l"(map), "r"(b), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-DEV void copy3_all(u32 to, const TensorMap* map, u32 b, int x, int y, int z, u16 blocks) {
+DEV void tma_load_3d_multicast(u32 to, const TensorMap* map, u32 b, int x, int y, int z,
+                               u16 blocks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
       "cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
       "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "h"(blocks)
       : "memory");
 }
-DEV void copy4_all(u32 to, const TensorMap* map, u32 b, int x, int y, int z, int w, u16 blocks) {
+DEV void tma_load_4d_multicast(u32 to, const TensorMap* map, u32 b, int x, int y, int z, int w,
+                               u16 blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
       "cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
       "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
       : "memory");
 }
-DEV void copy_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw,
-                     u16 dh) {
+DEV void tma_load_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw,
+                         u16 dh) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to),
       "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh)
       : "memory");
 }
-DEV void copy_im2col_all(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw,
-                         u16 dh, u16 blocks) {
+DEV void tma_load_im2col_multicast(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n,
+                                   u16 dw, u16 dh, u16 blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes."
       "multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
       "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh), "h"(blocks)
       : "memory");
 }
-DEV void store2(const TensorMap* map, u32 from, int x, int y) {
+DEV void tma_store_2d(const TensorMap* map, u32 from, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(from), "r"(x), "r"(y)
       : "memory");
 }
-DEV void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until all but the last LEFT groups of this thread's stores have read shared memory.
+DEV void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all but the last LEFT groups of this thread's stores have read shared memory.
 template <int LEFT>
-DEV void stores_read() {
+DEV void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 // Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
@@ -98,7 +99,7 @@ DEV u32 cluster_rank() {
   return r;
 }
 // All threads of a cluster arrive, later wait for each other. Nothing that they stored is waited
-// for, but barriers are set up (barriers_ready); what the first cache holds is lost.
+// for, but barriers are set up (mbarrier_init_fence); what the first cache holds is lost.
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -27,7 +27,7 @@ DEV void from_float(bfloat_t& to, float v) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(v));
 }
 #endif
-// Two neighbouring elements as they lie in a 32-bit word: `a` at the lower address.
+// Two neighbouring elements as a 32-bit word: `a` has the lower address.
 DEV u32 pack2(half_t*, float a, float b) {
   u32 r;
   asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(a), "f"(b));

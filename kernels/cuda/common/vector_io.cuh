@@ -1,15 +1,15 @@
-// Elements that follow each other at any address, and their places. Follows base.cuh.
+// Vector access to contiguous elements at any address, and fast division.
 #pragma once
 #include "common/base.cuh"
 
-// k / n by a product: `per` is (2^31 - 1) / n, at most one too few comes of it.
+// k / n by multiplication. per = (2^31 - 1) / n; the estimate is at most one too small.
 DEV u32 quotient(u32 k, u32 n, u32 per) {
   const u32 q = __umulhi(k, 2 * per);
   return q + (k - q * n >= n);
 }
 DEV u64 quotient(u64 k, u64 n, u32) { return k / n; }
 
-// An element's bits, as the unsigned integer of its size.
+// The unsigned integer type of SIZE bytes.
 template <int SIZE>
 struct Unsigned;
 template <>
@@ -29,9 +29,9 @@ DEV typename Unsigned<sizeof(E)>::type& bits_of(E& e) {
   return *(typename Unsigned<sizeof(E)>::type*)&e;
 }
 
-// V of them on their way: shorter ones than 4 bytes as the 4-byte words that they lie in, of which
-// `past` bytes lie before them. Nothing else is read, and nothing waits for what is read until
-// `get`, so that several runs are under way together.
+// V contiguous elements in flight: `read` issues loads, `get` waits for them, so several runs can
+// be in flight together. Elements of less than 4 bytes are read as the aligned words that hold
+// them; they begin `past` bytes into the first word. Bytes outside the run are never read.
 template <int V, class E, bool WORDS = (sizeof(E) < 4 && V * sizeof(E) >= 4)>
 struct Run {
   Vec<E, V> v;
@@ -96,7 +96,7 @@ DEV Vec<E, V> load_run(const E* p) {
   r.read(p);
   return r.get();
 }
-// How many elements `p` is past a multiple of V.
+// Elements between `p` and the aligned vector before it.
 template <int V, class E>
 DEV int past(const E* p) {
   return int(u64(p) & (V * sizeof(E) - 1)) / int(sizeof(E));
@@ -110,10 +110,9 @@ DEV void store_words(u32* y, const u32 (&w)[2]) {
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(y), "r"(w[0]), "r"(w[1]) : "memory");
 }
 DEV void store_words(u32* y, const u32 (&w)[1]) { *y = w[0]; }
-// By one access, where elements that come from different places tempt the compiler to make several
-// of it.
+// One store instruction. A plain assignment of elements may be split by the compiler.
 template <int V, class E>
-DEV void store_whole(E* y, Vec<E, V> v) {
+DEV void store_vector(E* y, Vec<E, V> v) {
   constexpr int per = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
   if constexpr (sizeof(E) > 4 || V % per) {
     store<V>(y, v);
@@ -129,11 +128,11 @@ DEV void store_whole(E* y, Vec<E, V> v) {
     store_words((u32*)y, w);
   }
 }
-// Elements [lo, hi) of V: what lies outside belongs to others.
+// Stores elements [lo, hi) of V.
 template <int V, class E>
 DEV void store_part(E* y, const Vec<E, V>& v, int lo, int hi) {
   if (lo <= 0 && hi >= V) {
-    store_whole<V>(y, v);
+    store_vector<V>(y, v);
   } else {
 #pragma unroll
     for (int j = 0; j < V; j++)

@@ -1,7 +1,7 @@
-// Products of a warpgroup: d[64 x N] = a b^T + (add ? d : 0), asynchronously; N is 8, 16, ... 256.
-// a and b lie in shared memory and are given as descriptors, or a lies in registers; k is 16
-// elements of two bytes, or 8 of f32, which are truncated to TF32. A_ACROSS, B_ACROSS: the operand
-// is contiguous along its rows, not along k.
+// wgmma.mma_async: d[64 x N] = a b^T + (add ? d : 0), with N = 8, 16, ..., 256.
+// b is a descriptor of shared memory; a is one, or registers. k is 16 elements of 2 bytes, or 8 of
+// f32, which are truncated to TF32. A_ACROSS, B_ACROSS: the operand is contiguous along m or n, not
+// along k.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -11,7 +11,7 @@
 #endif
 #endif  // GENERATED
 
-// Names of a thread's N / 2 results in assembly, and the operands that they are.
+// A thread's N / 2 accumulators: their names in PTX, and the asm operands.
 #define R1 "%0, %1, %2, %3"
 #define R2 R1 ", %4, %5, %6, %7"
 #define R3 R2 ", %8, %9, %10, %11"
@@ -51,7 +51,7 @@
 #define D64(i) D32(i), D32(i + 32)
 #define LISTED(...) __VA_ARGS__
 
-// i0, i1, ...: numbers of the operands behind the results.
+// i0, i1, ...: numbers of the asm operands after the accumulators.
 #define WGMMA_BEGIN(N, K, RESULTS, ADD)                                                     \
   "{.reg .pred p; setp.ne.b32 p, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k" #K \
   ".f32." MMA_TYPE "." MMA_TYPE " {" RESULTS "}, "

@@ -68,13 +68,13 @@ struct Constant {
   static constexpr int value = N;
 };
 #if SPLIT > 1
-DEV float4 from_peer(const float4* p, u32 peer) {
+DEV float4 load_dsmem_f32(const float4* p, u32 peer) {
   float4 v;
   asm volatile(
       "{.reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, "
       "%3}, [a];}"
       : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(shared_address(p)), "r"(peer)
+      : "r"(smem_address(p)), "r"(peer)
       : "memory");
   return v;
 }
@@ -82,19 +82,18 @@ DEV float4 from_peer(const float4* p, u32 peer) {
 
 extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 patches = (shared_address(shared) + 1023u) & ~1023u,
-            weights = patches + PATCHES * PATCH;
+  const u32 patches = (smem_address(shared) + 1023u) & ~1023u, weights = patches + PATCHES * PATCH;
   const u32 full = weights + STAGES * B_BYTES + OVERREAD, empty = full + 8 * STAGES,
             patch_full = empty + 8 * STAGES, patch_empty = patch_full + 8 * PATCHES;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++)
-      barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 2 * MULTICAST);
+      mbarrier_init(full + 8 * i, 1), mbarrier_init(empty + 8 * i, 2 * MULTICAST);
     for (int i = 0; i < PATCHES; i++)
-      barrier_init(patch_full + 8 * i, 1),
-          barrier_init(patch_empty + 8 * i, WEIGHTS_RESIDENT ? 1 : 2);
-    barriers_ready();
+      mbarrier_init(patch_full + 8 * i, 1),
+          mbarrier_init(patch_empty + 8 * i, WEIGHTS_RESIDENT ? 1 : 2);
+    mbarrier_init_fence();
   }
   if (MULTICAST > 1)
     cluster_arrive(), cluster_wait();
@@ -111,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
   const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0 && elected()) {
+    if (warp == 0 && elect_one()) {
       // Copies of constant weights need not wait for the kernel before.
       if (!EARLY) wait_for_producers();
       int slot = 0;
@@ -120,16 +119,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
         const int n0 = tile_columns<BN>(t % tiles_n, N).first + peer * (BN / MULTICAST);
         for (int k = begin; k < end; k++) {
           if (!WEIGHTS_RESIDENT) wait(empty + 8 * slot, phase ^ 1);
-          expect_bytes(full + 8 * slot, B_BYTES);
+          mbarrier_expect_tx(full + 8 * slot, B_BYTES);
           if (MULTICAST > 1)
-            copy3_all(weights + slot * B_BYTES + peer * (B_BYTES / MULTICAST), &map_w,
-                      full + 8 * slot, k / TAPS * 64, k % TAPS, n0, (u16)((1 << MULTICAST) - 1));
+            tma_load_3d_multicast(weights + slot * B_BYTES + peer * (B_BYTES / MULTICAST), &map_w,
+                                  full + 8 * slot, k / TAPS * 64, k % TAPS, n0,
+                                  (u16)((1 << MULTICAST) - 1));
           else
-            copy3(weights + slot * B_BYTES, &map_w, full + 8 * slot, k / TAPS * 64, k % TAPS, n0);
+            tma_load_3d(weights + slot * B_BYTES, &map_w, full + 8 * slot, k / TAPS * 64, k % TAPS,
+                        n0);
           if (++slot == STAGES) slot = 0, phase ^= 1;
         }
       }
-    } else if (warp == 1 && elected()) {
+    } else if (warp == 1 && elect_one()) {
       wait_for_producers();
       int slot = 0;
       u32 phase = 0;
@@ -138,9 +139,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
                   channel = tile_columns<BN>(t % tiles_n, N).channel;
         for (int chunk = begin / TAPS; chunk * TAPS < end; chunk++) {
           wait(patch_empty + 8 * slot, phase ^ 1);
-          expect_bytes(patch_full + 8 * slot, PATCH_BYTES);
-          copy4(patches + slot * PATCH, &map_x, patch_full + 8 * slot, channel + chunk * 64, -PL,
-                at % per_image * TILE_H - PT, at / per_image * STACK);
+          mbarrier_expect_tx(patch_full + 8 * slot, PATCH_BYTES);
+          tma_load_4d(patches + slot * PATCH, &map_x, patch_full + 8 * slot, channel + chunk * 64,
+                      -PL, at % per_image * TILE_H - PT, at / per_image * STACK);
           if (++slot == PATCHES) slot = 0, phase ^= 1;
         }
       }
@@ -160,8 +161,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
     int slot = 0, patch = WEIGHTS_RESIDENT ? w * CHUNKS % PATCHES : 0;
     u32 phase = 0, patch_phase = WEIGHTS_RESIDENT ? w * CHUNKS / PATCHES & 1 : 0;
     bool fresh = true;  // has not yet waited for resident weights
-    if (WEIGHTS_RESIDENT && w == 1) arrive_group(2, 256);  // the first warpgroup goes first
-    wait_for_producers();                                  // operands of the epilogue
+    if (WEIGHTS_RESIDENT && w == 1) named_barrier_arrive(2, 256);  // the first warpgroup goes first
+    wait_for_producers();                                          // operands of the epilogue
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     Columns columns[AHEAD ? BN / 8 : 4];
     const auto read_columns = [&](int n0, int n_end) {
@@ -187,22 +188,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
       const TileColumns own = WEIGHTS_RESIDENT ? resident : tile_columns<BN>(t % tiles_n, N);
       const int n0 = own.first, n_end = own.end;
       if constexpr (WEIGHTS_RESIDENT) {
-        sync_group(2 + w, 256);
+        named_barrier_sync(2 + w, 256);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
           if (fresh)
             for (int tap = 0; tap < TAPS; tap++) wait(full + 8 * (chunk * TAPS + tap), 0);
           wait(patch_full + 8 * patch, patch_phase);
-          multiply_fence();
+          wgmma_fence();
 #pragma unroll
           for (int tap = 0; tap < TAPS; tap++)
             multiply_tap(
                 Constant<WGMMAS>{}, Constant<LAST_CHUNK_MMAS>{},
                 a0 + (u64)(patch * (PATCH / 16) + (tap / KW * DH * WIDTH_IN + tap % KW * DW) * 8),
                 b0 + (u64)((chunk * TAPS + tap) * (B_BYTES / 16)), chunk | tap);
-          multiply_commit();
-          if (chunk == CHUNKS - 1) arrive_group(2 + (w ^ 1), 256);
-          multiply_wait<0>();
+          wgmma_commit();
+          if (chunk == CHUNKS - 1) named_barrier_arrive(2 + (w ^ 1), 256);
+          wgmma_wait<0>();
           if (thread == 0) arrive(patch_empty + 8 * patch);
           if (++patch == PATCHES) patch = 0, patch_phase ^= 1;
         }
@@ -222,14 +223,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
 #pragma unroll 1
           for (int tap = first_tap; tap < end_tap; tap++) {
             wait(full + 8 * slot, phase);
-            multiply_fence();
+            wgmma_fence();
             multiply_tap(wgmmas, mmas, a_patch + (u64)shift, b0 + (u64)(slot * (B_BYTES / 16)),
                          last + 1);
-            multiply_commit();
+            wgmma_commit();
             // The step before is complete: releases its weights, and the patch of the chunk before.
-            multiply_wait<1>();
+            wgmma_wait<1>();
             if (thread < MULTICAST && last >= 0) {
-              MULTICAST > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+              MULTICAST > 1 ? mbarrier_arrive_remote(empty + 8 * last, thread)
+                            : arrive(empty + 8 * last);
               if (thread == 0 && tap == first_tap) arrive(patch_empty + 8 * last_patch);
             }
             last = slot;
@@ -247,22 +249,23 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
             multiply_chunk(wgmmas, Constant<4>{}, chunk);
           if (LAST_CHUNK_MMAS < 4 && end > (CHUNKS - 1) * TAPS)
             multiply_chunk(wgmmas, Constant<LAST_CHUNK_MMAS>{}, CHUNKS - 1);
-          multiply_wait<0>();
+          wgmma_wait<0>();
         };
         if (TOTAL % 2 == 0 || w == 0)
           multiply_tile(Constant<WGMMAS>{});
         else
           multiply_tile(Constant<TOTAL - WGMMAS>{});
         if (thread < MULTICAST)
-          MULTICAST > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+          MULTICAST > 1 ? mbarrier_arrive_remote(empty + 8 * last, thread)
+                        : arrive(empty + 8 * last);
         if (thread == 0) arrive(patch_empty + 8 * last_patch);
       }
 
 #if SPLIT > 1
       // Items of 16 sums of a thread, which has the same results in every CTA of the split.
       float4* const staged =
-          (float4*)(shared + (patches - shared_address(shared))) + (threadIdx.x - 128);
-      sync_group(1, 256);  // no wgmma reads shared memory
+          (float4*)(shared + (patches - smem_address(shared))) + (threadIdx.x - 128);
+      named_barrier_sync(1, 256);  // no wgmma reads shared memory
 #pragma unroll
       for (int item = 0; item < WGMMAS * BN / 32; item++) {
         const float* const v = sum[item % WGMMAS] + item / WGMMAS * 16;
@@ -282,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
               const float4 other_sum =
-                  from_peer(staged + (item * 4 + k) * 256, (part + other) % SPLIT);
+                  load_dsmem_f32(staged + (item * 4 + k) * 256, (part + other) % SPLIT);
               v[4 * k] += other_sum.x, v[4 * k + 1] += other_sum.y, v[4 * k + 2] += other_sum.z,
                   v[4 * k + 3] += other_sum.w;
             }

@@ -11,7 +11,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
-from ..common.launch import spread
+from ..common.launch import smem_of_partial_wave
 from ..gemm import select
 from . import problem
 from .problem import transposed, window
@@ -461,5 +461,5 @@ def emit(r: Request, tile: NarrowTile, active: DimLike = 1) -> list[Kernel]:
         },
         width=2 if stored <= 2 else 4 if stored <= 4 else 8,
         columns=columns,
-        smem=spread(r, D.mul(ctas, channel_groups), smem(r, tile)),
+        smem=smem_of_partial_wave(r, D.mul(ctas, channel_groups), smem(r, tile)),
     )

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
   const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0),
             thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
   const int n0 = blockIdx.y * BN;
-  const u32 weights = shared_address(shared),
+  const u32 weights = smem_address(shared),
             patches = weights + RINGS * FILTERS + group * (2 * SIZE * 16);
   const int across = (OW + TILE_W - 1) / TILE_W, bands = (OH + TILE_H - 1) / TILE_H,
             tiles = N * bands * across;
@@ -71,13 +71,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
       const int j = i / 16 % STEPS * 2 + i % 2, oc = i / 16 / STEPS * 8 + i / 2 % 8,
                 u = j < UNITS ? unit_of(j) : j, chunk = pass * C8 + j % C8;
       const bool real = n0 + oc < OC && j < UNITS && chunk < ALL8;
-      copy_async(to + (u * NT + oc / 8) * 128 + oc % 8 * 16,
-                 real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w,
-                 real ? 16 : 0);
+      cp_async(to + (u * NT + oc / 8) * 128 + oc % 8 * 16,
+               real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w,
+               real ? 16 : 0);
     }
   };
   fetch_filters(0, weights);
-  copy_commit();
+  cp_async_commit();
   if (ODD)  // the last unit has filters of zeros; its pixels must be finite
     for (int i = thread; i < 2 * ROWS; i += 128)
       zero16(patches + (i / ROWS * SIZE + SIZE - ROWS + i % ROWS) * 16);
@@ -96,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
           c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
       const int left = IC - (pass * C8 + c) * 8;  // channels
       const bool real = inside && (PASSES == 1 || left > 0);
-      copy_async(to + offset * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
-                 real ? min(left, 8) * 2 : 0);
+      cp_async(to + offset * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x,
+               real ? min(left, 8) * 2 : 0);
     }
   };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
@@ -107,10 +107,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
   const int first = blockIdx.x * GROUPS + group, step = gridDim.x * GROUPS;
   const int others = PASSES > 1 ? group : 0;  // warpgroups that share filters iterate together
   if (first - others < tiles) fetch(first, 0, patches);
-  copy_commit();
+  cp_async_commit();
   if (PASSES == 1) {
-    copy_wait<1>();
-    visible_to_copies();
+    cp_async_wait<1>();
+    fence_proxy_async();
     __syncthreads();  // the filters are in shared memory
   }
   int buffer = 0;
@@ -120,24 +120,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
     float sum[WGMMAS][BN / 2];
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++, buffer ^= 1) {
-      copy_wait<0>();
-      visible_to_copies();
+      cp_async_wait<0>();
+      fence_proxy_async();
       if (PASSES > 1)
         __syncthreads();
       else
-        sync_group(1 + group, 128);  // this patch is complete, and the other one is free
+        named_barrier_sync(1 + group, 128);  // this patch is complete, and the other one is free
       const bool last = pass == PASSES - 1;
       if (!last || step_tile + step - others < tiles) {
         fetch(last ? step_tile + step : step_tile, last ? 0 : pass + 1,
               patches + (buffer ^ 1) * (SIZE * 16));
         if (PASSES > 1) fetch_filters(last ? 0 : pass + 1, weights + (buffer ^ 1) * FILTERS);
       }
-      copy_commit();
+      cp_async_commit();
       const u64 a = (u64)((patches + buffer * (SIZE * 16)) >> 4) | 8ull << 32;
       const u64 b = (u64)((weights + (PASSES > 1 ? buffer * FILTERS : 0)) >> 4) |
                     (u64)(NT * 8) << 16 | 8ull << 32;
       float pass_sum[WGMMAS][BN / 2];  // of this pass: tensor cores truncate long sums
-      multiply_fence();
+      wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; s++)
 #pragma unroll
@@ -146,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_pat
                 a + (u64)(i * 64 + OFFSETS[2 * s]) +
                     ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16),
                 b + (u64)(s * (2 * NT * 8)), s != 0);
-      multiply_commit();
-      multiply_wait<0>();
+      wgmma_commit();
+      wgmma_wait<0>();
 #pragma unroll
       for (int k = 0; k < WGMMAS * BN / 2; k++)
         sum[k / (BN / 2)][k % (BN / 2)] =

@@ -15,7 +15,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import wgmma
-from ..common.launch import spread
+from ..common.launch import smem_of_partial_wave
 from ..gemm import select
 from . import problem
 
@@ -320,5 +320,5 @@ def emit(r: Request, tile: PatchTile, active: DimLike = 1) -> list[Kernel]:
         macros=wgmma(r.dtype, tile.columns),
         text=f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};\n"
         + _unit_of(s, unit_of, transposed),
-        smem=spread(r, D.mul(ctas, across), _smem(s, tile)),
+        smem=smem_of_partial_wave(r, D.mul(ctas, across), _smem(s, tile)),
     )

@@ -83,7 +83,7 @@ DEV constexpr int weight_at(int oc, int u, int pair) {
 }
 
 #if WARPGROUPS
-DEV void sync_team(int team) { sync_group(1 + team, 128); }
+DEV void sync_team(int team) { named_barrier_sync(1 + team, 128); }
 #else
 DEV void sync_team(int) { __syncthreads(); }
 #endif
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     for (int k = 0; k < COPIES; k++) {
       const bool inside = (u32)row[k] < (u32)IH && (u32)column[k] < (u32)IW;
       if (TASKS % 128 == 0 || k * 128 + thread < TASKS)
-        copy_async<COPY>(shared_address(at + to[k]), inside ? from[k] : x, inside ? COPY : 0);
+        cp_async<COPY>(smem_address(at + to[k]), inside ? from[k] : x, inside ? COPY : 0);
       row[k] += SH, from[k] += SH * x_rs;
     }
   };
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
 #pragma unroll
   for (int k = 0; k <= GROUPS; k++) {
     if (k < GROUPS || rows > 1) copy_rows(ring + k * SLOT);
-    copy_commit();
+    cp_async_commit();
   }
 #else
   {
@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     for (int i = threadIdx.x; i < BN * 4; i += THREADS)
       *(u32*)(shared + weight_at(i / 4, UNITS, i % 4)) = 0;
 #if WARPGROUPS
-  visible_to_copies();
+  fence_proxy_async();
 #endif
 
   // Operands: unit u of row kh for both halves of the fragment's pixels. Pixels outside of the
@@ -280,24 +280,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
   }
 #endif
 #if COPY
-  copy_wait<2>();
+  cp_async_wait<2>();
 #endif
   __syncthreads();  // all groups of rows but the last of a window, weights and columns are complete
 #pragma unroll
   for (int kh = 0; kh < KH - NEW; kh++)
     read_row(kh + NEW, ring + mine + (kh + LEAD) / SH * SLOT, (kh + LEAD) % SH);
 #if WARPGROUPS
-  if (TEAMS > 1 && team == TEAMS - 1) arrive_group(1 + TEAMS, 256);  // the first team goes first
+  if (TEAMS > 1 && team == TEAMS - 1)
+    named_barrier_arrive(1 + TEAMS, 256);  // the first team goes first
 #endif
   int slot = (GROUPS - 1) * SLOT;
   const auto step_up = [&](int slot) { return slot == (SLOTS - 1) * SLOT ? 0 : slot + SLOT; };
 #pragma unroll 1
   for (int r = 0; r < rows; r++) {
 #if COPY
-    copy_wait<1>();
+    cp_async_wait<1>();
     sync_team(team);  // the new rows are complete
     if (r + 2 < rows) copy_rows(ring + step_up(step_up(slot)));
-    copy_commit();
+    cp_async_commit();
 #else
     const bool more = r + 1 < rows;
     Staged staged;
@@ -313,24 +314,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
     slot = step_up(slot);
     float sum[NT][4];
 #if WARPGROUPS
-    const u64 filter = (u64)(shared_address(shared) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
+    const u64 filter = (u64)(smem_address(shared) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
     if (TEAMS > 1)
-      sync_group(1 + TEAMS + team,
-                 256);  // teams alternate: one multiplies while others run the epilogue
-    multiply_fence();
+      named_barrier_sync(1 + TEAMS + team,
+                         256);  // teams alternate: one multiplies while others run the epilogue
+    wgmma_fence();
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
       wgmma(*(float (*)[BN / 2]) sum, {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]},
             filter + s * (2 * NT * 8), s != 0);
-    multiply_commit();
+    wgmma_commit();
     if (TEAMS > 1 && (team < TEAMS - 1 || r + 1 < rows))
-      arrive_group(1 + TEAMS + (team + 1) % TEAMS, 256);
+      named_barrier_arrive(1 + TEAMS + (team + 1) % TEAMS, 256);
 #if !COPY
     if (more) put(staged, ring + slot);
 #endif
-    multiply_wait<0>();
+    wgmma_wait<0>();
 #else
-    const u32 filter = shared_address(shared) + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH +
+    const u32 filter = smem_address(shared) + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH +
                        ((lane >> 3) & 1) * 16;
 #pragma unroll
     for (int j = 0; j < NT; j++) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.f;
@@ -339,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_poo
 #pragma unroll
       for (int j = 0; j < NT; j += 2) {
         u32 b[4];
-        load_matrices(b, filter + j * (8 * WEIGHT_PITCH) + s * 32);
+        ldmatrix_x4(b, filter + j * (8 * WEIGHT_PITCH) + s * 32);
         multiply(sum[j], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[0], b[1],
                  (T*)0);
         multiply(sum[j + 1], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[2],

@@ -15,7 +15,6 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.instantiate import ints, longs, wgmma
-from ..common.launch import shared
 from ..gemm import select
 from . import problem
 
@@ -133,7 +132,7 @@ def configs(r: Request) -> list[PoolTile]:
         + 8 * _pooled(r)
         + (16 if r.program is not None else 8 if epilogue.residual(r) else 0)
     )
-    total = shared(r)
+    total = r.caps.smem_block
     out = []
     for across in (4, 2, 1):
         for teams in (1, 2) if r.arch == 90 else (1,):

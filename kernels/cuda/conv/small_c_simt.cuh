@@ -96,12 +96,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_small_c_sim
         const int s = (a + warp % WARPS_PER_ROW) * 32 + lane, iw = left + s;
         const bool inside = row && (u32)iw < (u32)IW;
         if (s < SPAN)
-          copy_async<4>(shared_address(patch + r * PITCH + s), inside ? from + iw * x_cs : x,
-                        inside ? 4 : 0);
+          cp_async<4>(smem_address(patch + r * PITCH + s), inside ? from + iw * x_cs : x,
+                      inside ? 4 : 0);
       }
     }
   }
-  copy_wait_all();
+  cp_async_wait_all();
 #else
   // A warp has every WARPS-th piece of 32 pixels of a row: the address of the row is uniform.
 #pragma unroll 1

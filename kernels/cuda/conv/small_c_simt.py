@@ -13,7 +13,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import longs
-from ..common.launch import shared, spread
+from ..common.launch import smem_of_partial_wave
 from ..gemm import select
 from . import problem
 
@@ -97,7 +97,7 @@ def _smem(r: Request, tile: SmallCTile) -> int:
 def _resident(r: Request, tile: SmallCTile) -> int:
     """Resident CTAs per SM, by shared memory and registers."""
     registers = tile.pixels * 8 + _row_pixels(r, tile) + 40
-    return min(shared(r) // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
+    return min(r.caps.smem_block // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
 
 
 def configs(r: Request) -> Iterator[SmallCTile]:
@@ -147,7 +147,11 @@ def _asynchronous(r: Request) -> bool:
 def _launch_smem(r: Request, tile: SmallCTile) -> int:
     """Dynamic shared memory of a CTA."""
     ctas, columns = _grid(r, tile)
-    return spread(r, D.mul(ctas, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
+    return (
+        smem_of_partial_wave(r, D.mul(ctas, columns), _smem(r, tile))
+        if _asynchronous(r)
+        else _smem(r, tile)
+    )
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ def _pricing(r: Request) -> Callable[[int], dict[SmallCTile, float]]:
     @cache
     def is_spread(tile: SmallCTile) -> bool:
         ctas, columns = _grid(r, tile)
-        return spread(r, D.mul(ctas, columns), tiles[tile].smem) != tiles[tile].smem
+        return smem_of_partial_wave(r, D.mul(ctas, columns), tiles[tile].smem) != tiles[tile].smem
 
     def cost(tile: SmallCTile, work: _Work, ctas: int, asynchronous: bool) -> float:
         warps, multiply, resident = tile.threads // 32, work.multiply, work.resident

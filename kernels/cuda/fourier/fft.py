@@ -55,7 +55,7 @@ def fft(request: Request) -> list[Kernel]:
     ]
     window = "" if "window" in request.operands else "const T* window = nullptr;\n  "
     body = (
-        f"{window}after_previous();\n"
+        f"{window}pdl_begin();\n"
         "  transform(x, window, tables, y, count, {x_b, x_m, many}, x_n, {y_b, y_m, many}, y_n,"
         " scale,\n"
         "            [&](Complex* a, Complex* b) {\n    "

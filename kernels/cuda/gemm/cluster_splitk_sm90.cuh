@@ -125,7 +125,7 @@ DEV void store_row(T* y, const float* from, int end, int lane) {
 extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
     gemm_cluster_splitk_sm90(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip,
+  const u32 skip = -smem_address(shared) & 1023u, ring = smem_address(shared) + skip,
             full = ring + RING_BYTES, empty = full + 8 * STAGES;
   // ready: all rings of the split may be overlaid; arrived: partial sums of the other CTAs are here
   const u32 ready = empty + 8 * STAGES, arrived = ready + 8;
@@ -139,12 +139,12 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++)
-      barrier_init(full + 8 * i, 1),
-          barrier_init(empty + 8 * i, GROUPS * (RIGHT_MULTICAST + LEFT_MULTICAST - 1));
-    if (SPLIT > 1) barrier_init(ready, GROUPS * SPLIT), barrier_init(arrived, 1);
-    barriers_ready();
+      mbarrier_init(full + 8 * i, 1),
+          mbarrier_init(empty + 8 * i, GROUPS * (RIGHT_MULTICAST + LEFT_MULTICAST - 1));
+    if (SPLIT > 1) mbarrier_init(ready, GROUPS * SPLIT), mbarrier_init(arrived, 1);
+    mbarrier_init_fence();
     if (SPLIT > 1)
-      expect_bytes(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
+      mbarrier_expect_tx(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
   }
   if (CLUSTER > 1) cluster_arrive();  // before barriers of other CTAs are used
   __syncthreads();
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 
   if (warp == WORKERS / 32) {
     if (COPY_WARP_WAITS) cluster_wait();
-    if (elected()) {
+    if (elect_one()) {
       // With multicast each CTA copies a part of the right operand's rows.
       constexpr int MINE = COLUMNS / RIGHT_MULTICAST;
       const u16 right_ctas = (u16)(((1 << RIGHT_MULTICAST) - 1) << rank_of(part, right_index, 0));
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       Step weight(begin, chunks, width), row(begin, chunks, width);
       const int ahead = min(STAGES, count);
       for (int k = 0, slot = first; k < ahead; k++, weight.next(chunks, width)) {
-        expect_bytes(full + 8 * slot, STAGE_BYTES);
+        mbarrier_expect_tx(full + 8 * slot, STAGE_BYTES);
         copy_weight(slot, weight);
         if (++slot == STAGES) slot = 0;
       }
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       RingFrom stage{first};
       for (int k = ahead; k < count; k++, weight.next(chunks, width), row.next(chunks, width)) {
         wait(empty + 8 * stage.slot, stage.phase);
-        expect_bytes(full + 8 * stage.slot, STAGE_BYTES);
+        mbarrier_expect_tx(full + 8 * stage.slot, STAGE_BYTES);
         copy_weight(stage.slot, weight);
         copy_rows(stage.slot, row);
         stage.next();
@@ -318,13 +318,14 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
     if (thread < RIGHT_MULTICAST + LEFT_MULTICAST - 1 && k + STAGES <= count) {
       const int other = thread - RIGHT_MULTICAST, next = other + (other >= right_index);
       if (RIGHT_MULTICAST * LEFT_MULTICAST > 1)
-        arrive_at(empty + 8 * slot, thread < RIGHT_MULTICAST ? rank_of(part, right_index, thread)
-                                                             : rank_of(part, next, left_index));
+        mbarrier_arrive_remote(empty + 8 * slot, thread < RIGHT_MULTICAST
+                                                     ? rank_of(part, right_index, thread)
+                                                     : rank_of(part, next, left_index));
       else
         arrive(empty + 8 * slot);
     }
     if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT)
-      arrive_at(ready, rank_of(thread, right_index, left_index));
+      mbarrier_arrive_remote(ready, rank_of(thread, right_index, left_index));
   };
   mainloop(stage, full, count, multiply, release);
 #if SOURCE == 2
@@ -334,10 +335,10 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #endif
   if (SPLIT > 1) {
     if ((!SPARE || count < 2) && thread < SPLIT)
-      arrive_at(ready, rank_of(thread, right_index, left_index));
+      mbarrier_arrive_remote(ready, rank_of(thread, right_index, left_index));
     wait(ready, 0);
   } else {
-    sync_group(1, WORKERS);
+    named_barrier_sync(1, WORKERS);
   }
   float* staged = (float*)(shared + skip);
   {
@@ -364,8 +365,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #else
 #define NORMS
 #endif
-  if (SPLIT > 1) visible_to_copies();
-  sync_group(1, WORKERS);
+  if (SPLIT > 1) fence_proxy_async();
+  named_barrier_sync(1, WORKERS);
   if (SPLIT > 1 && threadIdx.x > 0 && threadIdx.x < SPLIT) {
     // CTA `owner` has partial sums of the others in the order in which they follow it.
     const int owner = (part + threadIdx.x) % SPLIT, to = rank_of(owner, right_index, left_index),
@@ -436,7 +437,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
     }
   }
   if (!Y_VECTOR) {
-    sync_group(1, WORKERS);
+    named_barrier_sync(1, WORKERS);
     i64 to, full;
 #pragma unroll 4
     for (int r = warp; r < own_rows; r += WORKERS / 32)

@@ -143,7 +143,7 @@ DEV void accumulate(float (&sum)[SLOTS], float* narrow_smem, const Operands& o, 
 #pragma unroll
     for (int i = 0; i < ROWS_PER_LANE; i++) at_edge[i] = edge >= 0 ? to_float(row[i][edge]) : 0.f;
     if (piece == begin) {
-      if (EARLY) wait_for_previous();
+      if (EARLY) pdl_wait();
     } else {
       __syncthreads();
     }
@@ -236,7 +236,7 @@ DEV void accumulate(float (&sum)[SLOTS], float* narrow_smem, const Operands& o, 
         else if (there)
           partial |= 1u << (i * READS + s);
       }
-    if (EARLY && k0 == 0) wait_for_previous();
+    if (EARLY && k0 == 0) pdl_wait();
     if (DIRECT) {
       uint4 direct[NARROW_ROWS][READS];
 #pragma unroll
@@ -330,13 +330,13 @@ DEV void accumulate(float (&sum)[SLOTS], float* narrow_smem, const Operands& o, 
 
 extern "C" __global__ void __launch_bounds__(256) gemv(PARAMETERS) {
   __shared__ float narrow_smem[!STAGED && DIRECT ? 1 : NARROW_ROWS * NARROW_PITCH];
-  next_may_start();
+  pdl_launch_dependents();
   TO_BATCH;
   const Operands o =
       WIDE_A ? Operands{a, b, a_m, b_n, b_k, M, N} : Operands{b, a, b_n, a_m, a_k, N, M};
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x / SPLIT * ROWS;
   float sum[SLOTS] = {};
-  if (!EARLY) wait_for_previous();
+  if (!EARLY) pdl_wait();
 #if STAGED
   __shared__ float sums[8 * SLOTS];
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0,
@@ -350,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(256) gemv(PARAMETERS) {
                                   : warp + lane / LANES_PER_ROW * 8 * ROWS_PER_LANE);
   accumulate(sum, narrow_smem, o, mine, place, K);
 #endif
-  if (EARLY) wait_for_previous();  // also if K is 0: earlier kernels have read what y overwrites
+  if (EARLY) pdl_wait();  // also if K is 0: earlier kernels have read what y overwrites
   // Sums over lanes: with every step a lane keeps half of its values, until lane l of a row has
   // value l / (LANES_PER_ROW / SLOTS).
   keep_half<16>(sum, lane);
@@ -387,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(256) gemv(PARAMETERS) {
     float value = *from;
 #if SPLIT > 1
 #pragma unroll
-    for (int peer = 1; peer < SPLIT; peer++) value += from_peer(from, peer);
+    for (int peer = 1; peer < SPLIT; peer++) value += load_dsmem_f32(from, peer);
 #endif
     store(first + r, c, value);
   }

@@ -97,7 +97,7 @@ DEV void store_row(T* y, u32 word, int count, int lane) {
 
 extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 ring = (shared_address(shared) + 1023u) & ~1023u,
+  const u32 ring = (smem_address(shared) + 1023u) & ~1023u,
             resident_b = ring + STAGES * STAGE_BYTES, staging = resident_b + RESIDENT_B * B_BYTES;
   const u32 table = staging + 2 * STAGING * PANEL, full = table + TABLE, empty = full + 8 * STAGES,
             residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
@@ -108,12 +108,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++)
-      barrier_init(full + 8 * i, 1),
-          barrier_init(empty + 8 * i, (PINGPONG ? 1 : 2) * (CLUSTER_M + CLUSTER_N - 1));
+      mbarrier_init(full + 8 * i, 1),
+          mbarrier_init(empty + 8 * i, (PINGPONG ? 1 : 2) * (CLUSTER_M + CLUSTER_N - 1));
     for (int i = 0; i < 2 * STAGING; i++)
-      barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
-    for (int i = 0; i < RESIDENT_B; i++) barrier_init(resident_b_full + 8 * i, 1);
-    barriers_ready();
+      mbarrier_init(residual_full + 8 * i, 1), mbarrier_init(residual_empty + 8 * i, 4);
+    for (int i = 0; i < RESIDENT_B; i++) mbarrier_init(resident_b_full + 8 * i, 1);
+    mbarrier_init_fence();
   }
   if (CLUSTER > 1)
     cluster_arrive(), cluster_wait();
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #endif
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 0 && elected()) {
+    if (warp == 0 && elect_one()) {
       const u32 all = (1 << CLUSTER) - 1;
       auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s, int matrix) {
 #if SOURCE == 2
@@ -162,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         const int n0 =
             COLUMNS_OF(RESIDENT_B ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n).first;
         for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
-          expect_bytes((RESIDENT_B ? resident_b_full : full) + 8 * k,
-                       RESIDENT_B ? B_BYTES : STAGE_BYTES);
+          mbarrier_expect_tx((RESIDENT_B ? resident_b_full : full) + 8 * k,
+                             RESIDENT_B ? B_BYTES : STAGE_BYTES);
           copy_columns(RESIDENT_B ? resident_b + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES,
                        (RESIDENT_B ? resident_b_full : full) + 8 * k, n0, s,
                        first / (tiles_m * tiles_n));
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           const u32 to = ring + stage.slot * STAGE_BYTES, b = full + 8 * stage.slot;
           if (RESIDENT_B || t != first || k >= ahead) {
             wait(empty + 8 * stage.slot, stage.phase ^ 1);
-            expect_bytes(b, STAGE_BYTES);
+            mbarrier_expect_tx(b, STAGE_BYTES);
             if (!RESIDENT_B) copy_columns(to + A_BYTES, b, n0, s, t / (tiles_m * tiles_n));
           }
 #if SOURCE == 1
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         wait(empty + 8 * stage.slot, stage.phase ^ 1);
     }
 #if RESIDUAL
-    if (warp == 1 && elected()) {
+    if (warp == 1 && elect_one()) {
       wait_for_producers();
       // Both warpgroups go through their STAGING buffers in the same order: `taken` counts the
       // panels of the first (low half) and the second.
@@ -221,10 +221,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             if (PINGPONG && w != owner) continue;
             const int index = w * STAGING + taken[w] % STAGING;
             wait(residual_empty + 8 * index, taken[w] / STAGING % 2 ^ 1);
-            expect_bytes(residual_full + 8 * index, PANEL);
-            copy2(staging + index * PANEL, &map_r, residual_full + 8 * index,
-                  n0 + panel % PANELS * 64,
-                  m0 + (PINGPONG ? 0 : w * WGMMAS_M * 64) + panel / PANELS * 64);
+            mbarrier_expect_tx(residual_full + 8 * index, PANEL);
+            tma_load_2d(staging + index * PANEL, &map_r, residual_full + 8 * index,
+                        n0 + panel % PANELS * 64,
+                        m0 + (PINGPONG ? 0 : w * WGMMAS_M * 64) + panel / PANELS * 64);
             taken[w]++;
           }
         }
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
                           thread % CLUSTER_N == cluster_column);  // shares copies with CTA `thread`
     Ring stage;
     if (PINGPONG && w == 1) {
-      arrive_group(2, 256);  // the first warpgroup goes first
+      named_barrier_arrive(2, 256);  // the first warpgroup goes first
       stage.skip(steps);
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING,
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         !NORMED && thread * 8 < BN && n < N)
       touch_columns(epilogue, n);
 #if NORMED
-    Column* const column_table = (Column*)(shared + (table - shared_address(shared))) + w * BN;
+    Column* const column_table = (Column*)(shared + (table - smem_address(shared))) + w * BN;
 #endif
     wait_for_producers();  // operands of the epilogue
     int buffer = 0;
@@ -293,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         if (!LATE) norms[i] = inputs[i].norms(epilogue, lane);
       }
 #endif
-      if (PINGPONG) sync_group(2 + w, 256);
+      if (PINGPONG) named_barrier_sync(2 + w, 256);
       const auto multiply = [&](int k, int slot) {
         if (RESIDENT_B && fresh) wait(resident_b_full + 8 * k, 0);
         const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)),
@@ -303,23 +303,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         else
           multiply_stage<LAST_STAGE_MMAS, A_MN_MAJOR, B_MN_MAJOR>(sum, a, b, k);
         // Before this stage is done, so that MMAs of the other warpgroup are queued in time.
-        if (PINGPONG && k == steps - 1) arrive_group(2 + (w ^ 1), 256);
+        if (PINGPONG && k == steps - 1) named_barrier_arrive(2 + (w ^ 1), 256);
       };
       // Releases the stage in every CTA that shares it.
       const auto release = [&](int, int slot) {
-        if (signals) CLUSTER > 1 ? arrive_at(empty + 8 * slot, thread) : arrive(empty + 8 * slot);
+        if (signals)
+          CLUSTER > 1 ? mbarrier_arrive_remote(empty + 8 * slot, thread) : arrive(empty + 8 * slot);
       };
       mainloop(stage, full, steps, multiply, release);
       fresh = false;
 #if NORMED
       if (!PINGPONG)
-        sync_group(
+        named_barrier_sync(
             4 + w,
             128);  // the epilogue before has ended (PINGPONG: known from the other's barrier)
 #pragma unroll
       for (int i = 0; i * 128 < BN; i++)
         if (i * 128 + thread < BN) column_table[i * 128 + thread] = own_columns[i];
-      sync_group(4 + w, 128);
+      named_barrier_sync(4 + w, 128);
       if (LATE)
 #pragma unroll
         for (int i = 0; i < 2 * WGMMAS_M; i++) norms[i] = inputs[i].norms(epilogue, lane);
@@ -391,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           // Stores rows of y, 128 bytes at a time. With SWAP each has parts of all four warps.
           const auto sync_rows = [&] {
             if (SWAP)
-              sync_group(4 + w, 128);
+              named_barrier_sync(4 + w, 128);
             else
               __syncwarp();
           };
@@ -401,9 +402,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             const u32 chunk = SWAP ? row_warp / 8 + (lane >> 3 & 1) : k + (lane >> 4),
                       r = SWAP ? (k + (lane >> 4)) * 8 + (lane & 7) : row_warp + (lane & 15);
             const u32 to_row = at + r * 128 + ((chunk ^ (lane & 7)) << 4);
-            (SWAP ? store_transposed : store_matrices)(
-                to_row, out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
-                out[1][k / 4][k % 4 + 1]);
+            (SWAP ? store_transposed : stmatrix_x4)(to_row, out[0][k / 4][k % 4],
+                                                    out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
+                                                    out[1][k / 4][k % 4 + 1]);
           }
           sync_rows();
 #pragma unroll
@@ -429,20 +430,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           }
 #else
           const u32 rows = at + row_warp * 128;  // the 16 rows of this warp
-          if (STORE == 2 && lane == 0) stores_read<STAGING - 1>();
+          if (STORE == 2 && lane == 0) tma_store_wait_read<STAGING - 1>();
           __syncwarp();
 #pragma unroll
           for (int k = 0; k < 8; k += 2)
-            store_matrices(rows + (lane & 15) * 128 + (((k + (lane >> 4)) ^ (lane & 7)) << 4),
-                           out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
-                           out[1][k / 4][k % 4 + 1]);
+            stmatrix_x4(rows + (lane & 15) * 128 + (((k + (lane >> 4)) ^ (lane & 7)) << 4),
+                        out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1],
+                        out[1][k / 4][k % 4 + 1]);
 #if STORE == 2
-          visible_to_copies();
+          fence_proxy_async();
           __syncwarp();
           if (lane == 0) {
             if (n0 + panel * 64 < end)
-              store2(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
-            stores_commit();
+              tma_store_2d(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
+            tma_store_commit();
           }
 #else
           __syncwarp();
@@ -466,6 +467,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         }
       }
     }
-    if (STORE == 2 && lane == 0) stores_read<0>();
+    if (STORE == 2 && lane == 0) tma_store_wait_read<0>();
   }
 }

@@ -21,7 +21,7 @@ from tracea_onnx.support.data_classes import dataclass
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, wgmma
-from ..common.launch import even
+from ..common.launch import smem_of_even_waves
 from ..cost import gemm as cost
 from ..cost.gemm import Problem
 from ..cost.model import Work
@@ -422,7 +422,7 @@ def emit(
     grid = o.grid(D.mul(tiles, tile.split))
     smem = tile.smem + (tile.parts if b.trans else 0)
     if f32 and source == 0 and tile.split == 1:
-        smem = even(r, smem, D.product(grid), resident)
+        smem = smem_of_even_waves(r, smem, D.product(grid), resident)
     names = ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages")
     sizes: dict[str, bool | int] = {name.upper(): getattr(tile, name) for name in names}
     for name, how, lines in (("A", a, "M"), ("B", b, "N")):

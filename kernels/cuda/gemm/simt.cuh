@@ -368,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) gemm_simt(PARAME
 #if SPLIT > 1
 #pragma unroll
     for (int peer = 1; peer < SPLIT; peer++)
-      v[0] += from_peer(memory + r * ROW + c, (part + peer) % SPLIT);
+      v[0] += load_dsmem_f32(memory + r * ROW + c, (part + peer) % SPLIT);
 #else
 #pragma unroll
     for (int g = 1; g < WARPS_K; g++) v[0] += memory[(g * BM + r) * ROW + c];

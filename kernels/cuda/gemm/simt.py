@@ -10,7 +10,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.instantiate import instantiate
-from ..common.launch import even
+from ..common.launch import smem_of_even_waves
 from ..cost import gemm as cost
 from ..cost.gemm import Problem
 from ..cost.model import Work
@@ -135,7 +135,7 @@ def emit(r: Request, tile: SimtTile, o: Operands) -> Kernel:
     grid = o.grid(D.mul(tiles, tile.split))
     smem = tile.smem
     if tile.split == 1:
-        smem = even(r, smem, D.product(grid), tile.resident)
+        smem = smem_of_even_waves(r, smem, D.product(grid), tile.resident)
     return instantiate(
         r,
         "gemm_simt",

@@ -43,14 +43,14 @@ template <int COUNT, bool A_MN_MAJOR, bool B_MN_MAJOR, int WGMMAS, int RESULTS>
 DEV void multiply_stage(float (&sum)[WGMMAS][RESULTS], u64 a, u64 b, int k) {
   constexpr int A_STEP = A_MN_MAJOR ? 128 : 2,
                 B_STEP = B_MN_MAJOR ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
-  multiply_fence();
+  wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < COUNT; kk++)
 #pragma unroll
     for (int i = 0; i < WGMMAS; i++)
       wgmma<A_MN_MAJOR, B_MN_MAJOR>(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP,
                                     (k | kk) != 0);
-  multiply_commit();
+  wgmma_commit();
 }
 
 // A slot of the ring, and the phase of its barriers, which flips where the ring begins.
@@ -84,13 +84,13 @@ DEV void mainloop(Stages& ring, u32 full, int count, const Multiply& multiply,
     wait(full + 8 * ring.slot, ring.phase);
     multiply(k, ring.slot);
     if (last >= 0) {
-      multiply_wait<1>();
+      wgmma_wait<1>();
       release(k, last);
     }
     last = ring.slot;
     ring.next();
   }
-  multiply_wait<0>();
+  wgmma_wait<0>();
   release(count, last);
 }
 
@@ -107,9 +107,9 @@ DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int k, int row, int 
   for (int r = 0; r < SIZE; r += MN_MAJOR ? 64 : SIZE) {
     const int x = MN_MAJOR ? row + r : k * 64, y = MN_MAJOR ? k * 64 + part : row + part;
     if (ALL > 1)
-      copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)ctas);
+      tma_load_4d_multicast(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)ctas);
     else
-      copy4(to + r * 128, map, b, x, y, at_1, at_0);
+      tma_load_4d(to + r * 128, map, b, x, y, at_1, at_0);
   }
 }
 #elif SOURCE == 1
@@ -118,25 +118,26 @@ template <bool SHARED>
 DEV void copy_filters(u32 to, const TensorMap* map, u32 b, const Step& s, int tap, int row,
                       u32 ctas) {
   if (SHARED)
-    copy3_all(to, map, b, s.chunk * 64, tap, row, (u16)ctas);
+    tma_load_3d_multicast(to, map, b, s.chunk * 64, tap, row, (u16)ctas);
   else
-    copy3(to, map, b, s.chunk * 64, tap, row);
+    tma_load_3d(to, map, b, s.chunk * 64, tap, row);
 }
 // Pixels from a window on, at its tap (dw, dh).
 template <bool SHARED>
 DEV void copy_pixels(u32 to, const TensorMap* map, u32 b, const Step& s, int channel,
                      const Window& at, u16 dw, u16 dh, u32 ctas) {
   if (SHARED)
-    copy_im2col_all(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh, (u16)ctas);
+    tma_load_im2col_multicast(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh,
+                              (u16)ctas);
   else
-    copy_im2col(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh);
+    tma_load_im2col(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh);
 }
 #else
 template <bool SHARED>
 DEV void copy_matrix(u32 to, const TensorMap* map, u32 b, int k, int row, u32 ctas) {
   if (SHARED)
-    copy2_all(to, map, b, k * 64, row, (u16)ctas);
+    tma_load_2d_multicast(to, map, b, k * 64, row, (u16)ctas);
   else
-    copy2(to, map, b, k * 64, row);
+    tma_load_2d(to, map, b, k * 64, row);
 }
 #endif

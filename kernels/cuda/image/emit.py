@@ -50,7 +50,7 @@ def _image(
     """The kernel with the statements `call`, which reads x and writes y, and has their pitches."""
     ends = [pointer("const T", "x"), pointer("T", "y")]
     given = [*ends, *given, *_pitches(request, "x", "y")]
-    body = f"after_previous();\n  {call}"
+    body = f"pdl_begin();\n  {call}"
     return instance(request, symbol, header, given, grid, threads, body)
 
 
@@ -166,8 +166,8 @@ def global_pool(request: Request) -> list[Kernel]:
         given,
         (D.mul(n, across * beside), slices, 1),
         256,
-        f"after_previous();\n  pool_all<{flags}>(x, y, partial, N, C, H, W, {_X}, y_ns, across);",
-        after=entry("global_pool_join", joined, 256, f"after_previous();\n  {join}"),
+        f"pdl_begin();\n  pool_all<{flags}>(x, y, partial, N, C, H, W, {_X}, y_ns, across);",
+        after=entry("global_pool_join", joined, 256, f"pdl_begin();\n  {join}"),
         cluster=beside,
         scratch=(D.mul(n, slices * c * 4),) if slices > 1 else (),
     )
@@ -269,7 +269,7 @@ def _resize(request: Request, call: str, names: tuple[str, ...], wide: int) -> l
             given,
             grid,
             block,
-            f"next_may_start();\n  {scaled}\n  {call} {_X}, {_Y});",
+            f"pdl_launch_dependents();\n  {scaled}\n  {call} {_X}, {_Y});",
         )
     ]
 
@@ -287,7 +287,7 @@ def grid_sample(request: Request) -> list[Kernel]:
     ]
     flags = f"{mode}, {pad}, {str(bool(corners)).lower()}"
     call = f"sample<{flags}>(x, grid, y, Sample{{{', '.join(_RESIZE)}}}, {_X}, {_Y});"
-    body = f"after_previous();\n  {call}"
+    body = f"pdl_begin();\n  {call}"
     header, grid = "image/grid_sample", _pixels(request)
     return [instance(request, "grid_sample", header, given, grid, 256, body)]
 
@@ -311,7 +311,7 @@ def roi_align(request: Request) -> list[Kernel]:
     call = f"roi_align<{forms}>(x, rois, batch, y, {region}, {_X}, {_Y}, fault);"
     bins = D.product([i["R"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)])
     grid, header = blocks(bins, 256, request.sms * 16), "image/roi_align"
-    body = f"after_previous();\n  {call}"
+    body = f"pdl_begin();\n  {call}"
     return [instance(request, "roi_align", header, given, grid, 256, body)]
 
 
@@ -332,7 +332,7 @@ def deform_columns(request: Request) -> list[Kernel]:
     mask = "mask" if masked else "(const T*)nullptr"
     call = f"deform_columns<{width}>(x, offset, {mask}, y, Moved{{{', '.join(names)}}}, {_X});"
     units = D.product([*(i[n] for n in ("N", "OH", "OW", "KH", "KW")), c // width])
-    grid, body = blocks(units, 256, request.sms * 16), f"after_previous();\n  {call}"
+    grid, body = blocks(units, 256, request.sms * 16), f"pdl_begin();\n  {call}"
     return [instance(request, "deform_columns", "image/deform", given, grid, 256, body)]
 
 

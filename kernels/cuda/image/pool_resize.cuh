@@ -302,7 +302,7 @@ DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W
         float s = whole[k];
 #pragma unroll
         for (int b = 1; b < BESIDE; b++) {
-          const float other = of_block(whole + k, b);
+          const float other = load_dsmem(whole + k, b);
           s = MAX ? keep_max(s, other) : s + other;
         }
         from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
@@ -397,7 +397,7 @@ DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) 
     const T *top = x + n * from.ns + row.low * from.rs + c,
             *bottom = x + n * from.ns + row.high * from.rs + c;
     const i64 low = i64(column.low) * from.cs, high = i64(column.high) * from.cs;
-    wait_with(top, bottom, low, high);
+    pdl_wait_after(top, bottom, low, high);
     Vec<T, V> out = load<V>(top + low);
     if (LINEAR) {
       const Vec<T, V> b = load<V>(top + high), d = load<V>(bottom + low),
@@ -441,7 +441,7 @@ DEV void resize_cubic_pixels(const T* x, T* y, const Resize& g, float a, Pitch f
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const Four down = four<COORD>(oh, g.IH, g.OH, g.scale_h, a),
                across = four<COORD>(ow, g.IW, g.OW, g.scale_w, a);
-    wait_with(down.at[0], across.at[0], x + n * from.ns + c);
+    pdl_wait_after(down.at[0], across.at[0], x + n * from.ns + c);
     Vec<T, V> v[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++)

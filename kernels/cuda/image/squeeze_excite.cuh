@@ -69,7 +69,7 @@ DEV void push(const float* mine, float v, u32 barrier, int block) {
   asm volatile(
       "{.reg .b32 to, b; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 b, %2, %3;"
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %1, [b];}" ::"r"(
-          shared_address(mine)),
+          smem_address(mine)),
       "f"(v), "r"(barrier), "r"(block)
       : "memory");
 }
@@ -130,14 +130,14 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   float *const sums = bias + CHANNELS,
                *const arrived = sums + (DOWN > 1 ? DOWN * IMAGES * CHANNELS : 0),
                *const hidden = arrived + (ACROSS > 1 ? ACROSS * IMAGES * R : 0);
-  const u32 sums_here = shared_address(barriers), parts_here = shared_address(barriers + 1);
+  const u32 sums_here = smem_address(barriers), parts_here = smem_address(barriers + 1);
   if (BLOCKS > 1) {
     if (threadIdx.x == 0) {
-      barrier_init(sums_here, 1), barrier_init(parts_here, 1);
-      expect_bytes(sums_here, DOWN * IMAGES * CHANNELS * 4),
-          expect_bytes(parts_here, ACROSS * IMAGES * R * 4);
+      mbarrier_init(sums_here, 1), mbarrier_init(parts_here, 1);
+      mbarrier_expect_tx(sums_here, DOWN * IMAGES * CHANNELS * 4),
+          mbarrier_expect_tx(parts_here, ACROSS * IMAGES * R * 4);
     }
-    barriers_ready();
+    mbarrier_init_fence();
     cluster_arrive_relaxed();
   }
   const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS,
@@ -164,7 +164,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
     for (int e = threadIdx.x; e < IMAGES * R; e += THREADS) hidden[e] = b1 ? b1[e % R] : 0.f;
   };
   if (EARLY) read_weights();
-  after_previous();
+  pdl_begin();
 
   const int half = TURNS > 1 ? threadIdx.x : threadIdx.x % HALVES,
             group = TURNS > 1 ? 0 : threadIdx.x / HALVES;

@@ -1,12 +1,15 @@
-// Strided copies, fills, and changes of layout. Kernels call next_may_start() first and
-// wait_for_previous() last: copies and changes of layout wait once places are found.
+// Strided copies, fills, and changes of layout.
+//
+// Terms: a run is contiguous memory; a piece is 16 aligned bytes of y. Kernels call
+// pdl_launch_dependents() first; templates wait after computing addresses, and kernels call
+// pdl_wait() again at their end, for threads that had nothing to do.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-constexpr int LONG = 64;        // from how many elements on a row is long
-constexpr u32 SMALL = 1 << 19;  // up to how many elements a copy is worth no 16-byte pieces
-constexpr int SINGLE = 4;       // single elements of a thread
-constexpr int LANE_WORDS = 4;   // elements of a long row that a lane takes at a time
+constexpr int LONG = 64;        // least elements of a long row
+constexpr u32 SMALL = 1 << 19;  // most elements of a copy without 16-byte pieces
+constexpr int SINGLE = 4;       // elements of a thread, moved one by one
+constexpr int LANE_WORDS = 4;   // elements of a long row per lane and iteration
 #endif                          // GENERATED
 #include "movement/transpose.cuh"
 
@@ -17,7 +20,7 @@ DEV void copy_words(const Word* x, Word* y, const int (&n)[R], const i64 (&xs)[R
   I total = 1;
 #pragma unroll
   for (int d = 0; d < R; d++) total *= I(n[d]);
-  wait_for_previous();
+  pdl_wait();
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += I(gridDim.x) * blockDim.x) {
     I rest = u;
     i64 from = 0, to = 0;
@@ -31,8 +34,8 @@ DEV void copy_words(const Word* x, Word* y, const int (&n)[R], const i64 (&xs)[R
   }
 }
 
-// `all` words of W bytes, of which every row holds whole ones side by side; `per` is of rows of
-// words. U of a thread are under way together. RUN: y is one run.
+// Copies `all` words of W bytes; every row consists of whole words. per: reciprocal of the words of
+// a row. A thread has U loads in flight. RUN: y is one run.
 template <int U, int W, bool RUN = false, class E, int R>
 DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, const u32 (&pers)[R],
                    u32 per, const i64 (&xs)[R], const i64 (&ys)[R]) {
@@ -42,7 +45,7 @@ DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, cons
   for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u < all; u += U * step) {
     i64 from[U], to[U];
     Word v[U];
-    Places places;
+    Prologue places;
 #pragma unroll
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= all) continue;
@@ -58,7 +61,7 @@ DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, cons
         if (!RUN) to[k] += i64(c) * ys[d];
         rest = q;
       }
-      places.have(from[k]), places.have(to[k]);
+      places.need(from[k]), places.need(to[k]);
     }
     places.wait();
 #pragma unroll
@@ -69,20 +72,20 @@ DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, cons
       if (k == 0 || u + k * step < all)
         store<count>(y + (RUN ? i64(u + k * step) * count : to[k]), v[k]);
   }
-  if (R == 1 && count > 1) {  // what is left of a plain run
+  if (R == 1 && count > 1) {  // the rest of a plain run
     const int done = int(all) * count, k = done + threadIdx.x;
-    wait_for_previous();
+    pdl_wait();
     if (blockIdx.x == 0 && k < n[0]) y[k] = x[k];
   }
 }
 
-// Threads of whole CTAs for the 16-byte pieces of so many elements, wherever they start.
+// Threads, in whole CTAs, for the pieces of `total` elements at any alignment.
 template <int V>
 DEV u32 ahead(u32 total) {
   return ((total + V - 1) / V + 256) / 256 * 256;
 }
 
-// Where row `rest` of all but the last of R dims begins, in x and in y.
+// Offsets in x and y of row `rest`; rows count all dims but the last.
 template <int R>
 DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R],
                       const i64 (&ys)[R], i64& from, i64& to) {
@@ -95,7 +98,7 @@ DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i
   }
 }
 
-// y is one run: a thread makes 16 aligned bytes of it at a time, whatever they come from.
+// y is one run: a thread gathers one piece of it in an iteration, from any strides of x.
 template <class E, int R>
 DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
                    const i64 (&xs)[R]) {
@@ -108,7 +111,7 @@ DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&p
     u32 rest = u * V + lo - before;
     i64 from = 0;
     int c[R];
-    Places places;
+    Prologue places;
 #pragma unroll
     for (int d = R - 1; d >= 0; d--) {
       const u32 q = d ? quotient(rest, n[d], pers[d]) : 0;
@@ -116,7 +119,7 @@ DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&p
       from += c[d] * xs[d];
       rest = q;
     }
-    places.have(from);
+    places.need(from);
     places.wait();
     Vec<E, V> v;
     if (step == 1 && hi - lo == V && c[R - 1] + V <= n[R - 1]) {
@@ -139,23 +142,22 @@ DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&p
   }
 }
 
-// n elements side by side. What lies before and after 16 aligned bytes of y is moved by as many
-// threads.
+// Copies a run of n elements. Elements outside whole pieces of y have a thread each.
 template <class E>
 DEV void copy_run(const E* x, E* y, u32 n) {
   constexpr int V = 16 / sizeof(E);
   const u32 head = min(u32(-past<V>(y) & (V - 1)), n), pieces = (n - head) / V,
             first = blockIdx.x * blockDim.x + threadIdx.x;
-  wait_with(first, pieces);
+  pdl_wait_after(first, pieces);
   if (first < 2 * V) {
     const u32 k = first < V ? first : head + pieces * V + first - V;
     if (first < V ? k < head : k < n) y[k] = x[k];
   }
   for (u32 u = first; u < pieces; u += gridDim.x * blockDim.x)
-    store_whole<V>(y + head + u * V, load_run<V>(x + head + u * V));
+    store_vector<V>(y + head + u * V, load_run<V>(x + head + u * V));
 }
 
-// The k-th 16 aligned bytes of a row of n elements, each `step` after the last in x.
+// Copies piece k of a row of n elements, which are `step` apart in x.
 template <class E>
 DEV void copy_piece(const E* x, i64 step, E* y, int n, int k) {
   constexpr int V = 16 / sizeof(E);
@@ -171,14 +173,14 @@ DEV void copy_piece(const E* x, i64 step, E* y, int n, int k) {
   store_part<V>(y + first, v, lo, hi);
 }
 
-// How many of them a row has at most; `even`: every row starts at one.
+// Most pieces of a row; even: every row is aligned to a piece.
 template <class E>
 DEV u32 pieces_of(int n, bool even) {
   return u32(n + 16 / sizeof(E) - 1) / u32(16 / sizeof(E)) + !even;
 }
 
-// The same for long rows that are runs of x: 16 bytes of two rows are made by as many threads as
-// they have elements, behind the others.
+// y is one run and long rows of x are runs: a thread per piece within a row; pieces that span two
+// rows have a thread per element, numbered after the others.
 template <class E, int R>
 DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
                      const i64 (&xs)[R], const i64 (&ys)[R]) {
@@ -191,14 +193,14 @@ DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (
     return;
   i64 from, to;
   place_of_row(row, n, pers, xs, ys, from, to);
-  wait_with(from);
+  pdl_wait_after(from);
   if (u < pieces)
-    store_whole<V>(y + e, load_run<V>(x + from + c));
+    store_vector<V>(y + e, load_run<V>(x + from + c));
   else
     y[e] = x[from + c];
 }
 
-// Rows of y that are runs.
+// Rows of y are runs: a thread per piece.
 template <class E, int R>
 DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
                    const i64 (&xs)[R], const i64 (&ys)[R]) {
@@ -210,16 +212,16 @@ DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&p
     const u32 rest = u / pieces;
     const int k = int(u - rest * pieces);
     i64 from, to;
-    Places places;
+    Prologue places;
     place_of_row(rest, n, pers, xs, ys, from, to);
-    places.have(from), places.have(to);
+    places.need(from), places.need(to);
     places.wait();
     copy_piece(x + from, xs[R - 1], y + to, n[R - 1], k);
   }
 }
 
-// Long rows of which only y may be a run: a warp takes 32 * LANE_WORDS elements, neighbouring lanes
-// neighbouring ones, so that few lines are asked for at a time.
+// Long rows that are no runs in x: a warp copies 32 * LANE_WORDS elements of a row, neighbouring
+// lanes neighbouring elements, so that a load touches few cache lines.
 template <class E, int R>
 DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
                     const i64 (&xs)[R], const i64 (&ys)[R]) {
@@ -231,10 +233,10 @@ DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&
     const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31),
               left = n[R - 1] - first;
     i64 from, to;
-    Places places;
+    Prologue places;
     place_of_row(rest, n, pers, xs, ys, from, to);
     from += first * xs[R - 1], to += first * ys[R - 1];
-    places.have(from), places.have(to);
+    places.need(from), places.need(to);
     places.wait();
     E v[LANE_WORDS];
 #pragma unroll
@@ -253,8 +255,8 @@ DEV u32 product_of(const int (&n)[R]) {
   for (int d = 0; d < R; d++) total *= n[d];
   return total;
 }
-// pers, per_wide, per_word: what `quotient` takes beside n, the last dim in 16 bytes and in 4. FEW:
-// whether there are at most SMALL elements, -1: unknown.
+// Chooses among the ways above. pers, per_wide, per_word: reciprocals (`quotient`) of n, and of the
+// last dim in units of 16 and 4 bytes. FEW: whether there are at most SMALL elements (-1: unknown).
 template <class E, int R, int FEW>
 DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R],
                       const u32 (&pers)[R], u32 per_wide, u32 per_word) {
@@ -293,9 +295,9 @@ DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], c
     copy_words<E, R, u32>(x, y, n, xs, ys);
 }
 
-// One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block`
-// counts the CTAs of this copy; single: a thread takes an element, else 16 bytes. `units` (of
-// which `per` is) are those of a row.
+// One of several copies in one launch: [n0, n1, n2] elements, where n2 is a run of y. block: index
+// of the CTA within this copy. single: a thread per element, else per piece. units: threads per
+// row; per: their reciprocal.
 template <class E>
 struct Part {
   const E* x;
@@ -316,7 +318,7 @@ DEV void copy_part(const Part<E>& p) {
   const E* x = p.x + outer * p.x0 + c * p.x1;
   E* y = p.y + outer * p.y0 + c * p.y1;
   if (p.single) x += k * p.x2, y += k;
-  wait_with(x, y);
+  pdl_wait_after(x, y);
   if (p.single)
     *y = *x;
   else
@@ -324,14 +326,14 @@ DEV void copy_part(const Part<E>& p) {
 }
 
 typedef Vec<u32, 4> Words;
-// Rows of y that hold one row of each of P tensors side by side; y is one run.
+// Concatenation along the last axis: a row of y is a row of each of P tensors; y is one run.
 template <class E, int P>
 struct Concatenation {
   const E* x[P];
   i64 pitch[P];
   int end[P];
 };  // where columns of a tensor end in y
-// Where element c of y's row comes from, and where the columns of that tensor end.
+// Address of element c of y's row in its tensor; end: where that tensor's columns end in y.
 template <class E, int P>
 DEV const E* source_of(const Concatenation<E, P>& p, u32 row, int c, int& end) {
   const E* x = p.x[0];
@@ -342,18 +344,17 @@ DEV const E* source_of(const Concatenation<E, P>& p, u32 row, int c, int& end) {
     if (c >= p.end[k - 1]) x = p.x[k] - p.end[k - 1], pitch = p.pitch[k], end = p.end[k];
   return x + row * pitch + c;
 }
-// A thread has U elements, which are under way together; neighbouring threads have neighbouring
-// ones.
+// A thread has U elements in flight; neighbouring threads have neighbouring elements.
 template <int U, class E, int P>
 DEV void concatenate(const Concatenation<E, P>& p, E* y, u32 total, u32 per) {
   const u32 first = blockIdx.x * (blockDim.x * U) + threadIdx.x, width = p.end[P - 1];
   const E* from[U];
-  Places places;
+  Prologue places;
 #pragma unroll
   for (int k = 0; k < U; k++) {
     const u32 u = min(first + k * blockDim.x, total - 1), row = quotient(u, width, per);
     int end;
-    from[k] = source_of(p, row, int(u - row * width), end), places.have(from[k]);
+    from[k] = source_of(p, row, int(u - row * width), end), places.need(from[k]);
   }
   places.wait();
   E v[U];
@@ -363,9 +364,8 @@ DEV void concatenate(const Concatenation<E, P>& p, E* y, u32 total, u32 per) {
   for (int k = 0; k < U; k++)
     if (first + k * blockDim.x < total) y[first + k * blockDim.x] = v[k];
 }
-// Long rows of short elements: a thread makes 16 aligned bytes of y where they come from one row of
-// one tensor. Those where one ends and another begins are made by as many threads as they have
-// elements, behind the others.
+// Long rows of small elements: a thread per piece within one row of one tensor. Pieces that span a
+// boundary have a thread per element, numbered after the others.
 template <class E, int P>
 DEV void concatenate_pieces(const Concatenation<E, P>& p, E* y, u32 total, u32 per) {
   constexpr int V = 16 / sizeof(E);
@@ -378,8 +378,8 @@ DEV void concatenate_pieces(const Concatenation<E, P>& p, E* y, u32 total, u32 p
     if (u * V < before || start + V > total) return;
     const E* from = source_of(p, row, c, end);
     if (c + V > end) return;
-    wait_with(from);
-    store_whole<V>(y + start, load_run<V>(from));
+    pdl_wait_after(from);
+    store_vector<V>(y + start, load_run<V>(from));
   } else {
     const u32 edge = (u - pieces) / V, r = edge / P, k = edge - r * P;
     u32 at = before + r * width;  // where tensor k begins in row r; where all of y ends
@@ -390,7 +390,7 @@ DEV void concatenate_pieces(const Concatenation<E, P>& p, E* y, u32 total, u32 p
     if (at % V == 0 || e >= total) return;
     const u32 row = quotient(e, width, per);
     const E* from = source_of(p, row, int(e - row * width), end);
-    wait_with(from);
+    pdl_wait_after(from);
     y[e] = *from;
   }
 }
@@ -418,7 +418,7 @@ struct Image {
 };  // pitches of the channels-last side
 DEV i64 pixel(const Image& g, int p) { return i64(p / g.W) * g.rs + i64(p % g.W) * g.cs; }
 
-// CTAs are image x channel tile x pixel tile.
+// The grid is image x channel tile x pixel tile.
 template <bool TO_NHWC, class E>
 DEV void change_layout(const E* x, E* y, Image g) {
   const u32 plane = g.H * g.W, tiles = (plane + 63) / 64, bands = (g.C + 63) / 64;
@@ -438,8 +438,7 @@ DEV void change_layout(const E* x, E* y, Image g) {
   }
 }
 
-// Few channels: a thread per pixel. Pad channels up to whole vectors become zero when they are
-// written.
+// Few channels: a thread per pixel. Writing NHWC, pad channels up to whole vectors become zero.
 template <bool TO_NHWC, int C, class E>
 DEV void change_narrow(const E* x, E* y, Image g, int images) {
   constexpr int V = 16 / sizeof(E), padded = (C + V - 1) / V * V;
@@ -451,7 +450,7 @@ DEV void change_narrow(const E* x, E* y, Image g, int images) {
     const int p = int(u - image * plane);
     const i64 packed = image * g.ns + pixel(g, p), planar = image * C * plane + p;
     Vec<E, V> v[padded / V]{};
-    wait_with(packed, planar);
+    pdl_wait_after(packed, planar);
     if (TO_NHWC) {
 #pragma unroll
       for (int c = 0; c < C; c++) v[c / V].v[c % V] = x[planar + i64(c) * plane];
@@ -482,7 +481,8 @@ DEV void change_narrow(const E* x, E* y, Image g, int images) {
       turn(u32(u));
 }
 
-// Zeroes [-PT, H+PB) x [-PL, W+PR) of every image outside its H x W pixels; `cs` elements a pixel.
+// Zeroes the border [-PT, H+PB) x [-PL, W+PR) around the H x W pixels of each image; cs: elements
+// of a pixel.
 template <class E>
 DEV void zero_border(E* y, int images, int H, int W, int PT, int PL, int PB, int PR, int cs, i64 rs,
                      i64 ns) {

@@ -1,4 +1,4 @@
-"""CUDA kernels for data movement: strided copies and transpositions, fills, layout changes."""
+"""Strided copies and transposes, concatenation, fills, changes of layout."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from ..common.launch import WORDS, blocks, known, parameters, reciprocal, size_h
 from ..common.prelude import C_TYPES
 from . import transpose
 
-#: Images of at most this many channels change layout a pixel at a time.
+#: Most channels of an image whose layout is changed with a thread per pixel.
 _NARROW = 16
-#: Where a row has as many elements, a warp keeps to it if they do not follow each other, and a lane
-#: takes at most so many of so many bytes at a time.
+#: Least elements of a long row, which warps copy if it is no run; most elements per lane in an
+#: iteration, by element size.
 _LONG, _LANES = 64, {1: 16, 2: 8, 4: 4, 8: 4}
-#: Up to as many elements a copy takes no longer than its launch and a few loads that wait for each
-#: other: a thread has up to _SINGLE single elements, and half of the device room for the next
-#: kernel's CTAs.
+#: Up to _SMALL elements, latency bounds a copy: a thread moves up to _SINGLE single elements, and
+#: the grid leaves half of the device to the next kernel's CTAs.
 _SMALL, _SINGLE = 1 << 19, 4
-#: The same where rows of the target are not rows of the source, so that what a CTA reads together
-#: lies far apart.
+#: The same limit where rows of y are no rows of x, so that a CTA's loads are scattered.
 _SCATTERED = 1 << 15
-#: Up to as many elements of one of several copies a thread has a single one, where rows have
-#: _SHORT_ROW elements or more, or fewer.
+#: One of several copies: most elements with a thread each, for rows of _SHORT_ROW elements or more,
+#: and for shorter ones.
 _LONG_ROWS, _SHORT_ROWS, _SHORT_ROW = 1 << 18, 1 << 19, 128
-#: Parts that lie side by side in rows: the words that they are made of, how many of these a thread
-#: has at most, by their size, and up to how many of short ones are no pieces of 16 bytes.
+#: Concatenation: word types by size; most words per thread by size; most words below 4 bytes
+#: without 16-byte pieces.
 _WORDS = WORDS | {16: "Words"}
 _EACH = {1: 4, 2: 4, 4: 4, 8: 4, 16: 2}
 _FEW = {1: 1 << 19, 2: 1 << 16, 4: 1 << 16}
@@ -49,7 +47,7 @@ def _instance(
     lane: int = 4,
     threads: int = 256,
 ) -> Kernel:
-    """A kernel of copy.cuh; lane: elements of a long row that a lane takes at a time."""
+    """A kernel of copy.cuh. lane: elements of a long row per lane and iteration."""
     limits = constexprs({"LONG": _LONG, "SINGLE": _SINGLE, "LANE_WORDS": lane})
     limits += f"constexpr u32 SMALL = {_SMALL};\n"
     return instance(
@@ -58,8 +56,8 @@ def _instance(
 
 
 def _moving(body: str) -> str:
-    """What waits for the kernel before once places are found."""
-    return f"next_may_start();\n{body}\n  wait_for_previous();"
+    """Statements of a kernel whose template waits after computing addresses."""
+    return f"pdl_launch_dependents();\n{body}\n  pdl_wait();"
 
 
 def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
@@ -67,12 +65,12 @@ def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
 
 
 def _spread(units: DimLike, request: Request, each: int) -> tuple[DimLike, DimLike, DimLike]:
-    """A wave of threads, or as many as have `each` units."""
+    """A grid of one wave of threads, or of as many as have `each` units."""
     return (blocks(units, 256, D.maximum(request.sms * 8, D.ceildiv(units, 256 * each))), 1, 1)
 
 
 def _pieces(n: DimLike, elem: int) -> DimLike:
-    """How many aligned pieces of 16 bytes hold n elements, wherever they start."""
+    """Most 16-byte pieces that hold n elements at any alignment."""
     return D.add(D.ceildiv(n, 16 // elem), 1)
 
 
@@ -81,7 +79,7 @@ def _is_small(total: DimLike) -> DimLike:
 
 
 def _lane_words(row: DimLike, elem: int) -> int:
-    """How many elements of a long row a lane takes at a time: as many as leave few lanes idle."""
+    """Elements of a long row per lane and iteration, such that few lanes idle."""
     most, n = _LANES[elem], known(row)
     return most if not n or n < _LONG else -(-n // (32 * -(-n // (32 * most))))
 
@@ -89,7 +87,7 @@ def _lane_words(row: DimLike, elem: int) -> int:
 def _units(
     n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], elem: int
 ) -> DimLike:
-    """Threads for `copy_strided` where there is much to copy."""
+    """Threads for `copy_strided` of large copies."""
     total, rows = D.product(n), D.product(n[:-1])
     if known(ys[-1]) != 1:
         return total
@@ -197,8 +195,8 @@ def _ahead(total: DimLike, elem: int) -> DimLike:
 
 
 def _way(elem: int, rows: Sequence[tuple[DimLike, Sequence[DimLike]]]) -> str | None:
-    """The one of its ways to move elements that `copy_strided` would take, where that is known and
-    elements are no 16 bytes.
+    """The template that `copy_strided` would choose, where that is known in advance and elements
+    have less than 16 bytes.
     """
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
     few, last, x, y, word = (
@@ -329,7 +327,7 @@ def _concatenation(
         ends.append(D.add(v["at"], v["n2"]))
     if any(v["y1"] != ends[-1] for v in values):
         return [], 0
-    # words of so many elements, whole ones of every part
+    # elements of a word; every part consists of whole words
     sizes = [factor(v[k]) for v in values for k in ("n2", "x1")]
     held = (
         1
@@ -378,7 +376,7 @@ def fill(request: Request) -> list[Kernel]:
     i = parameters(request)
     word = WORDS[static(i["elem"], "element size")]
     given = [pointer(word, "y"), *longs({"count": i["count"], "value": i["value"]})]
-    body = f"after_previous();\n  fill<{word}>(y, count, value);"
+    body = f"pdl_begin();\n  fill<{word}>(y, count, value);"
     return [_instance(request, "fill_kernel", given, _grid(i["count"], request), body)]
 
 
@@ -390,7 +388,7 @@ def store_ints(request: Request) -> list[Kernel]:
     ctype = C_TYPES[DType(static(i["dtype"], "element type"))]
     stores = " ".join(f"y[{k}] = v{k};" for k in range(count))
     given = [pointer(ctype, "y"), *longs({f"v{k}": i[f"v{k}"] for k in range(count)})]
-    body = f"after_previous();\n  if (threadIdx.x == 0) {{ {stores} }}"
+    body = f"pdl_begin();\n  if (threadIdx.x == 0) {{ {stores} }}"
     return [_instance(request, "store_ints", given, 1, body, threads=32)]
 
 
@@ -398,7 +396,7 @@ def range_(request: Request) -> list[Kernel]:
     i = parameters(request)
     ctype = C_TYPES[DType(static(i["dtype"], "element type"))]
     given = [pointer(ctype, "y"), *longs({n: i[n] for n in ("count", "start", "delta")})]
-    body = "after_previous();\n  count_up(y, count, start, delta);"
+    body = "pdl_begin();\n  count_up(y, count, start, delta);"
     return [_instance(request, "range", given, _grid(i["count"], request), body)]
 
 
@@ -458,7 +456,7 @@ def zero_border(request: Request) -> list[Kernel]:
     names = ("N", "H", "W", "PT", "PL", "PB", "PR")
     total = D.product([i["N"], i["H"] + i["PT"] + i["PB"], i["W"] + i["PL"] + i["PR"], i["y_cs"]])
     given = [pointer(word, "y"), *ints({n: i[n] for n in names}), *_pitch(request, "y")]
-    body = f"after_previous();\n  zero_border<{word}>(y, {', '.join(names)}, cs, rs, ns);"
+    body = f"pdl_begin();\n  zero_border<{word}>(y, {', '.join(names)}, cs, rs, ns);"
     return [_instance(request, "border", given, _grid(total, request), body)]
 
 

@@ -1,5 +1,4 @@
-// Gathers of rows and of elements. Kernels call next_may_start() first and wait_for_previous()
-// last.
+// Gathers of rows and of elements. Kernels call pdl_launch_dependents() first and pdl_wait() last.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -7,22 +6,22 @@ constexpr u32 SMALL = 1 << 19;  // up to how many elements 16-byte pieces of the
 #endif                          // GENERATED
 #include "common/vector_io.cuh"
 
-// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U
-// words of a thread are under way together.
+// Rows of `words` words: y[o, j] = x[o, idx[j]]. An index out of range gives zeros and sets the
+// fault word. A thread has U loads in flight.
 template <int U, class I, class Word, class Index>
 DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, int words, u32 per,
                      int count, u32 per_count, u32* fault) {
   const I step = I(gridDim.x) * blockDim.x;
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
     I o[U], j[U], c[U];
-    Places places;
+    Prologue places;
 #pragma unroll
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= total) continue;
       const I r = quotient(u + k * step, I(words), per);
       c[k] = u + k * step - r * I(words), o[k] = quotient(r, I(count), per_count),
       j[k] = r - o[k] * I(count);
-      places.have(c[k]), places.have(o[k]), places.have(j[k]);
+      places.need(c[k]), places.need(o[k]), places.need(j[k]);
     }
     places.wait();
     i64 at[U];
@@ -43,8 +42,7 @@ DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, i
       if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
   }
 }
-// Rows of at least as many elements as 16 bytes have: a thread makes 16 aligned bytes of y, which
-// come from one row or two.
+// Rows of at least 16 bytes: a thread per 16 aligned bytes of y, which span at most two rows.
 template <class E, class Index>
 DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per,
                      int count, u32 per_count, u32* fault) {
@@ -55,7 +53,7 @@ DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int i
     const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
     const u32 start = u * V + lo - before, first = quotient(start, inner, per);
     const int c = int(start - first * inner) - lo;  // of element 0, before the row where lo > 0
-    wait_with(first, c);
+    pdl_wait_after(first, c);
     const E* from[2];
     bool inside[2];
 #pragma unroll
@@ -77,8 +75,8 @@ DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int i
     store_part<V>(y + i64(u) * V - before, v, lo, hi);
   }
 }
-// Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than
-// elements: fewer registers than with a choice, and so a whole wave of CTAs at once.
+// Rows that consist of aligned words of W bytes, larger than an element (per: reciprocal of the
+// words of a row). Without a choice at run time it takes fewer registers: all CTAs run in one wave.
 template <int W, class E, class Index>
 DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
                       u32 per, u32 per_count, u32* fault) {
@@ -91,10 +89,9 @@ DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int 
     gather_rows<1>((const Word*)x, idx, (Word*)y, u32(rows) * words, n, words, per, count,
                    per_count, fault);
 }
-// Rows known to be whole aligned words of W bytes: LANES lanes next to each other have U words each
-// of a row at a time (PARTS times; 0: as often as it takes). An index is asked for once for all of
-// them, and those words are under way together. ROUND: CTAs next to each other have the same
-// piece of one row after the other, so that what rows share is read once.
+// Rows that consist of aligned words of W bytes: LANES neighbouring lanes share a row; each has U
+// words in flight, in PARTS iterations (0: as many as needed). The lanes load an index once. ROUND:
+// neighbouring CTAs have the same part of consecutive rows, so that repeated rows hit the cache.
 template <int W, int U, int LANES, int PARTS, bool ROUND, class E, class Index>
 DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count,
                       u32 per_count, u32* fault) {
@@ -108,8 +105,8 @@ DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int 
             first = (ROUND ? unit : unit - row * parts) * across + lane;
   const u32 o = quotient(row, count, per_count);
   const Index* index = idx + (row - o * count);
-  Places places;
-  places.have(index);
+  Prologue places;
+  places.need(index);
   places.wait();
   if (o >= u32(outer)) return;
   i64 at = *index;
@@ -126,8 +123,8 @@ DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int 
   for (int k = 0; k < U; k++)
     if (first + k * LANES < words) to[first + k * LANES] = v[k];
 }
-// per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and
-// in 16, and `count`.
+// per, per_word, per_wide, per_count: reciprocals (`quotient`) of inner, of inner in units of 4 and
+// 16 bytes, and of count.
 template <class E, class Index>
 DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per,
                 u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
@@ -146,15 +143,15 @@ DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner,
   else
     gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
 }
-// Rows of one element: y[o, j] = x[o, idx[j]]. A thread has one j, and the rows o of every so many;
-// U of them are under way together.
+// Rows of one element: y[o, j] = x[o, idx[j]]. A thread has one j and strides over o, with U loads
+// in flight.
 template <int ACROSS, int U, class E, class Index>
 DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int count, u32* fault) {
   constexpr int DOWN = 256 / ACROSS;
   const u32 tiles = (count + ACROSS - 1) / ACROSS, step = gridDim.x / tiles * DOWN;
   const u32 j = blockIdx.x % tiles * ACROSS + threadIdx.x % ACROSS,
             first = blockIdx.x / tiles * DOWN + threadIdx.x / ACROSS;
-  wait_with(j, first, step);
+  pdl_wait_after(j, first, step);
   if (j >= u32(count)) return;
   i64 at = idx[j];
   if (at < 0) at += n;
@@ -172,16 +169,16 @@ DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int c
   }
 }
 
-// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and
-// `count`. V elements of a thread lie side by side, and U times as many are under way together;
-// those of a CTA follow each other, so that what several of them read is asked for once.
+// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: reciprocals of inner and count. A thread has
+// U vectors of V consecutive elements in flight; those of a CTA are consecutive, so that its loads
+// share cache lines.
 template <int V, int U, class I, class E, class Index>
 DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inner, int count,
                      u32 per, u32 per_count, u32* fault) {
   const I first = (I(blockIdx.x) * (blockDim.x * U) + threadIdx.x) * V, step = I(blockDim.x) * V,
           slab = I(n) * I(inner);
   I from[U][V];
-  Places places;
+  Prologue places;
 #pragma unroll
   for (int k = 0; k < U; k++) {
     const I u = first + k * step, r = quotient(u, I(inner), per),
@@ -189,7 +186,7 @@ DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inn
     I c = u - r * I(inner), j = r - o * I(count), start = o * slab;
 #pragma unroll
     for (int e = 0; e < V; e++) {
-      from[k][e] = start + c, places.have(from[k][e]);
+      from[k][e] = start + c, places.need(from[k][e]);
       if (++c == I(inner)) {
         c = 0;
         if (++j == I(count)) j = 0, start += slab;

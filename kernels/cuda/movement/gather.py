@@ -1,4 +1,4 @@
-"""CUDA kernels for gathers of rows and of elements."""
+"""Gathers of rows and of elements."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from ..common.instantiate import instance, ints, invoke, pointer, unsigned
 from ..common.launch import WORDS, blocks, known, parameters, reciprocal, size_hint, static
 from ..common.prelude import C_TYPES
 
-#: Up to as many elements 16-byte pieces of rows that lie anywhere are not worth it.
+#: Most elements of misaligned rows without 16-byte pieces.
 _SMALL = 1 << 19
-#: Words of a row that a thread has at a time at most, and up to how many of a row threads of one
-#: wave take one after the other where there are more.
+#: Most words of a row per thread and iteration; most words of a row that single threads copy in a
+#: loop.
 _WORDS, _LEAST = 6, 32
-#: Rows of a column that a thread has under way where rows have one element.
+#: Loads of a thread in flight for rows of one element.
 _ROWS = 8
-#: Rows that no longer words divide are read element by element, by lanes next to each other: rows
-#: of how many on and up to how many elements in all, by their size; where there are more lanes, and
-#: how many elements each of them has at a time.
+#: Rows of single elements (no larger word divides them) that neighbouring lanes copy: (least
+#: elements of a row, most elements in all) by element size. From _LONG elements on a row has more
+#: lanes; elements per lane and iteration.
 _ODD = {1: (64, 1 << 21), 2: (64, 1 << 19), 4: (64, 1 << 30), 8: (16, 1 << 30)}
 _LONG, _ODD_EACH = 64, 4
-#: Threads that each row takes from which on CTAs have pieces of one row after the other, where
-#: there are more of these than rows to gather: what is gathered again is then read once.
+#: Least threads per row for ROUND of gather.cuh, where more rows are gathered than x has.
 _ROUND = 2048
-#: CTAs that an SM has of two single elements a thread, from which on a thread has as
-#: many times two.
+#: (CTAs per SM with two elements per thread, multiple): from so many CTAs on, a thread has
+#: `multiple` times two elements.
 _AGAIN = ((64, 4), (8, 2))
 
 
-#: Arguments of the templates, of which others follow.
+#: First arguments of the templates.
 _GIVEN = "x, idx, y, outer, n, inner, count, "
 
 
@@ -62,7 +61,7 @@ def _gather(
             given,
             grid,
             256,
-            f"next_may_start();\n  {body}\n  wait_for_previous();",
+            f"pdl_launch_dependents();\n  {body}\n  pdl_wait();",
             dtype=DType.F32,
             before=f"constexpr u32 SMALL = {_SMALL};\n",
         )
@@ -70,9 +69,7 @@ def _gather(
 
 
 def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
-    """(words of a thread at a time, neighbouring threads that have a row, how often) for rows of so
-    many words.
-    """
+    """(words per lane and iteration, lanes of a row, iterations) for rows of `words` words."""
     lanes = next((n for n in (1, 2, 4, 8, 16) if n >= words), 32)
     most = max(min(-(-size_hint(total, _WORDS * sms * 8 * 256) // (sms * 8 * 256)), _WORDS), 1)
     parts = -(-words // (lanes * most))
@@ -80,14 +77,14 @@ def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
 
 
 def _odd_lanes(row: int, elem: int) -> tuple[int, int, int]:
-    """The same for rows of so many single elements."""
+    """The same for rows of single elements."""
     lanes = 32 if row >= _LONG and elem > 1 else 16
     parts = -(-row // (lanes * _ODD_EACH))
     return -(-row // (lanes * parts)), lanes, parts
 
 
 def _across(count: int | None) -> int:
-    """Threads of a CTA next to each other: as many as leave few of them idle."""
+    """Threads of a CTA along j, such that few idle."""
     return (
         64
         if count is None
@@ -115,8 +112,7 @@ def gather(request: Request) -> list[Kernel]:
     if known(inner) == 1 and known(i["outer"]) != 1:
         across = _across(known(i["count"]))
         tiles, rounds = D.ceildiv(i["count"], across), D.ceildiv(i["outer"], 256 // across)
-        # half of an SM's threads: room for the next kernel's, and no CTA waits for
-        # another to end
+        # half of an SM's threads: the next kernel has room, and all CTAs run in one wave
         parts = D.minimum(
             rounds,
             D.maximum(D.floordiv(request.sms * 4, D.maximum(tiles, 1)), D.ceildiv(rounds, _ROWS)),
@@ -158,13 +154,13 @@ def gather(request: Request) -> list[Kernel]:
             1,
             1,
         )
-    elif width > elem:  # a wave of threads, which take a word after the other
+    elif width > elem:  # one wave of threads, a word per iteration
         body, pers = (
             invoke("gather_words", (width, word), _GIVEN + "per0, per1, fault"),
             [D.floordiv(inner, width // elem)],
         )
         grid = (blocks(D.floordiv(total, width // elem), 256, request.sms * 8), 1, 1)
-    else:  # pieces of 16 bytes where rows are as long and there are many of them
+    else:  # 16-byte pieces where rows are long enough and many
         body = invoke("gather", (word, index), _GIVEN + "per0, per1, per2, per3, fault")
         pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
         few = D.select(D.less(inner, wide), 1, D.less(total, _SMALL + 1)) if elem < 8 else 1
@@ -179,7 +175,7 @@ def gather(request: Request) -> list[Kernel]:
 
 
 def _side_by_side(total: DimLike, sms: int) -> tuple[int, int]:
-    """How many elements of a thread lie side by side, and how often it has as many."""
+    """(consecutive elements of a vector, vectors) per thread."""
     count = size_hint(total, -1)
     if count < 0:
         return 2, 2

@@ -1,7 +1,7 @@
-// Tensors of up to five dims whose elements are found by indices: along one axis, or by tuples.
+// Gather and scatter of tensors of up to five dims: by indices along one axis, or by index tuples.
 //
-// A negative index counts from the end; one out of range is a fault, and nothing is read or written
-// for it.
+// A negative index counts from the end. One out of range sets the fault word; nothing is read or
+// written for it.
 #pragma once
 #include "common/base.cuh"
 
@@ -15,7 +15,8 @@ DEV bool inside(i64& at, int extent) {
   return at >= 0 && at < extent;
 }
 
-// Where element u of the indices points to, its own coordinate of AXIS replaced; -1 outside.
+// Offset that element u of the indices points to (its coordinate of AXIS replaced); -1: out of
+// range.
 template <int AXIS, class I, class Index>
 DEV i64 along(I u, const Index* idx, const Dims& g) {
   i64 at = idx[u];
@@ -51,8 +52,8 @@ DEV void move_along(const E* from, const Index* idx, E* to, const Dims& g, u32* 
     run(u32(0));
 }
 
-// Rows of `inner` elements, row u of which goes to where tuple u of K indices points, or comes from
-// there; of `each` tuples after each other the places are `step` further.
+// Rows of `inner` elements: row u is written to (SCATTER) or read from the address that tuple u of
+// K indices gives. Every `each` tuples, addresses advance by `step` (batch dims).
 template <int K, bool SCATTER, class E, class Index>
 DEV void move_tuples(const E* from, const Index* idx, E* to, int count, int inner, int each,
                      i64 step, const Dims& g, u32* fault) {
@@ -91,7 +92,7 @@ DEV void gather_tuples(const E* from, const Index* idx, E* to, int count, int in
   move_tuples<K, false>(from, idx, to, count, inner, each, step, g, fault);
 }
 
-// Matrices of which only what lies on one side of a diagonal is kept.
+// Triu (UPPER) or tril of matrices: the other elements become zero.
 template <bool UPPER, class E>
 DEV void triangle(const E* x, E* y, i64 total, int rows, int columns, int diagonal) {
   for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
@@ -101,8 +102,7 @@ DEV void triangle(const E* x, E* y, i64 total, int rows, int columns, int diagon
   }
 }
 
-// y[o, d, i] is values[1] where d is idx[o, i], which counts from the end where it is negative,
-// else values[0].
+// One-hot: y[o, d, i] = values[d == idx[o, i]]; negative indices count from the end.
 template <class E, class Index>
 DEV void one_hot(const Index* idx, const E* values, E* y, i64 total, int depth, int inner) {
   const E off = values[0], on = values[1];

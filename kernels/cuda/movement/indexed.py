@@ -1,6 +1,4 @@
-"""CUDA kernels for elements found by indices along an axis or by tuples, for triangles of matrices
-and for indices as rows of one and zeros.
-"""
+"""Gather and scatter by indices along an axis or by index tuples, triu and tril, one-hot."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ _DIMS = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
 
 
 def _kernel(request: Request, given: list[Parameter], body: str, units: DimLike) -> list[Kernel]:
-    grid, body = blocks(units, 256, request.sms * 32), f"after_previous();\n  {body}"
+    grid, body = blocks(units, 256, request.sms * 32), f"pdl_begin();\n  {body}"
     header = "movement/indexed"
     return [instance(request, "indexed", header, given, grid, 256, body, dtype=DType.F32)]
 
 
 def _types(request: Request) -> tuple[str, str]:
-    """Of elements and of indices."""
+    """C++ types of the elements and of the indices."""
     i = parameters(request)
     word = WORDS[static(i["elem"], "element size")]
     return word, C_TYPES[DType(static(i["idx_dtype"], "index type"))]

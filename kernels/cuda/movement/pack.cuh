@@ -1,11 +1,11 @@
-// Preparation of constants, once per session: a thread for each of `count` results. Null operands
-// are absent.
+// Packing of constants, once per session: a thread for each of `count` results. Absent operands are
+// null.
 #pragma once
 #include "common/base.cuh"
 
 #define PACK_KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define EACH(index)                                             \
-  wait_for_previous();                                          \
+  pdl_wait();                                                   \
   const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x; \
   if (index >= count) return
 
@@ -42,8 +42,8 @@ PACK_KERNEL fold_norm(const T* w, const T* packed, const T* beta, const T* b, fl
 }
 
 // packed[oc, kh, kw, c] = w[oc, c, kh, kw] scale[oc] (transposed: w[c, oc, kh, kw]) of groups of
-// OCG x ICG channels. The groups of a bundle of `together` have their filters side by side, with
-// zeros around them.
+// OCG x ICG channels. Group packing: `together` groups form a block-diagonal filter, with zeros
+// outside the blocks.
 PACK_KERNEL pack_conv(const T* w, const float* scale, T* packed, int OCG, int ICG, int KH, int KW,
                       int pitch, int transposed, int together, i64 count) {
   EACH(index);

@@ -1,5 +1,5 @@
-"""Preparation of constants, once per session: weights with k contiguous and padded to 8, f32
-biases, folded BatchNormalization and norms of rows.
+"""Packing of constants, once per session: weights with k contiguous and padded to 8, f32 biases,
+folded BatchNormalization and row norms.
 
 Packed layouts: gemm [N_total, `families.weight_pitch`]; conv2d and deconv2d [OC, KH, KW,
 round_up(IC / G, 8)] (`select.channels`), and behind a conv2d's those of `grouped`; conv2d_dw [KH *
@@ -23,7 +23,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
 
-from ..common.launch import overlapped
+from ..common.launch import uses_pdl
 from ..common.prelude import prelude
 from ..common.templates import template
 from ..conv import grouped
@@ -33,10 +33,10 @@ _BLOCK = 256
 
 
 def _kernel(r: Request, symbol: str, count: DimLike, args: Sequence[Argument]) -> list[Kernel]:
-    """The kernel of pack.cuh with these arguments, of which `count` is the last."""
+    """The kernel of pack.cuh with these arguments, followed by `count`."""
     source = prelude(r.dtype) + template("movement/pack")
     grid, last = (D.ceildiv(count, _BLOCK), 1, 1), Int64(count)
-    return [Kernel(source, symbol, grid, _BLOCK, (*args, last), pdl=overlapped(r))]
+    return [Kernel(source, symbol, grid, _BLOCK, (*args, last), pdl=uses_pdl(r))]
 
 
 def _pointers(*names: str) -> list[Argument]:
@@ -64,7 +64,7 @@ def fold_norm(r: Request) -> list[Kernel]:
 
 
 def _pack_conv(r: Request, together: int = 1, offset: int = 0, *, transposed: bool) -> list[Kernel]:
-    """together: groups whose channels a filter covers; offset: bytes before the packed filters."""
+    """together: groups of a block-diagonal filter; offset: bytes before the packed filters."""
     oc, ic, kh, kw, g = (select.static(r, n) for n in ("OC", "IC", "KH", "KW", "G"))
     pitch = select.channels(r, together * ic // g)
     args = [*_pointers("w", "scale"), Pointer("packed", offset)]

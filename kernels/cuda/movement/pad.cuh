@@ -4,7 +4,7 @@
 
 enum { kConstant, kReflect, kEdge, kWrap };
 
-// Which of the m elements of an axis is read `at` places behind its first; -1 where none is.
+// Index of the element (of m along the axis) that is read at position `at`; -1: fill.
 template <int MODE>
 DEV int read_at(int at, int m) {
   if (u32(at) < u32(m)) return at;
@@ -15,21 +15,20 @@ DEV int read_at(int at, int m) {
   return at < 0 ? at + m : at;
 }
 
-// An axis of the result: n words, of which p lie before the first of the source's m; per: what
-// `quotient` takes beside n; strides in the source and the result.
+// An axis of the result: n words, p of them before the m words of the source; per: reciprocal of n
+// (`quotient`); strides in source and result.
 struct Axis {
   int n, m, p;
   u32 per;
   i64 x, y;
 };
-// Rows along the last axis: where one starts in the source, NONE where all of it is fill, and in
-// the result.
+// A row along the last axis: its offsets in the source (NONE: all fill) and in the result.
 constexpr i64 NONE = -(i64(1) << 62);
 struct Row {
   i64 from, to;
 };
 
-// The row that word k of the result lies in, at `c`.
+// The row of word k of the result, and its position c in it.
 template <int MODE, class I, int R>
 DEV Row row_of(const Axis (&axes)[R], I k, int& c) {
   Row row{0, 0};
@@ -49,15 +48,15 @@ DEV Row row_of(const Axis (&axes)[R], I k, int& c) {
   return row;
 }
 
-// V words side by side of a thread, where V > 1 of a result that is one run at a multiple of them,
-// and U times as many are under way together.
+// A thread has U vectors of V consecutive words in flight. V > 1 needs a result that is one aligned
+// run.
 template <int MODE, int V, int U, class I, class Word, int R>
 DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I total) {
   const Axis last = axes[R - 1];
   const I step = I(gridDim.x) * blockDim.x, units = (total + V - 1) / V;
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < units; u += U * step) {
     i64 from[U][V], to[U];
-    Places places;
+    Prologue places;
 #pragma unroll
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= units) continue;
@@ -70,9 +69,9 @@ DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I t
         if (j && c == last.n) row = row_of<MODE>(axes, first + j, c);
         const int s = read_at<MODE>(c - last.p, last.m);
         from[k][j] = s < 0 || row.from == NONE ? NONE : row.from + i64(s) * last.x;
-        places.have(from[k][j]);
+        places.need(from[k][j]);
       }
-      places.have(to[k]);
+      places.need(to[k]);
     }
     places.wait();
     Vec<Word, V> v[U];
@@ -102,5 +101,5 @@ DEV void pad(const Word* x, Word* y, Word fill, const Axis (&axes)[R]) {
     pad_words<MODE, V, U>(x, y, fill, axes, total);
   else
     pad_words<MODE, V, U>(x, y, fill, axes, u32(total));
-  wait_for_previous();
+  pdl_wait();
 }

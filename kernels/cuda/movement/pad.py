@@ -1,4 +1,4 @@
-"""The CUDA kernel for padding: every mode, of strided tensors, in one launch."""
+"""Padding of strided tensors, in any mode, by one launch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..common.epilogue import Parameter
 from ..common.instantiate import instance, ints, longs, pointer, unsigned
 from ..common.launch import WORDS, blocks, known, parameters, reciprocal, static
 
-#: Bytes side by side of a result that is one run that a thread makes, and how often it does at
-#: once: of fewer than so many elements, and of more.
+#: (bytes of a vector, vectors in flight) of a thread where the result is one run: below _FEW
+#: elements, and from there on.
 _FEW, _SMALL, _LARGE = 1 << 15, (4, 4), (16, 1)
 _MODES = ("kConstant", "kReflect", "kEdge", "kWrap")
 
@@ -73,7 +73,7 @@ def pad(request: Request) -> list[Kernel]:
             given,
             blocks(units, 256, D.maximum(request.sms * 8, most)),
             256,
-            f"next_may_start();\n  const Axis axes[{len(rows)}] = {{{axes}}};\n  {call}",
+            f"pdl_launch_dependents();\n  const Axis axes[{len(rows)}] = {{{axes}}};\n  {call}",
             dtype=DType.F32,
         )
     ]

@@ -1,11 +1,11 @@
-// Transposition through shared memory: copies whose target and whose source are runs along
+// Transpose through shared memory: copies whose target and source are runs (contiguous) along
 // different dims.
 #pragma once
 #include "common/vector_io.cuh"
 
 // A tile of at most S x S elements transposed: element (r, c) is read at from(r)[c] and written at
-// to(c)[r]. 256 threads. All of a thread's loads are under way together: those outside the tile
-// read a neighbour again.
+// to(c)[r]. 256 threads. All loads of a thread are in flight together; those outside the tile
+// repeat a neighbour.
 template <class E, int S, class From, class To>
 DEV void transpose_tile(int rows, int columns, From from, To to) {
   constexpr int pitch = S + (sizeof(E) < 4 ? 4 / sizeof(E) : 1), lines = S / 8,
@@ -14,9 +14,9 @@ DEV void transpose_tile(int rows, int columns, From from, To to) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   E v[lines][parts];
   const E* p[lines];
-  Places places;
+  Prologue places;
 #pragma unroll
-  for (int k = 0; k < lines; k++) p[k] = from(min(k * 8 + warp, rows - 1)), places.have(p[k]);
+  for (int k = 0; k < lines; k++) p[k] = from(min(k * 8 + warp, rows - 1)), places.need(p[k]);
   places.wait();
 #pragma unroll
   for (int k = 0; k < lines; k++) {
@@ -46,7 +46,7 @@ DEV void transpose_tile(int rows, int columns, From from, To to) {
   }
 }
 
-// The same of R x C elements at most. What lies outside is neither read nor written.
+// The same for at most R x C elements. Elements outside are neither read nor written.
 template <class E, int R, int C, class From, class To>
 DEV void transpose_block(int rows, int columns, From from, To to) {
   constexpr int pitch = C + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
@@ -56,10 +56,10 @@ DEV void transpose_block(int rows, int columns, From from, To to) {
   const int lane = threadIdx.x % across, line = threadIdx.x / across;
   E v[lines][parts];
   const E* p[lines];
-  Places places;
+  Prologue places;
 #pragma unroll
   for (int k = 0; k < lines; k++)
-    p[k] = from(min(k * down + line, rows - 1)) + lane, places.have(p[k]);
+    p[k] = from(min(k * down + line, rows - 1)) + lane, places.need(p[k]);
   places.wait();
 #pragma unroll
   for (int k = 0; k < lines; k++)
@@ -111,8 +111,8 @@ struct Side {
     return r;
   }
 };
-// A copy whose target is one run along the dims of `down` (whose strides in x these are) and whose
-// source is one along those of `across` (with strides in y). A CTA per tile.
+// The target is a run along the dims of `down` (with strides in x), the source along those of
+// `across` (with strides in y). A CTA per tile.
 template <class E, int R, int C, class Down, class Across, class Outer>
 DEV void copy_transposed(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
   const u32 height = down.size(), width = across.size(), tiles = (height + R - 1) / R,
@@ -125,14 +125,14 @@ DEV void copy_transposed(const E* x, E* y, Down down, Across across, Outer outer
       [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
 }
 
-// Where a line of a tile begins that lies outside.
+// Offset of a line that is outside the tensor.
 constexpr i64 OUTSIDE = i64(1) << 62;
 
-// Elements of Q that stay side by side: L times R x C of them, of which those of a line of C follow
-// each other in x and those of a line of R in y. `down` and `across` are those dims, with strides
-// in x and in y; a CTA takes L of what `outer` counts. Lines' places are found once for all of
-// their threads, and these are as many as a line has elements (or a half of them, ...), so that
-// lines of any length leave few threads idle.
+// Tiles of short lines: L layers of R x C elements of Q words each. C elements (a line) are
+// contiguous in x, R elements in y. down, across: these dims, with strides in x and in y; outer:
+// counts layers, of which a CTA takes L. The offset of a line is computed once for all of its
+// threads. A line has as many threads as elements (or half of that, ...), so that few threads idle
+// at any length.
 template <class E, int L, int R, int C, int Q, class Down, class Across, class Outer>
 DEV void copy_tiles(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
   constexpr int wide = C * Q, high = R * Q, parts = (wide + 63) / 64, turns = (high + 63) / 64,
@@ -156,7 +156,7 @@ DEV void copy_tiles(const E* x, E* y, Down down, Across across, Outer outer_x, O
     to[k] = l < left && c < width ? outer_y.at(first + l) + across.at(c) + r0 * Q : OUTSIDE;
   }
   __syncthreads();
-  wait_for_previous();
+  pdl_wait();
   const int c = threadIdx.x % threads, line = threadIdx.x / threads,
             columns = int(min(width - c0, u32(C))) * Q;
   E v[steps][parts];

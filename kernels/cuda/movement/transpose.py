@@ -1,5 +1,5 @@
-"""Copies whose target and whose source are runs along different dims: which dims these are, and
-tiles of them.
+"""Transposes: copies whose target and source are contiguous along different dims; the choice of
+these dims and of tiles.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common.launch import WORDS, known, size_hint
 
-#: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where
-#: dims follow each other.
+#: Least length of a side for tiles; sides below _TILE_FILL are extended by adjacent dims.
 _TILE_SIDE, _TILE_FILL = 8, 32
-#: Tiles that 256 threads turn, how many elements take as long as what is done for a tile beside
-#: them, and how many tiles an SM has at once.
+#: Tiles of 256 threads; fixed cost of a tile, in elements; tiles per SM.
 _TILES = tuple(
     (r, c)
     for r in (16, 32, 64, 128, 256, 512)
@@ -25,16 +23,15 @@ _TILES = tuple(
     if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32)
 )
 _TILE_COST, _TILE_LEAST = 1500, 4
-#: Tiles of short lines (transpose.cuh): elements of one by their size, of how few a CTA has
-#: no longer much to do, and lines at most.
+#: Tiles of short lines (transpose.cuh): most elements by element size; least elements for a full
+#: CTA; most lines.
 _ROOM, _LITTLE, _LINES = {1: 4096, 2: 2048, 4: 4096, 8: 2048}, 1024, 512
-#: They are better than whole tiles where these would be filled to less than that or lines have at
-#: most so many bytes, and matrices so many elements; than single elements from so many on, where
-#: matrices have at most so many.
+#: They beat whole tiles where these would be filled less than _FILLED, or lines have at most
+#: _SECTOR bytes and matrices _LARGE_MATRIX elements; they beat single elements from _SINGLE
+#: elements on, for matrices of at most _MATRIX.
 _FILLED, _SECTOR, _LARGE_MATRIX, _SINGLE, _MATRIX = 0.5, 32, 1 << 16, 100_000, 1 << 14
-#: Rows that stay together are worth such tiles where they have at most so many bytes and there are
-#: so many elements, or where elements of 8 bytes are no longer found in L2 by those that read their
-#: neighbours.
+#: Rows that stay contiguous use such tiles up to _SHORT_ROW bytes from _MANY_ROWS elements on, or,
+#: for elements of 8 bytes, where the tensor exceeds L2 (_LARGE bytes).
 _SHORT_ROW, _MANY_ROWS, _LARGE = 12, 1 << 19, 64 << 20
 
 Sides = tuple[list[int], list[int]]
@@ -42,14 +39,14 @@ Sides = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Tiled:
-    """A call of a tiled transpose, and how many CTAs it takes."""
+    """The call of a tiled transpose, and its number of CTAs."""
 
     call: str
     blocks: DimLike
 
 
 def _side(dims: Sequence[int], strides: str) -> str:
-    """Text of a Side (of one element where there are no dims)."""
+    """C++ text of a Side (one element where there are no dims)."""
     sizes, steps = [f"n{k}" for k in dims] or ["1"], [f"{strides}{k}" for k in dims] or ["0"]
     return f"Side<{len(sizes)}>{{{{{', '.join(sizes)}}}, {{{', '.join(steps)}}}}}"
 
@@ -93,7 +90,7 @@ def _call(name: str, forms: Sequence[int], elem: int, sides: Sides, outer: Seque
 
 
 def whole_tiles(elem: int, n: Sequence[DimLike], sides: Sides, sms: int) -> tuple[str, DimLike]:
-    """The call of `copy_transposed`, and its CTAs."""
+    """The call of `copy_transposed`, and its number of CTAs."""
     outer = [k for k in range(len(n) - 1, -1, -1) if k not in (*sides[0], *sides[1])]
     lengths, count = (
         [D.product([n[k] for k in side]) for side in sides],
@@ -111,10 +108,7 @@ def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tupl
         return 64, 64
 
     def cost(rows: int, columns: int) -> float:
-        """Of all tiles, of which as many as SMs have at once take no longer than one.
-
-        Shorter runs are written and read as more bytes than they have.
-        """
+        """Cost of all tiles, in waves. Short lines cost their padding to whole sectors."""
         tiles = -(-height // rows) * -(-width // columns) * (outer or sms)
         runs = 1 + 64 / (elem * min(rows, height)) + 32 / (elem * min(columns, width))
         return max(tiles, _TILE_LEAST * sms) * (_TILE_COST + rows * columns) * runs

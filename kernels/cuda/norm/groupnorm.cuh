@@ -1,6 +1,7 @@
-// Group normalisation with an activation: a CTA has one group of one image, or a cluster of
-// BLOCKS CTAs has it. Two passes for mean and variance, a third writes; a plain group of known
-// size that is not too large stays in registers meanwhile.
+// GroupNorm with an activation: y = act((x - mean) / sqrt(variance + eps) * gamma + beta), with
+// mean and variance over a group of channels of one image. A CTA, or a cluster of BLOCKS CTAs, has
+// one group. Three passes: mean, variance, results. A plain group of known, moderate size stays in
+// registers between passes.
 #pragma once
 #ifndef GENERATED
 // activation(x, p0, p1)
@@ -10,8 +11,7 @@
 #include "common/cluster.cuh"
 #include "common/ragged_rows.cuh"
 
-// f(vector of V elements within the group, values) over this CTA's share of a group; `at(i)` is
-// where vector i lies.
+// Calls f(i, vector i of the group) for this CTA's share of a group; at(i): address of vector i.
 template <int V, int BLOCKS, class At, class F>
 DEV void each_vector(int vectors, At at, F f) {
   const int rank = blockIdx.x % BLOCKS, end = int(i64(vectors) * (rank + 1) / BLOCKS);
@@ -31,7 +31,8 @@ DEV void normalise_group(int vectors, float eps, At at, Finish finish) {
 #pragma unroll
     for (int j = 0; j < V; j++) total += to_float(raw.v[j]);
   });
-  const float mean = join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots) / count;
+  const float mean =
+      cluster_sum<BLOCKS>(reduce_threads<Sum, THREADS>(total, shared), slots) / count;
   total = 0.f;
   each_vector<V, BLOCKS>(vectors, at, [&](int, const Vec<T, V>& raw) {
 #pragma unroll
@@ -39,11 +40,11 @@ DEV void normalise_group(int vectors, float eps, At at, Finish finish) {
   });
   const float scale =
       1.f /
-      sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / count +
+      sqrtf(cluster_sum<BLOCKS>(reduce_threads<Sum, THREADS>(total, shared), slots + 1) / count +
             eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
   each_vector<V, BLOCKS>(vectors, at, [&](int i, Vec<T, V>& raw) { finish(i, raw, mean, scale); });
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
+  if (BLOCKS > 1) cluster_wait();  // no CTA reads this one's shared memory any more
 }
 
 DEV float affine(float v, float mean, float scale, const T* gamma, const T* beta, int channel,
@@ -53,8 +54,8 @@ DEV float affine(float v, float mean, float scale, const T* gamma, const T* beta
   return activation(v, p0, p1);
 }
 
-// [B, C, inner], C / G channels a group: the group's elements are contiguous. K vectors a thread;
-// 0: the group is read again for each pass.
+// [B, C, inner] with C / G channels per group: a group is contiguous. K vectors per thread stay in
+// registers; K = 0: each pass reads the group again.
 template <int V, int K, int THREADS, int BLOCKS>
 DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int inner,
                      float eps, float p0, float p1) {
@@ -90,7 +91,7 @@ DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int
     for (int j = 0; j < int(sizeof(v) / sizeof(T)); j++) total += to_float(v.v[j]);
   });
   const float mean =
-      join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots) / float(n);
+      cluster_sum<BLOCKS>(reduce_threads<Sum, THREADS>(total, shared), slots) / float(n);
   total = 0.f;
   pass([&](auto v, int) {
 #pragma unroll
@@ -99,7 +100,7 @@ DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int
   });
   const float scale =
       1.f /
-      sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / float(n) +
+      sqrtf(cluster_sum<BLOCKS>(reduce_threads<Sum, THREADS>(total, shared), slots + 1) / float(n) +
             eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
   pass([&](auto v, int at) {
@@ -116,7 +117,7 @@ DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int
       }
       from_float(v.v[j], activation((to_float(v.v[j]) - mean) * g + b, p0, p1));
     }
-    store_anywhere<COUNT>(y + at, v);
+    store_unaligned<COUNT>(y + at, v);
   });
   if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }
@@ -147,7 +148,7 @@ DEV void group_vectors(const T* x, const T* gamma, const T* beta, T* y, int C, i
         store<V>(y + place(to, i), raw);
       });
 }
-// The same where vectors may lie anywhere.
+// The same for any alignment.
 template <int V, int THREADS, int BLOCKS>
 DEV void group_nhwc(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int H,
                     Plane from, Plane to, float eps, float p0, float p1) {

@@ -1,4 +1,4 @@
-"""CUDA kernels for GroupNorm and InstanceNorm, plain and channels-last."""
+"""GroupNorm and InstanceNorm, plain ([B, C, inner]) and channels-last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..common.prelude import activation_source
 
 
 def _threads(elements: DimLike, v: int) -> int:
-    """Threads of a CTA for a group of this many elements."""
+    """Threads of a CTA for a group of `elements`, which are read by vectors of v."""
     n = known(elements)
     wanted = 512 if n is None else n // (4 * v)
     return next((t for t in (32, 64, 128, 256, 512) if t >= wanted), 512)
@@ -22,14 +22,14 @@ def _threads(elements: DimLike, v: int) -> int:
 
 #: Bytes of a plain group that a thread keeps in registers.
 _KEPT = 128
-#: Vectors of a thread (0: it reads a group again) and threads for plain groups of unknown size, the
-#: first that hold one in registers; in clusters.
+#: (vectors per thread, threads) for plain groups of symbolic size, of a CTA and of a cluster; the
+#: first that holds a group in registers is used. 0 vectors: each pass reads the group again.
 _SOME, _SOME_OF_CLUSTERS = ((2, 256), (4, 512), (8, 1024), (0, 512)), ((8, 512), (0, 512))
 
 
 def _shares(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, DimLike]]:
-    """CTAs of a cluster for each group, and whether they are for the sizes of a run; more than
-    one choice where the groups are not known.
+    """(CTAs of a cluster that has one group, use). use: whether the sizes of a run get it (0 or 1,
+    or symbolic); several choices where the number of groups is symbolic.
     """
     share, many = axis_layout.clusters(request, groups, elements, factor(groups))
     found: list[tuple[int, DimLike]] = [(1, axis_layout.negated(many)), (share, many)]
@@ -55,7 +55,7 @@ def _kernel(
     blocks: int,
     use: DimLike,
 ) -> Kernel:
-    """`call`: statements, which may name gamma and beta; `blocks` CTAs for each group."""
+    """call: statements, which may name gamma and beta. blocks: CTAs per group."""
     present = [o for o in ("x", "gamma", "beta", "y") if o in request.operands]
     absent = [o for o in ("gamma", "beta") if o not in present]
     given = [
@@ -65,7 +65,7 @@ def _kernel(
     ]
     grid = D.select(D.equal(elements, 0), 0, D.mul(D.mul(groups, blocks), use))
     act = activation_source(static(parameters(request)["act"], "activation"))
-    body = "".join(f"const T* {o} = nullptr;\n  " for o in absent) + f"after_previous();\n  {call}"
+    body = "".join(f"const T* {o} = nullptr;\n  " for o in absent) + f"pdl_begin();\n  {call}"
     return instance(
         request,
         "groupnorm",
@@ -82,9 +82,7 @@ def _kernel(
 def _plain_shapes(
     request: Request, groups: DimLike, elements: DimLike
 ) -> list[tuple[int, int, int, DimLike]]:
-    """(vectors, threads, CTAs, use) of the kernels that share plain groups: a CTA or a cluster
-    for each.
-    """
+    """(vectors per thread, threads, CTAs per group, use) of the kernels for plain groups."""
     v, n = 16 // request.dtype.size, known(elements)
     if n is None:
         shapes = list[tuple[int, int, int, DimLike]]()
@@ -97,7 +95,7 @@ def _plain_shapes(
     share, many = axis_layout.clusters(request, groups, elements, factor(groups))
     threads = next((t for t in (32, 64, 128, 256, 512) if 2 * t * v >= n), 1024)
     if share == 2 and n * request.dtype.size <= _KEPT * threads:
-        share, many = 1, 0  # the exchange costs what the second CTA saves
+        share, many = 1, 0  # a cluster's exchange costs what its second CTA saves
     shapes = []
     for t, b, use in ((threads, 1, axis_layout.negated(many)), (512, share, many)):
         k = max(-(-n // (t * b * v)), 1)
@@ -131,7 +129,7 @@ def groupnorm(request: Request) -> list[Kernel]:
 
 
 def groupnorm_nhwc(request: Request) -> list[Kernel]:
-    """One CTA for each group, or a cluster where that leaves most of the device idle."""
+    """A CTA per group, or a cluster where single CTAs would leave most SMs idle."""
     i = parameters(request)
     c, g = static(i["C"], "channel count"), static(i["G"], "group count")
     pitches = [f"{s}_{p}" for s in ("x", "y") for p in ("cs", "rs", "ns")]

@@ -1,6 +1,8 @@
-// LayerNorm and RMSNorm over contiguous rows, and rotary embedding. A warp, a CTA or a cluster
-// has a row; it stays in registers when its length is known (K vectors of V elements a thread),
-// else it is read again from cache. Some lanes of a warp have a short row.
+// LayerNorm and RMSNorm over contiguous rows, and rotary embedding.
+//
+// Short rows: LANES lanes of a warp per row. Longer rows: a warp, a CTA or a cluster per row. A row
+// of known length stays in registers (K vectors of V elements per thread); another one is read
+// again, from cache, by each pass.
 #pragma once
 #include "common/base.cuh"
 #include "common/cluster.cuh"
@@ -14,9 +16,9 @@ struct Row {
         index(blockIdx.x / BLOCKS * (blockDim.x / THREADS) + threadIdx.x / THREADS) {}
 };
 
-// s = the sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) +
-// beta. Null operands are absent; those of the kernel are its literals, so the compiler drops what
-// concerns them. SOME: a summand may have no row here (null).
+// s = sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta.
+// Absent operands are null. The kernel passes literal nulls, so the compiler drops their code.
+// SOME: a term may have no row at this index (null).
 template <int TERMS, bool SOME>
 struct Norm {
   const T *x[TERMS], *gamma, *beta;
@@ -24,10 +26,10 @@ struct Norm {
   int n;
   bool rms;
   float plus, eps;
-  // WHOLE: all operands lie at multiples of a vector.
+  // WHOLE: all operands are aligned to vectors.
   template <int V, bool WHOLE = true>
   METHOD Vec<T, V> get(const T* p) const {
-    return WHOLE ? load<V>(p) : load_anywhere<V>(p);
+    return WHOLE ? load<V>(p) : load_unaligned<V>(p);
   }
   template <int V, bool WHOLE = true>
   METHOD void sum(int i, float* s) const {
@@ -59,7 +61,7 @@ struct Norm {
       if (WHOLE)
         store<V>(skip + i, out);
       else
-        store_anywhere<V>(skip + i, out);
+        store_unaligned<V>(skip + i, out);
     }
 #pragma unroll
     for (int j = 0; j < V; j++) {
@@ -72,9 +74,9 @@ struct Norm {
   }
 };
 
-// Mean and sum of squared deviations of the N elements of a row, N a multiple of 32 * V: each
-// thread's own are exact, and pairs of equal or known counts are joined (Chan), so that one
-// exchange does and a large mean costs no digits. Every warp holds whole vectors or none.
+// Mean and sum of squared deviations of the N elements of a row, N a multiple of 32 * V. Threads
+// compute their own in two passes; Chan's formula combines pairs. So the CTA exchanges once, and a
+// large mean loses no digits. Every warp has whole vectors or none.
 struct Moments {
   float mean, squares;
 };
@@ -118,7 +120,7 @@ DEV Moments moments_at_once(const float (&s)[K * V], Moments* shared) {
   return m;
 }
 
-// N: the length of a row, where it is known when the kernel is compiled.
+// N: the length of a row if it is a compile-time constant, else 0.
 template <int V, int K, int THREADS, int N, class Norm>
 DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane,
                         float* shared) {
@@ -136,7 +138,7 @@ DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> 
     if (!l.rms) {
 #pragma unroll
       for (int k = 0; k < K * V; k++) total += s[k];
-      mean = join_threads<Sum, THREADS>(total, shared) / float(l.n);
+      mean = reduce_threads<Sum, THREADS>(total, shared) / float(l.n);
     }
     total = 0.f;
 #pragma unroll
@@ -144,7 +146,7 @@ DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> 
       if ((k * THREADS + lane) * V < l.n)
 #pragma unroll
         for (int j = 0; j < V; j++) total += (s[k * V + j] - mean) * (s[k * V + j] - mean);
-    total = join_threads<Sum, THREADS>(total, shared);
+    total = reduce_threads<Sum, THREADS>(total, shared);
   }
   const float scale = 1.f / sqrtf(total / float(l.n) + l.eps);
 #pragma unroll
@@ -153,9 +155,9 @@ DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> 
       l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
 }
 
-// A row that is read again for each pass; the BLOCKS CTAs of a cluster share it.
+// Each pass reads the row again. The BLOCKS CTAs of a cluster share it.
 template <int V, int THREADS, int BLOCKS, class Norm>
-DEV void norm_again(const Norm& l, int lane, float* shared) {
+DEV void norm_multi_pass(const Norm& l, int lane, float* shared) {
   constexpr int STEP = THREADS * BLOCKS;
   const Span<V> span(l.y, l.n);
   const int edge = span.edge(lane);
@@ -169,7 +171,8 @@ DEV void norm_again(const Norm& l, int lane, float* shared) {
 #pragma unroll
       for (int j = 0; j < V; j++) total += s[j];
     }
-    mean = join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), shared + 32) / float(l.n);
+    mean =
+        cluster_sum<BLOCKS>(reduce_threads<Sum, THREADS>(total, shared), shared + 32) / float(l.n);
   }
   total = edge >= 0 ? (rest - mean) * (rest - mean) : 0.f;
 #pragma unroll 2
@@ -179,7 +182,7 @@ DEV void norm_again(const Norm& l, int lane, float* shared) {
     for (int j = 0; j < V; j++) total += (s[j] - mean) * (s[j] - mean);
   }
   const float scale =
-      1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), shared + 33) /
+      1.f / sqrtf(cluster_sum<BLOCKS>(reduce_threads<Sum, THREADS>(total, shared), shared + 33) /
                       float(l.n) +
                   l.eps);
   if (BLOCKS > 1) cluster_arrive_relaxed();
@@ -199,7 +202,7 @@ DEV void norm_again(const Norm& l, int lane, float* shared) {
   if (BLOCKS > 1) cluster_wait();  // nobody reads this CTA's shared memory any more
 }
 
-// Row number index[at] of a table of n rows, null and a fault when there is none.
+// Row index[at] of a table of n rows; null, with the fault word set, if it is out of range.
 template <class I>
 DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch, u32* fault) {
   i64 row = index[at];
@@ -209,8 +212,8 @@ DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch,
   return nullptr;
 }
 
-// `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel
-// before this one still runs.
+// place(l, row) sets the terms of a row. EARLY: gamma and beta are constants, and are read before
+// `pdl_wait`.
 template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, class Place>
 DEV void norm_rows(Norm l, int rows, Place place) {
   __shared__ float shared[64];
@@ -226,9 +229,9 @@ DEV void norm_rows(Norm l, int rows, Place place) {
         l.template weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
   };
   if (EARLY && K > 0 && even) weights();
-  next_may_start();
+  pdl_launch_dependents();
   const i64 at = i64(row.index) * l.n;
-  wait_with(at, row.lane);
+  pdl_wait_after(at, row.lane);
   if (row.index >= rows) return;
   if (!EARLY && K > 0 && even) weights();
   place(l, row.index);
@@ -239,24 +242,23 @@ DEV void norm_rows(Norm l, int rows, Place place) {
   if (K > 0 && whole)
     norm_registers<V, PARTS, THREADS, N>(l, g, b, row.lane, shared);
   else
-    norm_again<16 / sizeof(T), THREADS, BLOCKS>(l, row.lane, shared);
+    norm_multi_pass<16 / sizeof(T), THREADS, BLOCKS>(l, row.lane, shared);
 }
 
-// Short rows of N elements: LANES neighbouring lanes have a row, K vectors of V elements each.
-
-// The sum over LANES neighbouring lanes, all lanes of a warp at a time.
+// Sum over each LANES neighbouring lanes of a warp.
 template <int LANES>
-DEV float join_lanes(float v) {
+DEV float reduce_lanes(float v) {
 #pragma unroll
   for (int o = LANES / 2; o; o >>= 1) v += __shfl_xor_sync(FULL_WARP, v, o);
   return v;
 }
 
+// A short row of N elements in LANES neighbouring lanes: K vectors of V elements each.
 template <int V, int K, int LANES, int N>
-struct Lanes {
+struct SubwarpRow {
   int lane;
   Vec<T, V> g[K], b[K];
-  // Where vector k lies, and whether the row has it.
+  // First element of vector k, and whether the row has that vector.
   METHOD int at(int k) const { return (k * LANES + lane) * V; }
   METHOD bool has(int k) const { return K * LANES * V == N || at(k) < N; }
   template <class Norm>
@@ -265,7 +267,7 @@ struct Lanes {
     for (int k = 0; k < K; k++)
       if (has(k)) l.template weights<V>(at(k), g[k], b[k]);
   }
-  // One row, if it is below `rows`; `place` sets its summands. All lanes of a warp come here.
+  // Normalises `row` if it is below `rows`. All lanes of a warp must call this.
   template <class Norm, class Place>
   METHOD void row(Norm l, int row, int rows, Place place) const {
     float s[K * V] = {}, mean = 0.f, squares = 0.f;
@@ -278,14 +280,14 @@ struct Lanes {
     if (!l.rms) {
 #pragma unroll
       for (int j = 0; j < K * V; j++) mean += s[j];
-      mean = join_lanes<LANES>(mean) * (1.f / N);
+      mean = reduce_lanes<LANES>(mean) * (1.f / N);
     }
 #pragma unroll
     for (int k = 0; k < K; k++)
 #pragma unroll
       for (int j = 0; j < V; j++)
         if (has(k)) squares += (s[k * V + j] - mean) * (s[k * V + j] - mean);
-    const float scale = rsqrtf(join_lanes<LANES>(squares) * (1.f / N) + l.eps);
+    const float scale = rsqrtf(reduce_lanes<LANES>(squares) * (1.f / N) + l.eps);
     if (row >= rows) return;
     l.y += i64(row) * N;
     if (l.skip) l.skip += i64(row) * N;
@@ -295,43 +297,43 @@ struct Lanes {
   }
 };
 
-// Rows that lie at multiples of a vector. EARLY: as of `norm_rows`.
+// Short rows, aligned to vectors. EARLY: as in `norm_rows`.
 template <int V, int K, int LANES, int THREADS, int N, bool EARLY, class Norm, class Place>
-DEV void norm_short(const Norm& l, int rows, Place place) {
-  Lanes<V, K, LANES, N> lanes{int(threadIdx.x % LANES)};
+DEV void norm_subwarp(const Norm& l, int rows, Place place) {
+  SubwarpRow<V, K, LANES, N> lanes{int(threadIdx.x % LANES)};
   if (EARLY) lanes.weights(l);
-  after_previous();
+  pdl_begin();
   if (!EARLY) lanes.weights(l);
   lanes.row(l, blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, rows, place);
 }
 
-// Contiguous rows at any address: a CTA brings `each` of them, of BYTES bytes at most, to shared
-// memory and back. The first SLABS summands are such rows, the others one row for all; ROOMS: as
-// many slabs as there are such summands, or results.
-template <int K, int LANES, int SLABS, int ROOMS, int BYTES, int THREADS, int N, bool EARLY,
+// Short rows at any address: a CTA stages `each` of them (at most BYTES bytes) in shared memory.
+// The first STAGED terms are such rows; the others are one row for all. ROOMS: buffers, one for
+// each staged term, or each result where these are more.
+template <int K, int LANES, int STAGED, int ROOMS, int BYTES, int THREADS, int N, bool EARLY,
           class Norm>
-DEV void norm_slabs(const Norm& l, int rows, int each) {
+DEV void norm_staged(const Norm& l, int rows, int each) {
   __shared__ alignas(16) T room[ROOMS][BYTES / sizeof(T) + 16 / sizeof(T)];
-  Lanes<1, K, LANES, N> lanes{int(threadIdx.x % LANES)};
+  SubwarpRow<1, K, LANES, N> lanes{int(threadIdx.x % LANES)};
   if (EARLY) lanes.weights(l);
-  after_previous();
+  pdl_begin();
   if (!EARLY) lanes.weights(l);
   const i64 at = i64(blockIdx.x) * each * N;
   const int count = min(each, rows - int(blockIdx.x) * each);
-  Slabs<THREADS, T> slabs[ROOMS];
-  slabs[ROOMS - 1].slab = room[ROOMS - 1];
+  Staged<THREADS, T> staged[ROOMS];
+  staged[ROOMS - 1].data = room[ROOMS - 1];
 #pragma unroll
-  for (int k = 0; k < SLABS; k++) slabs[k].bring(room[k], l.x[k] + at, count * N);
+  for (int k = 0; k < STAGED; k++) staged[k].load_rows(room[k], l.x[k] + at, count * N);
   Norm of = l;
-  of.y = slabs[0].slab;
-  if (l.skip) of.skip = slabs[ROOMS - 1].slab;
+  of.y = staged[0].data;
+  if (l.skip) of.skip = staged[ROOMS - 1].data;
   for (int row = 0; row < count; row += THREADS / LANES)
     lanes.row(of, row + threadIdx.x / LANES, count, [&](auto& m, int r) {
 #pragma unroll
-      for (int k = 0; k < SLABS; k++) m.x[k] = slabs[k].slab + r * N;
+      for (int k = 0; k < STAGED; k++) m.x[k] = staged[k].data + r * N;
     });
-  slabs[0].take_back(l.y + at, count * N);
-  if (l.skip) slabs[ROOMS - 1].take_back(l.skip + at, count * N);
+  staged[0].store_rows(l.y + at, count * N);
+  if (l.skip) staged[ROOMS - 1].store_rows(l.skip + at, count * N);
 }
 
 // x[b, s, h, :rot] rotated by pairs; W consecutive pairs a thread (they lie apart by `half`, or

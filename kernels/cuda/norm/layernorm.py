@@ -1,4 +1,4 @@
-"""CUDA kernels over rows: LayerNorm and RMSNorm, rotary embedding."""
+"""LayerNorm and RMSNorm over contiguous rows, and rotary embedding."""
 
 from __future__ import annotations
 
@@ -17,33 +17,28 @@ from ..common.instantiate import floats, instance, ints, longs, pointer
 from ..common.launch import blocks, known, parameters, static, vector_width
 from ..common.prelude import C_TYPES
 
-#: Longest row that some lanes of a warp have, in elements; the most vectors that a lane has of it
-#: by choice, and where all lanes of a warp have one.
+#: Short rows (part of a warp each): most elements; most vectors per lane, and with all 32 lanes.
 _LONGEST, _VECTORS, _MOST = 1024, 8, 16
-#: Elements that a lane has of a row: where many rows are read from one tensor; else fewer, so that
-#: more are on their way at a time.
+#: Most elements of a short row per lane: for many rows of one tensor; else (more loads in flight).
 _ELEMENTS, _FEWER = 24, 8
-#: Instructions for an element, a step of the sums, and besides, about.
+#: Approximate instructions per element, per step of the sum over lanes, and per row.
 _ELEMENT, _STEP, _REST = 8, 4, 40
-#: Threads of a CTA where few threads are needed, and where there are more than so many for each
-#: SM: CTAs start only so fast.
+#: Threads of a CTA for short rows; from _MANY threads per SM on (launching CTAs takes time).
 _THREADS, _LARGE, _MANY = 128, 256, 512
-#: Single elements of two bytes go through shared memory where rows are this long, where so many
-#: tensors have them and so many bytes an SM.
-_SLAB_ROW, _SLAB_TENSORS, _SLAB_BYTES = 16, 4, 16384
-#: Elements of a row that one thread keeps in registers.
+#: Short rows of odd length in 16-bit types are staged: least length, tensors, and bytes per SM.
+_STAGED_ROW, _STAGED_TENSORS, _STAGED_BYTES = 16, 4, 16384
+#: Most elements of a row in the registers of a thread.
 _PER_THREAD = 32
-#: A norm gives so many warps to a row of more than 96 vectors and so many elements where there are
-#: at most this many rows for each SM: it is over sooner.
+#: Rows of more than 3 vectors per lane and _FEW_LONG elements get _WARPS warps where there are at
+#: most _FEW_ROWS rows per SM.
 _WARPS, _FEW_ROWS, _FEW_LONG = 4, 2, 256
-#: Threads of CTAs from which on these are any number of warps; of the largest CTA of which a
-#: SM should hold two.
+#: From _ODD threads on, CTAs may have any number of warps. Up to _TWO threads, two CTAs fit an SM.
 _ODD, _TWO = 256, 768
 
 
 def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
-    """(V, K, threads) of rows of n elements: K vectors of V elements in each thread's registers; K
-    = 0 when n is symbolic or too long.
+    """(V, K, threads) for rows of n elements: each thread has K vectors of V elements in registers;
+    K = 0 where n is symbolic or too large.
     """
     length, widest = known(n), 16 // request.dtype.size
     if length is None:
@@ -53,7 +48,7 @@ def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
     for threads in (32, 128, 256, 512, 1024):
         k = max(-(-vectors // threads), 1)
         if k * v <= (_PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2):
-            if threads >= _ODD and v > 1:  # no more warps than have something to do
+            if threads >= _ODD and v > 1:  # no idle warps
                 k = max(k, _PER_THREAD // 2 // v)
                 threads = -(-vectors // (32 * k)) * 32
             return v, k, threads
@@ -61,7 +56,7 @@ def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
 
 
 def _grid(rows: DimLike, threads: int) -> tuple[DimLike, int]:
-    """CTAs and their threads: four rows a CTA when a warp has a row, else one."""
+    """(CTAs, threads of a CTA): four rows per CTA where a warp has a row, else one."""
     return (D.ceildiv(rows, 4), 128) if threads == 32 else (rows, threads)
 
 
@@ -111,7 +106,7 @@ def layernorm_sum(request: Request) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class _Body:
-    """What a kernel over rows does: `call` of templates of layernorm.cuh."""
+    """A launch over rows: `call` of a template of layernorm.cuh."""
 
     call: str
     block: int
@@ -130,8 +125,8 @@ def _norm(
     *,
     some: bool,
 ) -> list[Kernel]:
-    """`place`: statements that set the rows l.x[0..terms) of `row`, from the operands `sources` and
-    the parameters `sizes`.
+    """place: statements that set the terms l.x[0..terms) of `row`, from operands `sources` and
+    parameters `sizes`. some: a term may have no row.
     """
     i = parameters(request)
     rms = bool(i["rms"])
@@ -146,10 +141,10 @@ def _norm(
     }
     operands = [pointer(types.get(o, "const T"), o) for o in (*sources, *weights)]
     operands += [pointer("T", o) for o in outputs]
-    for size in sizes:  # elements of a tensor, or rows
+    for size in sizes:  # strides in elements, or numbers of rows
         operands += (longs if size.endswith(("_o", "_i", "_ld")) else ints)({size: i[size]})
     fault: list[Parameter] = [("u32*", "fault", FaultWord())] if "fault" in place else []
-    # no tests for null
+    # the compiler drops tests for null
     present = [o for o in ("gamma", "beta", "skip") if o in places]
     assumed = f"__builtin_assume({' && '.join(present)});\n  " if present else ""
     plus = "1.f" if i["gamma_add"] else "0.f"
@@ -181,7 +176,7 @@ def _cpp(flag: bool) -> str:
 
 
 def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Body]:
-    """`short`, a warp, a CTA or a cluster for each row."""
+    """`short`, and launches with a warp, a CTA or a cluster per row."""
     n = parameters(request)["N"]
     v, k, threads = row_shape(request, n)
     few = (
@@ -205,8 +200,8 @@ def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Bo
 def _short(
     request: Request, rows: DimLike, sources: Sequence[str], outputs: Sequence[str]
 ) -> list[_Body]:
-    """Some lanes of a warp for each row, where all are short enough: K vectors of V elements in
-    each of the lanes; or by slabs of rows.
+    """Launches for short rows: part of a warp per row, or rows staged in shared memory; none where
+    rows are long or of symbolic length.
     """
     length = known(parameters(request)["N"])
     if length is None or not 0 < length <= _LONGEST:
@@ -217,33 +212,33 @@ def _short(
         return []
     inputs = sum((o[0] == "x" and o != "xbias") or o == "res" for o in sources)
     many = D.less(request.sms * _MANY, D.mul(rows, few[1]))
-    slabs: DimLike = 0
-    crowd = inputs + len(outputs) >= _SLAB_TENSORS and length >= _SLAB_ROW
-    if request.family == "layernorm" and v * size == 2 and crowd:
-        slabs = D.less(request.sms * _SLAB_BYTES, D.mul(rows, length * size))
+    staged: DimLike = 0
+    many_tensors = inputs + len(outputs) >= _STAGED_TENSORS and length >= _STAGED_ROW
+    if request.family == "layernorm" and v * size == 2 and many_tensors:
+        staged = D.less(request.sms * _STAGED_BYTES, D.mul(rows, length * size))
     large = few if inputs > 1 else _divided(length, v, _ELEMENTS) or few
     found = []
     for (k, lanes), threads, use in (
         (few, _THREADS, axis_layout.negated(many)),
         (large, _LARGE, many),
     ):
-        call = f"norm_short<{v}, {k}, {lanes}, {threads}, {length}, EARLY>(l, rows, place)"
+        call = f"norm_subwarp<{v}, {k}, {lanes}, {threads}, {length}, EARLY>(l, rows, place)"
         grid = D.ceildiv(rows, threads // lanes)
-        grid = D.product([grid, use, axis_layout.negated(slabs)])
+        grid = D.product([grid, use, axis_layout.negated(staged)])
         found.append(_Body(call, threads, grid))
-    if slabs != 0:
-        each, grid = axis_layout.slabs(request, request.dtype, rows, length)
+    if staged != 0:
+        each, grid = axis_layout.staged_grid(request, request.dtype, rows, length)
         k, lanes = few
-        rooms = f"{inputs}, {max(inputs, len(outputs))}, {axis_layout.SLABS}"
-        threads = axis_layout.SLAB_THREADS
-        call = f"norm_slabs<{k}, {lanes}, {rooms}, {threads}, {length}, EARLY>(l, rows, each)"
-        found.append(_Body(f"place(l, 0); {call}", threads, D.mul(grid, slabs), each=each))
+        rooms = f"{inputs}, {max(inputs, len(outputs))}, {axis_layout.STAGE_BYTES}"
+        threads = axis_layout.STAGED_THREADS
+        call = f"norm_staged<{k}, {lanes}, {rooms}, {threads}, {length}, EARLY>(l, rows, each)"
+        found.append(_Body(f"place(l, 0); {call}", threads, D.mul(grid, staged), each=each))
     return [b for b in found if b.grid != 0]
 
 
 def _divided(n: int, v: int, most: int) -> tuple[int, int] | None:
-    """(vectors of a lane, lanes) for rows of n elements, a lane with `most` at most if that can be:
-    the fewest instructions.
+    """(vectors per lane, lanes) for rows of n elements with the fewest instructions; a lane has at
+    most `most` elements where 32 lanes allow it.
     """
     vectors = -(-n // v)
     found = [(-(-vectors // lanes), lanes) for lanes in (1, 2, 4, 8, 16, 32)]
@@ -258,7 +253,7 @@ def _divided(n: int, v: int, most: int) -> tuple[int, int] | None:
 
 
 def _width(request: Request, n: int) -> int:
-    """Elements of a vector that all rows consist of, wherever they begin."""
+    """Largest vector (in elements) to which all rows are aligned, and of which they consist."""
     i = parameters(request)
     if request.unaligned & request.operands:
         return 1
@@ -290,7 +285,7 @@ def rope(request: Request) -> list[Kernel]:
     ]
     flags = ", ".join(_cpp(bool(i[k])) for k in ("interleaved", "full"))
     rope = f"Rope{{{', '.join(sizes + strides)}}}"
-    body = f"after_previous();\n  rope_pairs<{flags}>(x, cosines, sines, y, B, {rope});"
+    body = f"pdl_begin();\n  rope_pairs<{flags}>(x, cosines, sines, y, B, {rope});"
     work = D.product([i["B"], i["S"], i["H"], i["D"] - D.floordiv(i["rot"], 2)])
     grid = blocks(work, 256, request.sms * 8)
     return [instance(request, "rope", "norm/layernorm", given, grid, 256, body)]

@@ -1,4 +1,4 @@
-"""CUDA kernels for softmax and log-softmax over any axis."""
+"""Softmax and log-softmax over any axis; `common/axis_layout.py` defines the layouts."""
 
 from __future__ import annotations
 
@@ -10,39 +10,34 @@ from ..common import axis_layout
 from ..common.instantiate import instance, ints, invoke, pointer
 from ..common.launch import known, parameters, size_hint
 
-#: Elements of a row that one thread keeps in registers, where a warp or the largest CTA has the
-#: row; half of it in other CTAs.
+#: Most elements of a row in the registers of a thread, where a warp or the largest CTA has the row;
+#: half of it in other CTAs.
 _PER_THREAD = 32
-#: So many warps have a row of at least as many vectors for each lane of one where there are at most
-#: so many rows for each SM; the last of them, where rows are counted and a lane of one
-#: had so many bytes, up to so many times those vectors.
+#: Several warps per row: `w` of _WARPS where a lane of one warp would have at least w vectors and
+#: there are at most _FEW_ROWS rows per SM; the last of _WARPS up to _SOME_ROWS rows per SM and
+#: vector, where a lane of one warp would have at least _LONG bytes.
 _WARPS, _FEW_ROWS, _SOME_ROWS, _LONG = (8, 4), 8, 4, 64
-#: Elements of the longest contiguous row, its length not known, that is read through shared memory;
-#: of the longest that is no whole vectors and of which lanes take single elements, by the size of
-#: one; how many of them each of these takes, if no warp has the row, where the device has room for
-#: all of them, and where not.
-_SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, {2: 90, 4: 256}, (4, 8), 1024
-#: Bytes of the longest rows that are read by vectors of eight bytes, if these are all of them;
-#: longer ones by sixteen between their first and last elements.
+#: Longest staged row of symbolic length, in elements. Longest misaligned row that is read by single
+#: elements, by element size. Elements of it per lane, if less than a warp has the row: where at
+#: most _LANES lanes per SM are needed, and beyond.
+_STAGED_ROW, _SINGLE_ROW, _EACH, _LANES = 48, {2: 90, 4: 256}, (4, 8), 1024
+#: Longest rows (bytes) that are read by 8-byte vectors where they consist of these; longer ones are
+#: read by 16-byte vectors and single elements at the ends.
 _EDGES = 200
-#: Elements of vectors that each lane of half a warp takes, and where there are so many rows for
-#: each SM, of so many vectors.
+#: Most elements per lane for half a warp per row; with at least _MANY rows per SM, and at most
+#: _VECTORS vectors per lane.
 _HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
-#: Threads that have rows of unknown length, and vectors of each at most, where rows are whole
-#: vectors and where not.
+#: (threads per row, most vectors per thread) for rows of symbolic length: aligned and misaligned.
 _SOME, _SOME_ODD = ((4, 1), (16, 1), (32, 2), (32, 8), (256, 4)), ((16, 1), (32, 8), (256, 4))
-#: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest
-#: of which a thread keeps all, and its CTA.
-_SLAB_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
-#: Elements of a slab's column that one thread keeps in registers rather than share them with a
-#: neighbour.
-_SLAB_ELEMENTS = 32
-#: The same of a slab that has a CTA alone, of up to so many bytes, where columns would be read
-#: twice; of one whose columns stay in shared memory, where there are more slabs than
-#: SMs.
-_LARGE_COLUMN, _LARGE_SLAB, _SHARED_COLUMN = 1536, 40960, 4096
-#: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few
-#: make another CTA of a cluster worth it.
+#: Longest column of a staged matrix; longest column in the flat layout, and threads of its CTA.
+_STAGED_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
+#: Most elements of a staged column per lane before lanes share it.
+_STAGED_ELEMENTS = 32
+#: Matrices of one CTA each, staged where the column layout would read columns twice: longest column
+#: in registers; most bytes; longest column in shared memory, with more matrices than SMs.
+_LARGE_COLUMN, _LARGE_MATRIX, _SHARED_COLUMN = 1536, 40960, 4096
+#: Column layout: elements of a column in a thread's registers (`DEPTH` of softmax.cuh); least
+#: elements per thread for another CTA of a cluster.
 _DEPTH, _LEAST = 8, 4
 
 
@@ -51,15 +46,15 @@ def softmax(request: Request) -> list[Kernel]:
     small = (
         0
         if known(inner) == 1 and (known(n) is not None or _whole(request))
-        else axis_layout.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW)
+        else axis_layout.staged(request.dtype, n, inner, _aligned(request), _STAGED_ROW)
     )
-    if (known(n) or _SLAB_COLUMN + 1) <= _SLAB_COLUMN:
-        small = D.maximum(small, axis_layout.in_wide_slabs(request, request.dtype, outer, n, inner))
+    if (known(n) or _STAGED_COLUMN + 1) <= _STAGED_COLUMN:
+        small = D.maximum(small, axis_layout.staged_wide(request, request.dtype, outer, n, inner))
     if small == 0 and _again(request):
         small = 1
     rest = axis_layout.negated(small)
     found = [
-        _slabs(request, small),
+        _staged(request, small),
         *(_rows(request, rest) if known(inner) == 1 else _columns(request, rest)),
     ]
     return [k for k in found if k.grid[0] != 0]
@@ -74,7 +69,7 @@ def _aligned(request: Request) -> bool:
 
 
 def _whole(request: Request) -> bool:
-    """Whether contiguous rows are known to be vectors of 16 bytes, however many."""
+    """Whether contiguous rows are known to consist of aligned 16-byte vectors."""
     return _aligned(request) and multiple_of(_sizes(request)[1]) * request.dtype.size >= 16
 
 
@@ -94,23 +89,23 @@ def _log(request: Request) -> bool:
     return bool(parameters(request)["log"])
 
 
-def _slabs(request: Request, use: DimLike) -> Kernel:
+def _staged(request: Request, use: DimLike) -> Kernel:
     outer, n, inner = _sizes(request)
-    each, grid, lanes = axis_layout.slab_columns(
-        request, request.dtype, outer, n, inner, _SLAB_ELEMENTS
+    each, grid, lanes = axis_layout.staged_columns(
+        request, request.dtype, outer, n, inner, _STAGED_ELEMENTS
     )
     sizes = f"outer, {axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')}, each"
     length = known(n) or 0
     per = -(-length // lanes) if length <= _LARGE_COLUMN else 0
-    room = max(axis_layout.SLABS, (known(D.mul(n, inner)) or 0) * request.dtype.size)
-    threads = axis_layout.SLAB_THREADS
+    room = max(axis_layout.STAGE_BYTES, (known(D.mul(n, inner)) or 0) * request.dtype.size)
+    threads = axis_layout.STAGED_THREADS
     forms = (-(-room // 1024) * 1024, lanes, per, threads, _log(request))
-    body = "next_may_start(); " + invoke("softmax_slabs", forms, f"x, y, {sizes}")
+    body = "pdl_launch_dependents(); " + invoke("softmax_staged", forms, f"x, y, {sizes}")
     return _kernel(request, threads, body, D.mul(grid, use), each)
 
 
 def _rows(request: Request, use: DimLike) -> list[Kernel]:
-    """A row for some lanes of a warp, a warp, a CTA or a cluster."""
+    """Contiguous rows: part of a warp, a warp, a CTA or a cluster per row."""
     outer, n, _ = _sizes(request)
     length, widest = known(n), 16 // request.dtype.size
     if length is None:
@@ -212,8 +207,8 @@ def _row_kernel(
 
 
 def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
-    """(elements of a vector, vectors next to each other, threads of a CTA, CTAs of a cluster,
-    whether (0 or 1) clusters run).
+    """Column layout: (elements of a vector, neighbouring vectors, threads of a CTA, CTAs of a
+    cluster, whether (0 or 1) clusters are used).
     """
     outer, n, inner = _sizes(request)
     w, across = axis_layout.columns(request.dtype, inner, _aligned(request))
@@ -246,8 +241,8 @@ def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
 
 
 def _again(request: Request) -> bool:
-    """Whether CTAs that go down columns would read them twice where one has room for [n, inner]
-    of few columns, which do not meet in few banks.
+    """Whether the column layout would read columns twice while [n, inner], of few columns and
+    without bank conflicts, fits the shared memory of a CTA.
     """
     outer, n, inner = _sizes(request)[0], *(known(d) for d in _sizes(request)[1:])
     longest = _SHARED_COLUMN if known(D.less(request.sms, outer)) == 1 else _LARGE_COLUMN
@@ -257,7 +252,7 @@ def _again(request: Request) -> bool:
         or inner == 1
         or inner % 8 == 0
         or n > longest
-        or n * inner * request.dtype.size > _LARGE_SLAB
+        or n * inner * request.dtype.size > _LARGE_MATRIX
     ):
         return False
     _, across, threads, share, few = _column_blocks(request)
@@ -269,7 +264,7 @@ def _columns(request: Request, use: DimLike) -> list[Kernel]:
     if w := axis_layout.flat(request, request.dtype, outer, n, inner, _aligned(request), _FLAT):
         given = f"x, y, outer, {axis_layout.literal(inner, 'inner')}"
         forms = (w, str(n), _FLAT_BLOCK, _log(request))
-        body = "next_may_start(); " + invoke("softmax_flat", forms, given)
+        body = "pdl_launch_dependents(); " + invoke("softmax_flat", forms, given)
         return [
             _kernel(
                 request,
@@ -286,7 +281,7 @@ def _columns(request: Request, use: DimLike) -> list[Kernel]:
             continue
         kept = length is not None and length <= _DEPTH * down * blocks
         columns = (w, across, threads, blocks, _log(request), kept)
-        body = "next_may_start(); " + invoke("softmax_columns", columns, "x, y, n, inner")
+        body = "pdl_launch_dependents(); " + invoke("softmax_columns", columns, "x, y, n, inner")
         kernels.append(
             _kernel(request, threads, body, D.product([units, blocks, chosen, use]), cluster=blocks)
         )

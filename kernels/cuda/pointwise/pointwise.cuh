@@ -73,7 +73,7 @@ DEV void each(const Operands& o, I first, I end) {
   const I step = I(gridDim.x) * blockDim.x;
   for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += U * step) {
     At at[U];
-    Places places;
+    Prologue places;
 #pragma unroll
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= end) continue;
@@ -88,7 +88,7 @@ DEV void each(const Operands& o, I first, I end) {
 #define STEP(x, E, INNER, MARKED) at[k].x += i64(c) * o.s_##x[d];
         ALL(STEP)
       }
-#define HAVE(x, E, INNER, MARKED) places.have(at[k].x);
+#define HAVE(x, E, INNER, MARKED) places.need(at[k].x);
       ALL(HAVE)
     }
     places.wait();
@@ -116,7 +116,7 @@ DEV void each(const Operands& o, I first, I end) {
 template <int V>
 DEV void make(const Operands& o, At at, int (&c)[RANK], int lo, int hi, Result* to) {
 #define LISTED(x, E, INNER, MARKED) at.x,
-  wait_with(INPUTS(LISTED) c[LAST]);
+  pdl_wait_after(INPUTS(LISTED) c[LAST]);
   const bool full = lo <= 0 && hi >= V;
 #define AHEAD(x, E, INNER, MARKED) \
   Ahead<V, INNER, E> r_##x;        \
@@ -303,7 +303,7 @@ DEV void each_tile(const Operands& o) {
 #define OUTER(x, E, INNER, MARKED) at.x += c * o.s_##x[d];
     ALL(OUTER)
   }
-  wait_with(INPUTS(LISTED) at.y);
+  pdl_wait_after(INPUTS(LISTED) at.y);
 #define READ_TILE(x, E, INNER, MARKED)                                                  \
   E t_##x[8][2];                                                                        \
   __shared__ E tile_##x[MARKED ? 64 * TILE_PITCH<E> : 1];                               \

@@ -190,7 +190,7 @@ def _kernel(
             given,
             grid,
             256,
-            f"next_may_start();\n  {call}(Operands{_braced(filled)});\n  wait_for_previous();",
+            f"pdl_launch_dependents();\n  {call}(Operands{_braced(filled)});\n  pdl_wait();",
             dtype=DType.F32,
             fast=fast,
             before=before,

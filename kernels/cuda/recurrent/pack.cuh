@@ -8,7 +8,7 @@ constexpr int GATES = 4, H = 64, K = 64, PITCH = 64;
 #include "common/base.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) pack_recurrent(PARAMETERS) {
-  wait_for_previous();
+  pdl_wait();
   const i64 index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
   if (index >= count) return;
   const int k = int(index % PITCH), gate = int(index / PITCH % GATES);

@@ -220,7 +220,7 @@ struct Meeting {
 extern "C" __global__ void __launch_bounds__(WARPS * 32) recurrent(PARAMETERS) {
   extern __shared__ __align__(16) float kept[];
   __shared__ bool taken, alone;
-  after_previous();
+  pdl_begin();
   const int d = blockIdx.x / PARTS, own = blockIdx.x % PARTS;
   Layer l;
   l.x = x + i64(d) * GATES * H;

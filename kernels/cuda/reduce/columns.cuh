@@ -1,27 +1,26 @@
-// Reductions of columns by vectors wherever these lie.
+// Reductions of columns by aligned vectors, whatever the alignment of rows.
 #pragma once
 #include "reduce/reduce.cuh"
 
-// Rows of `wide` columns of [n, inner] as the vectors of V elements, at multiples of their size,
-// that they lie in: ACROSS threads have those of a row, DOWN rows of which all lie alike every DOWN
-// rows (EVEN: every row begins at a whole one), TEAMS such tiles of columns a CTA. The `parts`
-// CTAs that share columns are BLOCKS of a cluster, or each leaves what it holds. Threads have
-// DEPTH vectors on their way at a time. A row has V - 1 elements at least.
+// A tile is `wide` columns of [n, inner], read as the aligned vectors of V elements that cover
+// them. ACROSS threads cover a row of the tile, DOWN threads share n; rows DOWN apart are equally
+// aligned (EVEN: all rows are aligned). A CTA has TEAMS tiles. `parts` CTAs share a tile: the
+// BLOCKS CTAs of a cluster, or each stores its state in `held`. A thread has up to DEPTH loads in
+// flight. inner must be at least V - 1.
 template <class R, int V, int ACROSS, int DOWN, int TEAMS, int DEPTH, int BLOCKS, bool EVEN>
 DEV void reduce_unaligned_columns(const typename R::Element* x, typename R::Result* y,
-                                  typename R::Held* held, int outer, int n, int inner, int wide,
+                                  typename R::State* held, int outer, int n, int inner, int wide,
                                   int parts) {
   typedef typename R::Element E;
-  typedef typename R::Held H;
+  typedef typename R::State H;
   constexpr int TEAM = ACROSS * DOWN, THREADS = (TEAM * TEAMS + 31) / 32 * 32;
-  constexpr int SPLIT = DOWN < 2 * V   ? 1
-                        : DOWN < 4 * V ? 2
-                        : DOWN < 8 * V ? 4
-                        : DOWN < 16 * V
-                            ? 8
-                            : 16;  // lanes that join a column: there may be few of these
-  // Element j of a thread lies at j * PITCH + its place, ROW after that of the one above: neither
-  // threads next to each other meet in a bank nor lanes that join.
+  constexpr int SPLIT = DOWN < 2 * V    ? 1
+                        : DOWN < 4 * V  ? 2
+                        : DOWN < 8 * V  ? 4
+                        : DOWN < 16 * V ? 8
+                                        : 16;  // lanes that combine a column
+  // Element j of a thread is at j * PITCH + (team * DOWN + down) * ROW + side: no bank conflicts
+  // between neighbouring threads, or between lanes that combine a column.
   constexpr int ROW = SPLIT > 1 ? ACROSS | 1 : ACROSS,
                 PITCH = (TEAMS * DOWN * ROW + 31) / 32 * 32 + 32 / V;
   __shared__ H shared[V * PITCH];
@@ -47,15 +46,15 @@ DEV void reduce_unaligned_columns(const typename R::Element* x, typename R::Resu
   const Tile t = tile(team);
   const Part part(n, t.mine, parts, 1);
   const int at = side * V - past(t, part.from + down), row = part.from + down;
-  // Memory before the first row and behind the last one is not ours.
+  // A vector may not reach before the first row or past the last one: such a row is read by
+  // elements.
   const int alone = EVEN                                            ? -1
                     : at < 0 && t.left == 0 && t.o == 0 && row == 0 ? 0
                     : t.o == outer - 1 && at + V > inner - t.left   ? n - 1
                                                                     : -1;
-  const int end =
-      at < t.columns && down < DOWN ? part.to : 0;  // threads beyond the teams have nothing
+  const int end = at < t.columns && down < DOWN ? part.to : 0;  // threads beyond the teams are idle
   const E* p = t.top + at;
-  wait_with(p, alone, end);
+  pdl_wait_after(p, alone, end);
   H h[V];
 #pragma unroll
   for (int j = 0; j < V; j++) h[j] = R::start(t.top + min(max(at + j, 0), t.columns - 1));
@@ -71,21 +70,21 @@ DEV void reduce_unaligned_columns(const typename R::Element* x, typename R::Resu
     for (int k = 0; k < DEPTH; k++)
       if (taken(k))
 #pragma unroll
-        for (int j = 0; j < V; j++) R::take(h[j], raw[k].v[j], first + k * DOWN);
+        for (int j = 0; j < V; j++) R::update(h[j], raw[k].v[j], first + k * DOWN);
   }
   if (!EVEN && alone >= row && alone < end && (alone - row) % DOWN == 0)
 #pragma unroll
     for (int j = 0; j < V; j++)
       if (at + j >= 0 && at + j < t.columns) {
         H one = R::start(t.top + at + j);
-        R::take(one, p[i64(alone) * inner + j], alone);
-        h[j] = R::join(h[j], one);
+        R::update(one, p[i64(alone) * inner + j], alone);
+        h[j] = R::combine(h[j], one);
       }
   if (TEAM * TEAMS == THREADS || down < DOWN)
 #pragma unroll
     for (int j = 0; j < V; j++) shared[j * PITCH + (team * DOWN + down) * ROW + side] = h[j];
   __syncthreads();
-  // What all rows hold of column c: every SPLIT-th of them for each of so many lanes.
+  // Combines all rows of column c; each of SPLIT lanes takes every SPLIT-th row.
   const auto joined = [&](const Tile& t, int team, int c) {
     const int row = threadIdx.x % SPLIT, first = EVEN ? 0 : past(t, Part(n, t.mine, parts, 1).from);
     const auto of = [&](int d) {
@@ -94,8 +93,8 @@ DEV void reduce_unaligned_columns(const typename R::Element* x, typename R::Resu
     };
     H all = of(row);
 #pragma unroll 8
-    for (int d = row + SPLIT; d < DOWN; d += SPLIT) all = R::join(all, of(d));
-    return join_held<R, SPLIT>(all, (H*)nullptr);
+    for (int d = row + SPLIT; d < DOWN; d += SPLIT) all = R::combine(all, of(d));
+    return reduce_state<R, SPLIT>(all, (H*)nullptr);
   };
   if constexpr (BLOCKS > 1) {
     static_assert(TEAMS == 1, "the blocks of a cluster share one tile");
@@ -110,9 +109,9 @@ DEV void reduce_unaligned_columns(const typename R::Element* x, typename R::Resu
     for (int c = t.mine * THREADS + threadIdx.x; c < t.columns; c += BLOCKS * THREADS) {
       H other[BLOCKS];
 #pragma unroll
-      for (int b = 0; b < BLOCKS; b++) other[b] = of_block(whole + c, b);
+      for (int b = 0; b < BLOCKS; b++) other[b] = load_dsmem(whole + c, b);
 #pragma unroll
-      for (int b = 1; b < BLOCKS; b++) other[0] = R::join(other[0], other[b]);
+      for (int b = 1; b < BLOCKS; b++) other[0] = R::combine(other[0], other[b]);
       y[i64(t.o) * inner + t.left + c] = R::finish(other[0], n, t.top + c);
     }
     cluster_arrive_relaxed();

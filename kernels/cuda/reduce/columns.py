@@ -1,5 +1,5 @@
-"""How columns are divided that are read as the vectors that they lie in
-(`reduce_unaligned_columns`): by the time that measurements of others make likely.
+"""Tilings for reductions of columns by aligned vectors (`reduce_unaligned_columns`), and a cost
+model fitted to measurements on an H200.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from collections.abc import Iterator
 
 from tracea_onnx.support.data_classes import dataclass
 
-#: Vectors beside each other, threads, and rows of a thread with the vectors that it has on their
-#: way at once, that CTAs are tried with.
+#: Candidates: vectors per row of a tile, threads of a CTA, (rows per thread, loads in flight).
 _LANES, _THREADS, _ROWS = (16, 32, 64), (128, 256, 512), ((4, 4), (8, 8), (16, 4), (16, 8), (32, 8))
-#: Threads that several tiles of columns share at most: larger CTAs wait longer for their slowest.
+#: Most threads of a CTA with several tiles: larger CTAs wait longer for their slowest thread.
 _TEAMS = 256
-#: Registers of a thread beside what it has on its way and what it holds, where rows begin at whole
-#: vectors and elsewhere; bytes of a CTA's shared memory at most, and of an SM's.
+#: Registers of a thread besides loads and states, with aligned and with misaligned rows; most bytes
+#: of shared memory of a CTA, and of an SM.
 _REGISTERS, _SHARED, _MULTIPROCESSOR = (12, 22), 40000, 232448
-#: Microseconds that a launch takes, a CTA before and after its loads, those that a thread has
-#: under way, each vector of them; what joining the CTAs of a cluster or of another launch adds;
-#: bytes that all memory and one SM bring in a microsecond; what of a last wave counts
-#: that is not full.
+#: Microseconds: of a launch; of a CTA besides its loads; latency of an iteration's loads; of each
+#: load; of a cluster's exchange; of a second launch that combines. Bytes per microsecond: of the
+#: device's memory; of one SM. Share of the idle part of the last wave that counts.
 _LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = (
     1.7,
     0.088,
@@ -32,19 +30,18 @@ _LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = (
     9.3e4,
     0.5,
 )
-#: What a thread takes whose rows do not begin at whole vectors: it finds the elements that are its
-#: own before and after its loads.
+#: Microseconds per thread for addresses of misaligned rows.
 _THREAD = 4e-6
-#: How much longer memory takes where all CTAs run at once and so wait together, turn by turn;
-#: waves that make half of it.
+#: Relative slowdown of memory where all CTAs run in one wave, and so wait for memory at the same
+#: time; waves at which it is half.
 _TOGETHER, _HALF = 0.084, 0.93
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """`lanes` vectors beside each other and `down` rows of a tile of `wide` columns, of which
-    `tiles` make a row and a CTA has `teams`; `parts` CTAs that share one (of a cluster, or each
-    leaves what it holds); `depth` vectors of a thread under way at once.
+class Tiling:
+    """lanes, down: threads along a row of a tile, and along n. tiles: of one [inner], `wide`
+    columns each. teams: tiles per CTA. parts: CTAs that share a tile (cluster: as a cluster; else
+    by a second launch). depth: loads of a thread in flight.
     """
 
     lanes: int
@@ -61,19 +58,19 @@ class Sheet:
         return -(-self.lanes * self.down * self.teams // 32) * 32
 
 
-def sheet(outer: int, n: int, inner: int, size: int, held: int, sms: int, cluster: int) -> Sheet:
-    """For n of [outer, n, inner] elements of `size` bytes, of which `held` bytes are kept of every
-    column. cluster: CTAs of the largest one.
+def tiling(outer: int, n: int, inner: int, size: int, held: int, sms: int, cluster: int) -> Tiling:
+    """The cheapest tiling for axis n of [outer, n, inner]. size: bytes of an element; held: bytes
+    of a column's state; cluster: largest cluster.
     """
     return min(
-        _sheets(outer, n, inner, size, held, sms, cluster),
+        _tilings(outer, n, inner, size, held, sms, cluster),
         key=lambda s: _cost(s, outer, n, inner, size, held, sms),
     )
 
 
-def _sheets(
+def _tilings(
     outer: int, n: int, inner: int, size: int, held: int, sms: int, cluster: int
-) -> Iterator[Sheet]:
+) -> Iterator[Tiling]:
     v = 16 // size
     vectors, period = -(-inner // v), v // math.gcd(v, inner)
     for tiled in sorted({-(-vectors // lanes) for lanes in _LANES}):
@@ -88,19 +85,19 @@ def _sheets(
                 {(min(-(-n // (rows * period)) * period, room), depth) for rows, depth in _ROWS}
             ):
                 teams = max(min(threads, _TEAMS) // (across * down), 1)
-                yield Sheet(across, down, tiles, wide, 1, False, teams, depth)
+                yield Tiling(across, down, tiles, wide, 1, False, teams, depth)
                 for parts in (2, 4, 8, 16, 32, 64) if teams == 1 else ():
                     if n < parts * 2 * down or outer * tiles * parts > 8 * sms:
                         break
                     if parts <= min(cluster, 8):
-                        yield Sheet(across, down, tiles, wide, parts, True, 1, depth)
+                        yield Tiling(across, down, tiles, wide, parts, True, 1, depth)
                     if parts > 2:
-                        yield Sheet(across, down, tiles, wide, parts, False, 1, depth)
+                        yield Tiling(across, down, tiles, wide, parts, False, 1, depth)
 
 
-def _cost(s: Sheet, outer: int, n: int, inner: int, size: int, held: int, sms: int) -> float:
-    """Microseconds that it should take: what memory takes, and waves of CTAs, each as many turns
-    as their threads need.
+def _cost(s: Tiling, outer: int, n: int, inner: int, size: int, held: int, sms: int) -> float:
+    """Estimated microseconds: launch, memory, waves of CTAs (a CTA takes an iteration per `depth`
+    loads of a thread), and combining.
     """
     v, warps = 16 // size, s.threads // 32
     registers = -(-(_REGISTERS[inner % v > 0] + 4 * s.depth + v * held // 4) // 8) * 8
@@ -108,7 +105,7 @@ def _cost(s: Sheet, outer: int, n: int, inner: int, size: int, held: int, sms: i
     resident = max(
         min(64 // warps, 65536 // (registers * s.threads), 32, _MULTIPROCESSOR // shared), 1
     )
-    blocks, bytes, turns = (
+    blocks, bytes, iterations = (
         -(-outer * s.tiles * s.parts // s.teams),
         outer * n * inner * size,
         -(-n // (s.parts * s.down * s.depth)),
@@ -116,14 +113,16 @@ def _cost(s: Sheet, outer: int, n: int, inner: int, size: int, held: int, sms: i
     filled = blocks / (sms * resident)
     waves = max(filled + (math.ceil(filled) - filled) * _LAST, 1.0)
     memory = max(bytes / _MEMORY, -(-blocks // sms) * bytes / blocks / _SHARE)
-    together = _TOGETHER * bytes / _MEMORY * min(turns - 1, 4) / 4 / (1 + (filled / _HALF) ** 4)
+    together = (
+        _TOGETHER * bytes / _MEMORY * min(iterations - 1, 4) / 4 / (1 + (filled / _HALF) ** 4)
+    )
     joining = _CLUSTER if s.cluster else _JOIN if s.parts > 1 else 0.0
     places = _THREAD * blocks * s.threads if inner % v else 0.0
     return (
         _LAUNCH
         + memory
         + together
-        + waves * (_BLOCK + turns * (_LATENCY + _VECTOR * s.depth))
+        + waves * (_BLOCK + iterations * (_LATENCY + _VECTOR * s.depth))
         + joining
         + places
     )

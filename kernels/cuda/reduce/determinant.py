@@ -21,7 +21,7 @@ def determinant(request: Request) -> list[Kernel]:
         *longs({"count": i["count"]}),
         *ints({"n": i["n"]}),
     ]
-    body = f"after_previous();\n  determinants<{_THREADS}>(x, y, work, count, n);"
+    body = f"pdl_begin();\n  determinants<{_THREADS}>(x, y, work, count, n);"
     scratch = (D.product([grid, i["n"], i["n"], 8]),)
     name = "reduce/determinant"
     return [instance(request, "determinant", name, given, grid, _THREADS, body, scratch=scratch)]

@@ -1,4 +1,4 @@
-"""CUDA kernels for reductions over one axis and argmax."""
+"""Reductions over one axis, and argmax; `common/axis_layout.py` defines the layouts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ _KINDS = (
     "kLogSumExp",
 )
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
-#: Bytes of the longest row that a warp reduces alone.
+#: Longest row (bytes) that a warp reduces.
 _WARP_ROW = 4096
-#: Threads of a CTA that has a row, of up to so many bytes, and where its length is not known; how
-#: many such CTAs an SM holds; bytes of a row that make it worth another CTA, where
-#: every SM has one, too; most CTAs of a row.
+#: Rows of a CTA: (most bytes, threads), and threads for a symbolic length; CTAs per SM; least bytes
+#: for each CTA that shares a row, with fewer rows than SMs and otherwise; most CTAs per row.
 _BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = (
     ((8192, 128), (65535, 256), (1 << 31, 512)),
     256,
@@ -45,27 +44,25 @@ _BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = (
     512,
 )
 _LONG = 1 << 32
-#: The same of CTAs that go down columns, of which a thread has at least so many elements.
+#: Column layout: threads of a CTA, CTAs per SM, least elements per thread, most CTAs per column.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of the longest columns of which a thread has all; its CTA, and that of so many columns
-#: for each SM: CTAs that have little to do are over before more of them can start.
+#: Flat layout: longest column; threads of a CTA, and from _MANY threads per SM on (short CTAs end
+#: before the next ones can start).
 _FLAT, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 128, 256, 2048
-#: Elements of the shortest columns that are read as the vectors that they lie in, and bytes of the
-#: longest of which a thread has rather all where it can.
-_SHEET, _FLAT_COLUMN = 17, 48
-#: Rows of columns for each SM that such are divided for where it is not known how many
-#: there are, as many as need no CTAs to share columns; threads of each from which on they are
-#: then taken.
+#: Unaligned columns (reduce/columns.py): shortest column in elements; up to _FLAT_COLUMN bytes the
+#: flat layout is preferred where it applies.
+_UNALIGNED_COLUMN, _FLAT_COLUMN = 17, 48
+#: Unaligned columns with symbolic outer: matrices per SM to assume, enough that no CTAs share a
+#: column; threads per SM from which on this layout is used.
 _UNKNOWN, _ENOUGH = 8, 512
-#: CTAs of a cluster that goes down columns, of which an SM holds so many and a thread
-#: has at most so many elements.
+#: Column layout with clusters: cluster size, CTAs per SM, most elements per thread.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
 
 @dataclass(frozen=True)
 class _Reduction:
-    """policy: the class of reduce.cuh; held: bytes that it keeps of the values it has seen; live:
-    1, or 0 where there is nothing to launch.
+    """policy: the class of reduce.cuh; held: bytes of its state; live: 0 where nothing is
+    launched, else 1.
     """
 
     request: Request
@@ -90,15 +87,15 @@ class _Reduction:
 
     def kernels(self) -> list[Kernel]:
         outer, n, inner = self.sizes
-        small = axis_layout.in_slabs(self.element, n, inner, self.aligned)
-        found, sheets = self._sheets() if small == 0 else ([], 0)
-        if sheets == 1:
+        small = axis_layout.staged(self.element, n, inner, self.aligned)
+        found, unaligned = self._unaligned_columns() if small == 0 else ([], 0)
+        if unaligned == 1:
             return found
-        if sheets == 0:
+        if unaligned == 0:
             small = D.maximum(
-                small, axis_layout.in_wide_slabs(self.request, self.element, outer, n, inner)
+                small, axis_layout.staged_wide(self.request, self.element, outer, n, inner)
             )
-        found.append(self._slabs(small))
+        found.append(self._staged(small))
         if known(inner) == 1:
             short = axis_layout.up_to(n, _WARP_ROW // self.element.size)
             found += [
@@ -106,7 +103,7 @@ class _Reduction:
                 *self._blocks(D.mul(axis_layout.negated(short), axis_layout.negated(small))),
             ]
         else:
-            found += self._columns(axis_layout.negated(D.maximum(small, sheets)))
+            found += self._columns(axis_layout.negated(D.maximum(small, unaligned)))
         return [k for k in found if k.grid[0] != 0]
 
     def _kernel(
@@ -118,16 +115,16 @@ class _Reduction:
         scratch: DimLike | None = None,
         cluster: int = 1,
     ) -> list[Kernel]:
-        """One kernel, and where `scratch` counts its bytes, another that joins what the CTAs of a
-        row left.
+        """The kernel and, with `scratch` (bytes), a second one that combines the states that its
+        CTAs stored.
         """
         outer, _, inner = self.sizes
         given = operands(
             C_TYPES[self.element], self.result, scratch is not None, *self.sizes, parts
         )
         rows = known(inner) == 1
-        join = f"join_{'parts' if rows else 'columns'}<Policy, 256>"
-        call = f"next_may_start();\n  {join}(x, y, held, outer, n, inner, parts);"
+        join = f"combine_{'parts' if rows else 'columns'}<Policy, 256>"
+        call = f"pdl_launch_dependents();\n  {join}(x, y, held, outer, n, inner, parts);"
         symbol = f"{self.symbol}_parts"
         first = instance(
             self.request,
@@ -136,7 +133,7 @@ class _Reduction:
             given,
             D.mul(grid, self.live),
             block,
-            f"next_may_start();\n  {body}",
+            f"pdl_launch_dependents();\n  {body}",
             dtype=self.element if self.element in _FLOATS else DType.F32,
             text=f"typedef {self.policy} Policy;\n",
             after="" if scratch is None else entry(symbol, given, 256, call),
@@ -149,12 +146,12 @@ class _Reduction:
         results = D.product([results, D.less(1, parts), D.less(0, first.grid[0])])
         return [first, replace(first, symbol=symbol, grid=(results, 1, 1), block=256, cluster=1)]
 
-    def _slabs(self, use: DimLike) -> Kernel:
+    def _staged(self, use: DimLike) -> Kernel:
         outer, n, inner = self.sizes
-        each, grid, lanes = axis_layout.slab_columns(self.request, self.element, outer, n, inner)
-        threads = axis_layout.SLAB_THREADS
-        forms = ("Policy", axis_layout.SLABS, lanes, threads)
-        body = invoke("reduce_slabs", forms, f"x, y, outer, {literals(n, inner)}, parts")
+        each, grid, lanes = axis_layout.staged_columns(self.request, self.element, outer, n, inner)
+        threads = axis_layout.STAGED_THREADS
+        forms = ("Policy", axis_layout.STAGE_BYTES, lanes, threads)
+        body = invoke("reduce_staged", forms, f"x, y, outer, {literals(n, inner)}, parts")
         return self._kernel(threads, body, D.mul(grid, use), each)[0]
 
     def _rows(self, v: int, lanes: int, block: int, parts: DimLike, use: DimLike) -> list[Kernel]:
@@ -241,11 +238,9 @@ class _Reduction:
             scratch,
         )
 
-    def _sheets(self) -> tuple[list[Kernel], DimLike]:
-        """Columns as the vectors that they lie in, where there are rows to be shared by threads,
-        and whether (0 or 1) they are taken so: where it is not known how many rows of columns there
-        are, if these are threads enough for every SM, which have all of their
-        columns.
+    def _unaligned_columns(self) -> tuple[list[Kernel], DimLike]:
+        """(kernels, use) of the layout of reduce/columns.py. use: 0 where it does not apply or
+        another one is better; with symbolic outer, whether there are enough threads for all SMs.
         """
         size = self.element.size
         n, inner = (known(d) or 0 for d in self.sizes[1:])
@@ -255,7 +250,7 @@ class _Reduction:
         if (
             not self.aligned
             or count == 0
-            or n < _SHEET
+            or n < _UNALIGNED_COLUMN
             or inner <= 1
             or (inner + 1) * size < 16
             or self.policy == "Fold<kLogSumExp>"
@@ -265,15 +260,15 @@ class _Reduction:
             self.request, self.element, count, n, inner, True, _FLAT
         ):
             return [], 0
-        s = columns.sheet(count, n, inner, size, self.held, sms, self.request.caps.cluster)
+        s = columns.tiling(count, n, inner, size, self.held, sms, self.request.caps.cluster)
         use = (
             D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads))
             if given < 0
             else 1
         )
-        return self._sheet(s, use), use
+        return self._tiled(s, use), use
 
-    def _sheet(self, s: Any, use: DimLike) -> list[Kernel]:
+    def _tiled(self, s: Any, use: DimLike) -> list[Kernel]:
         outer, _, inner = self.sizes
         v, cluster = 16 // self.element.size, s.parts if s.cluster else 1
         scratch = D.product([outer, s.parts, inner, self.held]) if s.parts > cluster else None
@@ -293,8 +288,8 @@ class _Reduction:
         )
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
-        """CTAs of the clusters that share tiles of columns, and whether (0 or 1) these are so
-        few, and so long but no longer, that one launch is best.
+        """(CTAs of a cluster that shares a tile of columns, use). use (0 or 1): whether columns are
+        few, and neither too short nor too long for one launch.
         """
         n, sms = self.sizes[1], self.request.sms * _CLUSTER_RESIDENT
         if self.request.arch < 90:
@@ -327,17 +322,17 @@ def operands(
     inner: DimLike,
     parts: DimLike,
 ) -> list[Parameter]:
-    """Parameters of a kernel over an axis; held: with what CTAs leave in scratch."""
+    """Parameters of a kernel over an axis. held: with the states that CTAs store in scratch."""
     return [
         pointer(f"const {element}", "x"),
         pointer(result, "y"),
-        *([pointer("Policy::Held", "scratch0", "held")] if held else []),
+        *([pointer("Policy::State", "scratch0", "held")] if held else []),
         *ints({"outer": outer, "n": n, "inner": inner, "parts": parts}),
     ]
 
 
 def literals(n: DimLike, inner: DimLike) -> str:
-    """Both sizes, as numbers where they are known."""
+    """C++ text of both sizes (`axis_layout.literal`)."""
     return f"{axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')}"
 
 

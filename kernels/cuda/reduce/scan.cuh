@@ -1,23 +1,23 @@
-// Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself
-// (EXCLUSIVE) or from the end (REVERSE). Where columns are few and long, `parts` CTAs share one:
-// reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
+// Prefix sums over n of [outer, n, inner], in f32 or wrapping integers. EXCLUSIVE: without the
+// element itself. REVERSE: from the end. Where columns are few and long, `parts` CTAs share one:
+// reduce_rows or reduce_columns of reduce.cuh has stored the sum of each part in `held`.
 #pragma once
 #include "reduce/reduce.cuh"
 
 template <class E>
-DEV float summand(E v) {
+DEV float addend(E v) {
   return to_float(v);
 }
-DEV u32 summand(i32 v) { return u32(v); }
-DEV u64 summand(i64 v) { return u64(v); }
+DEV u32 addend(i32 v) { return u32(v); }
+DEV u64 addend(i64 v) { return u64(v); }
 template <class E>
-DEV void settle(E& to, float sum) {
+DEV void assign(E& to, float sum) {
   from_float(to, sum);
 }
-DEV void settle(i32& to, u32 sum) { to = i32(sum); }
-DEV void settle(i64& to, u64 sum) { to = i64(sum); }
+DEV void assign(i32& to, u32 sum) { to = i32(sum); }
+DEV void assign(i64& to, u64 sum) { to = i64(sum); }
 
-// Sums of v over this and all lower lanes, of each LANES.
+// Inclusive prefix sum of v within each LANES lanes.
 template <int LANES, class A>
 DEV A scan_lanes(A v) {
   const int lane = threadIdx.x % LANES;
@@ -29,12 +29,12 @@ DEV A scan_lanes(A v) {
   return v;
 }
 
-// Contiguous rows: a warp, or all THREADS, go along one, K vectors of V elements for each lane at a
-// time. Where parts > 1, the kernel before this one is the one that left `held`, and it lets this
-// one start when x can be read.
+// Contiguous rows: a warp or the CTA scans one, K vectors of V elements per lane in an iteration.
+// parts > 1: the preceding kernel stores `held`, and calls `pdl_launch_dependents` when x is
+// readable.
 template <int V, int K, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) {
-  typedef decltype(summand(E())) A;
+  typedef decltype(addend(E())) A;
   constexpr int WARPS = LANES / 32, TILE = 32 * K * V;
   __shared__ A shared[32];
   const i64 unit = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
@@ -43,19 +43,19 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
   const Part part(n, mine, parts, 16 / sizeof(E));
   const i64 row = unit / parts;
   x += row * n, y += row * n;
-  // Places count from the multiple of a vector's size next to the part's first element: the part
-  // has those of [low, high).
-  const bool whole = together<V>(x, y);
+  // Positions count from the aligned vector at or before the part's first element (REVERSE: at or
+  // after its last one): the part is [low, high).
+  const bool whole = same_misalignment<V>(x, y);
   const int low = REVERSE ? int(-(u64(x + part.to) / sizeof(E)) & (V - 1))
                           : int(u64(x + part.from) / sizeof(E) & (V - 1)),
             high = low + part.to - part.from;
   auto place = [&](int first, int k) { return first + warp * TILE + (k * 32 + lane) * V; };
   auto index = [&](int at) {
     return REVERSE ? part.to + low - at - V : part.from - low + at;
-  };  // of the vector's first in memory
+  };  // index of the first element, in memory order, of the vector at position `at`
   auto real = [&](int at) { return at >= low && at < high; };
   Vec<E, V> raw[K];
-  auto bring = [&](int first) {
+  auto fetch = [&](int first) {
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const int at = place(first, k);
@@ -68,14 +68,14 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
           if (real(REVERSE ? at + V - 1 - j : at + j)) raw[k].v[j] = p[j];
     }
   };
-  if (parts == 1) wait_with(x + index(place(0, 0)), high);
-  bring(0);
+  if (parts == 1) pdl_wait_after(x + index(place(0, 0)), high);
+  fetch(0);
   A before = A(0);
   if (WARPS > 1 && parts > 1) {
-    wait_for_previous();
+    pdl_wait();
     for (int p = threadIdx.x; p < parts; p += THREADS)
-      if (REVERSE ? p > mine : p < mine) before += summand(held[row * parts + p]);
-    before = join_threads<Sum, LANES>(before, shared);
+      if (REVERSE ? p > mine : p < mine) before += addend(held[row * parts + p]);
+    before = reduce_threads<Sum, LANES>(before, shared);
   }
   for (int first = 0; first < high; first += WARPS * TILE) {
     A v[K][V], total = A(0);
@@ -85,7 +85,7 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
 #pragma unroll
       for (int j = 0; j < V; j++) {
         const A next =
-            run + (real(place(first, k) + j) ? summand(raw[k].v[REVERSE ? V - 1 - j : j]) : A(0));
+            run + (real(place(first, k) + j) ? addend(raw[k].v[REVERSE ? V - 1 - j : j]) : A(0));
         v[k][j] = EXCLUSIVE ? run : next;
         run = next;
       }
@@ -95,10 +95,10 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       for (int j = 0; j < V; j++) v[k][j] += start;
       total += __shfl_sync(FULL_WARP, sum, 31);
     }
-    if (first + WARPS * TILE < high) bring(first + WARPS * TILE);
+    if (first + WARPS * TILE < high) fetch(first + WARPS * TILE);
     A start = before;
     if (WARPS > 1) {
-      __syncthreads();  // readers of the turn before are done
+      __syncthreads();  // the previous iteration has read `shared`
       if (lane == 0) shared[warp] = total;
       __syncthreads();
       const A sum = scan_lanes<32>(lane < WARPS ? shared[lane] : A(0)),
@@ -112,9 +112,9 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       E* p = y + index(at);
       Vec<E, V> out;
 #pragma unroll
-      for (int j = 0; j < V; j++) settle(out.v[REVERSE ? V - 1 - j : j], start + v[k][j]);
+      for (int j = 0; j < V; j++) assign(out.v[REVERSE ? V - 1 - j : j], start + v[k][j]);
       if (whole && at >= low && at + V <= high)
-        store_whole<V>(p, out);
+        store_vector<V>(p, out);
       else
 #pragma unroll
         for (int j = 0; j < V; j++)
@@ -124,8 +124,7 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
   }
 }
 
-// Into `shared`, for every thread: the sum of v over it and those above it, of the DOWN that have a
-// column.
+// Inclusive prefix sum of v over the DOWN threads of each column, into shared[threadIdx.x].
 template <int ACROSS, int DOWN, class A>
 DEV void scan_down(A v, A* shared) {
   const int down = threadIdx.x / ACROSS;
@@ -141,11 +140,11 @@ DEV void scan_down(A v, A* shared) {
   }
 }
 
-// ACROSS columns next to each other (in the next row of columns where one ends), the CTA's other
-// threads below: K elements below each other each.
+// Column layout: ACROSS threads are neighbours along inner, the others of the CTA share n; a thread
+// has K consecutive elements of its column in an iteration.
 template <int K, int ACROSS, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inner, int parts) {
-  typedef decltype(summand(E())) A;
+  typedef decltype(addend(E())) A;
   constexpr int DOWN = THREADS / ACROSS;
   __shared__ A shared[THREADS];
   const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = gridDim.x / parts,
@@ -156,12 +155,12 @@ DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inn
   const int length = part.to - part.from;
   x += column.o * n * inner + column.at, y += column.o * n * inner + column.at;
   const A* last = shared + (DOWN - 1) * ACROSS + side;
-  wait_with(x, length);
+  pdl_wait_after(x, length);
   A before = A(0);
   if (parts > 1) {
     for (int p = down; p < parts && real; p += DOWN)
       if (REVERSE ? p > mine : p < mine)
-        before += summand(held[(column.o * parts + p) * inner + column.at]);
+        before += addend(held[(column.o * parts + p) * inner + column.at]);
     scan_down<ACROSS, DOWN>(before, shared);
     before = *last;
   }
@@ -172,7 +171,7 @@ DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inn
     };
     A v[K], total = A(0);
 #pragma unroll
-    for (int k = 0; k < K; k++) v[k] = real && at + k < length ? summand(x[place(k)]) : A(0);
+    for (int k = 0; k < K; k++) v[k] = real && at + k < length ? addend(x[place(k)]) : A(0);
 #pragma unroll
     for (int k = 0; k < K; k++) total += v[k];
     scan_down<ACROSS, DOWN>(total, shared);
@@ -180,44 +179,44 @@ DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inn
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const A next = run + v[k];
-      if (real && at + k < length) settle(y[place(k)], EXCLUSIVE ? run : next);
+      if (real && at + k < length) assign(y[place(k)], EXCLUSIVE ? run : next);
       run = next;
     }
     before += *last;
   }
 }
 
-// W columns a thread, all of them, DEPTH elements of each at a time: threads next to each other
-// have what follows, in the next row of columns where one ends.
+// Flat layout: a thread scans W columns, DEPTH elements of each at a time. Neighbouring threads
+// have neighbouring columns, across the ends of [inner].
 template <int W, int DEPTH, int THREADS, bool EXCLUSIVE, bool REVERSE, class E>
 DEV void scan_flat(const E* x, E* y, int outer, int n, int inner) {
-  typedef decltype(summand(E())) A;
+  typedef decltype(addend(E())) A;
   const Column<W, 1> column(i64(blockIdx.x) * THREADS + threadIdx.x, outer, inner);
   const i64 at = column.o * n * inner + column.at;
   auto place = [&](int k) { return at + i64(REVERSE ? n - 1 - k : k) * inner; };
   Vec<E, W> next[DEPTH];
-  auto bring = [&](int first) {
+  auto fetch = [&](int first) {
 #pragma unroll
     for (int k = 0; k < DEPTH; k++)
       if (first + k < n) next[k] = load<W>(x + place(first + k));
   };
-  wait_with(at);
+  pdl_wait_after(at);
   if (!column.real) return;
   A run[W];
 #pragma unroll
   for (int w = 0; w < W; w++) run[w] = A(0);
-  bring(0);
+  fetch(0);
   for (int first = 0; first < n; first += DEPTH) {
     Vec<E, W> raw[DEPTH];
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) raw[k] = next[k];
-    if (first + DEPTH < n) bring(first + DEPTH);
+    if (first + DEPTH < n) fetch(first + DEPTH);
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
 #pragma unroll
       for (int w = 0; w < W; w++) {
-        const A sum = run[w] + summand(raw[k].v[w]);
-        settle(raw[k].v[w], EXCLUSIVE ? run[w] : sum);
+        const A sum = run[w] + addend(raw[k].v[w]);
+        assign(raw[k].v[w], EXCLUSIVE ? run[w] : sum);
         run[w] = sum;
       }
       if (first + k < n) store<W>(y + place(first + k), raw[k]);
@@ -225,33 +224,33 @@ DEV void scan_flat(const E* x, E* y, int outer, int n, int inner) {
   }
 }
 
-// Small slabs [n, inner], so many a CTA; LANES lanes have a column, a run of it each.
+// Staged matrices [n, inner], `each` per CTA. LANES lanes share a column, a contiguous part each.
 template <int BYTES, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E>
-DEV void scan_slabs(const E* x, E* y, int outer, int n, int inner, int each) {
-  typedef decltype(summand(E())) A;
+DEV void scan_staged(const E* x, E* y, int outer, int n, int inner, int each) {
+  typedef decltype(addend(E())) A;
   __shared__ alignas(16) E room[BYTES / sizeof(E) + 16 / sizeof(E)];
   const i64 first = i64(blockIdx.x) * each, at = first * n * inner;
   const int count = int(min(i64(each), outer - first)), columns = count * inner,
             lane = threadIdx.x % LANES, per = (n + LANES - 1) / LANES;
-  Slabs<THREADS, E> slabs;
-  slabs.bring(room, x + at, count * n * inner);
+  Staged<THREADS, E> staged;
+  staged.load_rows(room, x + at, count * n * inner);
   for (int c = threadIdx.x / LANES; c - int(threadIdx.x / LANES) < columns; c += THREADS / LANES) {
     const int column = min(c, columns - 1), from = lane * per,
               to = c < columns ? min(from + per, n) : 0;
-    E* top = slabs.slab + column / inner * n * inner + column % inner;
+    E* top = staged.data + column / inner * n * inner + column % inner;
     auto place = [&](int j) { return (REVERSE ? n - 1 - j : j) * inner; };
     A run = A(0);
     if (LANES > 1) {
       A total = A(0);
-      for (int j = from; j < to; j++) total += summand(top[place(j)]);
+      for (int j = from; j < to; j++) total += addend(top[place(j)]);
       const A lower = __shfl_up_sync(FULL_WARP, scan_lanes<LANES>(total), 1);
       run = lane ? lower : A(0);
     }
     for (int j = from; j < to; j++) {
-      const A next = run + summand(top[place(j)]);
-      settle(top[place(j)], EXCLUSIVE ? run : next);
+      const A next = run + addend(top[place(j)]);
+      assign(top[place(j)], EXCLUSIVE ? run : next);
       run = next;
     }
   }
-  slabs.take_back(y + at, count * n * inner);
+  staged.store_rows(y + at, count * n * inner);
 }

@@ -1,4 +1,4 @@
-"""CUDA kernels for running sums over one axis."""
+"""Prefix sums over one axis; `common/axis_layout.py` defines the layouts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from ..common.prelude import C_TYPES
 from .reduce import literals, operands
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
-#: Arguments of what leaves the sum of every part.
+#: Arguments of the reduction that stores the sum of each part.
 _SUMS = "x, (Policy::Result*)nullptr, held, outer"
-#: Elements of the longest row that a warp goes along alone, and where rows are so few that there is
-#: a CTA for each; those of a thread at a time at least.
+#: Longest row that a warp scans, and where a CTA per row would fit the device; least elements of a
+#: thread in an iteration.
 _WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
-#: Threads of a CTA; those of one that has all of a row at once, and of how many elements at most.
+#: Threads of a CTA; most threads, and elements, of a CTA that scans a row in one iteration.
 _BLOCK, _LARGEST, _ALONE = 256, 1024, 4096
-#: How many CTAs an SM holds, and most CTAs of a row or of columns, of which each
-#: thread has so many elements at a time.
+#: CTAs per SM; most CTAs that share a row or column; elements of a column per thread and iteration.
 _RESIDENT, _MOST, _COLUMN_PER_THREAD = 4, 512, 8
-#: Elements of the longest columns of which a thread has all, and its CTA.
+#: Flat layout: longest column, threads of a CTA.
 _FLAT, _FLAT_BLOCK = 1024, 64
 
 
@@ -36,9 +35,9 @@ def cumsum(request: Request) -> list[Kernel]:
     if dtype not in (*_FLOATS, DType.I64, DType.I32):
         raise NoKernel(f"running sums over {dtype.name}")
     outer, n, inner = i["outer"], i["n"], i["inner"]
-    small = axis_layout.in_slabs(dtype, n, inner, aligned=False)
+    small = axis_layout.staged(dtype, n, inner, aligned=False)
     rest = axis_layout.negated(small)
-    found = [*_slabs(request, dtype, small)]
+    found = [*_staged(request, dtype, small)]
     if known(inner) == 1:
         length, v = known(n), 16 // dtype.size
         few = axis_layout.up_to(outer, request.sms * _RESIDENT)
@@ -58,7 +57,7 @@ def cumsum(request: Request) -> list[Kernel]:
             _LARGEST
             if length is None
             else axis_layout.power_of_two(-(-(length + v) // per), _BLOCK, _LARGEST)
-        )  # a vector more before the first whole one
+        )  # the row may begin in the middle of a vector
         body = f"scan_rows<{v}, {per // v}, {threads}, {threads}, @>(x, y, held, outer, n, 1);"
         found += _scan(request, dtype, threads, body, outer, D.mul(alone, rest))
         found += _scan(
@@ -84,8 +83,8 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
         few = known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1
         w = 1 if few else w
         units = D.mul(outer, D.floordiv(inner, w))
-        # Small CTAs of short columns would be over before more of them can start; single elements
-        # of 2 bytes were measured faster in large ones
+        # small CTAs of short columns end before the next ones can start; single elements of 2
+        # bytes were measured to be faster in large CTAs
         large = int(n) <= _COLUMN_PER_THREAD or (w == 1 and dtype.size == 2)
         block = _BLOCK if large and not few else _FLAT_BLOCK
         forms = (w, _COLUMN_PER_THREAD, block, "@")
@@ -106,7 +105,7 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
 
 
 def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
-    """CTAs that share each of so many rows or tiles of columns, of which `worth` pay."""
+    """CTAs that share each of `units` rows or tiles of columns, at most `worth`."""
     return D.maximum(
         D.minimum(
             D.minimum(D.floordiv(request.sms * _RESIDENT, D.maximum(units, 1)), worth), _MOST
@@ -115,12 +114,12 @@ def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
     )
 
 
-def _slabs(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
+def _staged(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     i = parameters(request)
-    each, grid, lanes = axis_layout.slab_columns(request, dtype, i["outer"], i["n"], i["inner"])
-    threads = axis_layout.SLAB_THREADS
+    each, grid, lanes = axis_layout.staged_columns(request, dtype, i["outer"], i["n"], i["inner"])
+    threads = axis_layout.STAGED_THREADS
     given = f"x, y, outer, {literals(i['n'], i['inner'])}, parts"
-    body = invoke("scan_slabs", (axis_layout.SLABS, lanes, threads, "@"), given)
+    body = invoke("scan_staged", (axis_layout.STAGE_BYTES, lanes, threads, "@"), given)
     return _scan(request, dtype, threads, body, grid, use, each)
 
 
@@ -134,8 +133,8 @@ def _scan(
     parts: DimLike = 1,
     before: str = "",
 ) -> list[Kernel]:
-    """`body` with what it does for @; before it, where a row or column is divided into parts,
-    `before` leaves the sum of each in scratch.
+    """The kernel with `body`, where @ stands for the flags. Where CTAs share a row or column, it is
+    preceded by a kernel with `before`, which stores the sum of each part in scratch.
     """
     i = parameters(request)
     outer, n, inner = i["outer"], i["n"], i["inner"]
@@ -144,10 +143,10 @@ def _scan(
     policy = "Fold<kSum>" if dtype in _FLOATS else f"FoldInt<kSum, {e}>"
     given = operands(e, e, divided, outer, n, inner, parts)
     call = body.replace("@", flags).replace(
-        "held", "held" if divided else "(const Policy::Held*)nullptr"
+        "held", "held" if divided else "(const Policy::State*)nullptr"
     )
-    # what x holds can be read when the kernel before has ended
-    sums = f"wait_for_previous();\n  next_may_start();\n  {before}"
+    # x is readable once the preceding kernel has ended
+    sums = f"pdl_wait();\n  pdl_launch_dependents();\n  {before}"
     size = D.product([outer, parts, inner, max(dtype.size, 4), use])
     blocks = D.mul(grid, use)
     last = instance(
@@ -157,7 +156,7 @@ def _scan(
         given,
         D.mul(blocks, parts) if divided else blocks,
         block,
-        f"next_may_start();\n  {call}",
+        f"pdl_launch_dependents();\n  {call}",
         dtype=dtype if dtype in _FLOATS else DType.F32,
         text=f"typedef {policy} Policy;\n",
         after=entry("cumsum_parts", given, block, sums) if divided else "",

@@ -1,11 +1,10 @@
-// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the
-// earlier comes first.
+// The K largest (or smallest) elements of a row, in order, and their indices; among equal ones the
+// lower index comes first.
 //
-// A key says where an element stands: a number in the order of the values (NaN above all, both
-// zeros one), above its place in the row reversed. No two keys are equal, so that "the K
-// largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow
-// down the K-th largest by counting (narrower ones would meet in few counters: exponents of
-// neighbouring values agree); what is not below it is kept and sorted.
+// Radix select, then a bitonic sort. The key of an element has its value as an ordered integer (NaN
+// is the largest; -0 equals 0) in the high bits, and its reversed index in the low bits. Keys are
+// distinct, so the result does not depend on the order in which threads run. Digits have eleven
+// bits: with fewer, the exponents of similar values would contend for few counters.
 #pragma once
 #include "common/base.cuh"
 
@@ -23,7 +22,7 @@ DEV u32 ordered_short(u32 bits, u32 infinity) {
 DEV u32 ordered(half_t v) { return ordered_short(v.bits, 0x7c00); }
 DEV u32 ordered(bfloat_t v) { return ordered_short(v.bits, 0x7f80); }
 
-// places: as many low bits as a place of the row takes, all ones.
+// places: mask of the low bits that an index takes.
 template <bool LARGEST, class E>
 DEV u64 key_of(E v, u32 place, u32 places) {
   const u32 value = ordered(v) ^ (LARGEST ? 0 : 0xffffffffu >> (32 - 8 * sizeof(E)));
@@ -32,8 +31,8 @@ DEV u64 key_of(E v, u32 place, u32 places) {
 DEV u32 place_of(u64 key, u32 places) { return places - (u32(key) & places); }
 DEV u32 places_of(u32 n) { return n > 1 ? 0xffffffffu >> __clz(n - 1) : 1; }
 
-// Keys of (a part of) a row that lies in memory, which begins at place `first`, and of one whose
-// keys were kept before: all threads visit all of them.
+// Keys of a row, or a part of it that begins at index `first` (Row), and keys in memory
+// (SavedKeys). each(visit): the threads of the CTA together visit every key.
 template <int THREADS, bool LARGEST, class E>
 struct Row {
   const E* x;
@@ -62,7 +61,7 @@ struct Row {
   }
 };
 template <int THREADS>
-struct Kept {
+struct SavedKeys {
   const u64* keys;
   u32 n;
   METHOD u64 operator[](u32 i) const { return keys[i]; }
@@ -75,13 +74,13 @@ struct Kept {
 
 constexpr int DIGIT = 11, DIGITS = 1 << DIGIT;
 
-// The K-th largest of more than K keys of `bits` bits. All threads of the CTA call it, and get
-// it.
+// The K-th largest of more than K keys of `bits` bits, in all threads of the CTA; all must call
+// this.
 template <int THREADS, class Keys>
-DEV u64 kth(const Keys& keys, int bits, u32 k) {
+DEV u64 kth_largest(const Keys& keys, int bits, u32 k) {
   __shared__ u32 counts[DIGITS], sums[32];
   __shared__ u32
-      found[2];  // the digit of the K-th, and how many of those that share it are among the K
+      found[2];  // the digit of the K-th, and the number of keys with this digit among the K
   u64 prefix = 0, mask = 0;
   for (int shift = bits - DIGIT;; shift -= DIGIT) {
     const int low = max(shift, 0);
@@ -91,7 +90,7 @@ DEV u64 kth(const Keys& keys, int bits, u32 k) {
       if ((key & mask) == prefix) atomicAdd(&counts[key >> low & (DIGITS - 1) & ~(mask >> low)], 1);
     });
     __syncthreads();
-    // Thread t has the digits EACH t .. EACH t + EACH - 1; what lies above them comes first.
+    // Thread t has the digits EACH t .. EACH t + EACH - 1; larger digits come first.
     constexpr int EACH = DIGITS / THREADS;
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     u32 sum = 0;
@@ -116,16 +115,16 @@ DEV u64 kth(const Keys& keys, int bits, u32 k) {
     __syncthreads();
     const u32 digit = found[0], same = counts[digit];
     prefix |= u64(digit) << low, mask |= u64(DIGITS - 1) << low, k = found[1];
-    if (same == k || low == 0) return prefix;  // all that share it are among the K
+    if (same == k || low == 0) return prefix;  // all keys with this prefix are among the K
     __syncthreads();
   }
 }
 
-// Keys lie in shared memory with one left out after every eight, so that threads that each read
-// eight in a row meet in no bank.
+// Index of key i in shared memory: one word of padding after every eight keys avoids bank conflicts
+// between threads that each read eight consecutive keys.
 DEV int at(int i) { return i + i / 8; }
 
-// Exchanges neighbours at half the distance, a quarter, ..., so that the larger come first if
+// Bitonic merge in registers: compare-exchange at distances COUNT / 2, ..., 1; descending if
 // `down`.
 template <int COUNT>
 DEV void exchange(u64 (&k)[COUNT], bool down) {
@@ -139,8 +138,8 @@ DEV void exchange(u64 (&k)[COUNT], bool down) {
         k[j] = turn ? v : u, k[j + d] = turn ? u : v;
       }
 }
-// Bitonic merging of runs, over distances COUNT / 2 * step down to step: a thread has COUNT keys in
-// registers.
+// Bitonic merge in shared memory, at distances COUNT / 2 * step, ..., step; a thread has COUNT
+// keys.
 template <int THREADS, int SIZE, int COUNT>
 DEV void merge(u64* keys, int run, int step) {
   for (int g = threadIdx.x; g < SIZE / COUNT; g += THREADS) {
@@ -154,7 +153,7 @@ DEV void merge(u64* keys, int run, int step) {
   }
   __syncthreads();
 }
-// Sorts SIZE keys, a power of two from 8 on, from the largest down.
+// Sorts SIZE keys in descending order; SIZE is a power of two, at least 8.
 template <int THREADS, int SIZE>
 DEV void sort_down(u64* keys) {
   merge<THREADS, SIZE, 2>(keys, 2, 1);
@@ -167,8 +166,8 @@ DEV void sort_down(u64* keys) {
   }
 }
 
-// The K largest keys, or all where there are up to SIZE, in order to the first places of kept; what
-// is left over of SIZE is 0.
+// Writes the K largest keys (all, if there are at most SIZE) to kept[0..SIZE), descending, zeros
+// last.
 template <int THREADS, int K, int SIZE, class Keys>
 DEV void largest(const Keys& keys, int bits, u64* kept) {
   if (keys.n <= SIZE) {
@@ -177,7 +176,7 @@ DEV void largest(const Keys& keys, int bits, u64* kept) {
     __shared__ u32 count;
     for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[at(i)] = 0;
     if (threadIdx.x == 0) count = 0;
-    const u64 least = kth<THREADS>(keys, bits, K);
+    const u64 least = kth_largest<THREADS>(keys, bits, K);
     keys.each([&](u64 key) {
       if (key >= least) kept[at(atomicAdd(&count, 1))] = key;
     });
@@ -186,15 +185,16 @@ DEV void largest(const Keys& keys, int bits, u64* kept) {
   sort_down<THREADS, SIZE>(kept);
 }
 
-struct Line {  // a row of [outer, n, inner], and where its results go in [outer, K, inner]
+struct RowOffsets {  // of a row of [outer, n, inner] and of its results in [outer, K, inner]
   i64 x, y;
-  METHOD Line(i64 row, i64 n, i64 inner, int K) {
+  METHOD RowOffsets(i64 row, i64 n, i64 inner, int K) {
     const i64 o = row / inner, i = row - o * inner;
     x = o * n * inner + i, y = o * K * inner + i;
   }
 };
 template <class E>
-DEV void answer(const E* x, E* y, i64* indices, const Line& l, i64 inner, int rank, u32 place) {
+DEV void write_result(const E* x, E* y, i64* indices, const RowOffsets& l, i64 inner, int rank,
+                      u32 place) {
   if (y) y[l.y + rank * inner] = x[l.x + place * inner];
   if (indices) indices[l.y + rank * inner] = place;
 }
@@ -203,8 +203,8 @@ DEV int bits_of(u32 places) {
   return 8 * sizeof(E) + __popc(places);
 }
 
-// A CTA for each row; with FROM_KEPT, for the `parts` times K keys that were kept of it.
-template <int THREADS, int K, int SIZE, bool LARGEST, bool FROM_KEPT, class E>
+// A CTA per row. FROM_KEYS: of the row, `parts` * K keys were stored (top_parts).
+template <int THREADS, int K, int SIZE, bool LARGEST, bool FROM_KEYS, class E>
 DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i64 n, i64 inner,
                   int parts, u64* kept, u32* fault) {
   if (n < K) {
@@ -213,34 +213,34 @@ DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i
   }
   const u32 places = places_of(u32(n));
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    const Line l(row, n, inner, K);
-    if constexpr (FROM_KEPT)
-      largest<THREADS, K, SIZE>(Kept<THREADS>{before + row * parts * K, u32(parts) * K},
+    const RowOffsets l(row, n, inner, K);
+    if constexpr (FROM_KEYS)
+      largest<THREADS, K, SIZE>(SavedKeys<THREADS>{before + row * parts * K, u32(parts) * K},
                                 bits_of<E>(places), kept);
     else
       largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x, inner, u32(n), 0, places},
                                 bits_of<E>(places), kept);
     for (int r = threadIdx.x; r < K; r += THREADS)
-      answer(x, y, indices, l, inner, r, place_of(kept[at(r)], places));
+      write_result(x, y, indices, l, inner, r, place_of(kept[at(r)], places));
     __syncthreads();
   }
 }
 
-// A CTA for each part of `each` elements of each row: the K largest keys of it. A last part with
-// fewer ends with keys of 0, below all others.
+// A CTA per part (`each` elements) of a row stores the K largest keys of it. If the last part is
+// shorter than K, zeros follow, which are below all keys.
 template <int THREADS, int K, int SIZE, bool LARGEST, class E>
 DEV void top_parts(const E* x, u64* after, i64 rows, i64 n, i64 inner, int parts, int each,
                    u64* kept) {
   const u32 places = places_of(u32(n)), first = u32(blockIdx.x % parts) * each,
             some = min(u32(each), u32(n) - first);
-  const Line l(blockIdx.x / parts, n, inner, K);
+  const RowOffsets l(blockIdx.x / parts, n, inner, K);
   largest<THREADS, K, SIZE>(
       Row<THREADS, LARGEST, E>{x + l.x + first * inner, inner, some, first, places},
       bits_of<E>(places), kept);
   for (int r = threadIdx.x; r < K; r += THREADS) after[i64(blockIdx.x) * K + r] = kept[at(r)];
 }
 
-// A warp for each row of at most 32 V elements: the largest key, K times over.
+// A warp per row of at most 32 V elements: K times, the largest key is found and removed.
 template <int K, int V, bool LARGEST, class E>
 DEV void top_warps(const E* x, E* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault) {
   const u32 lane = threadIdx.x & 31, warps = blockDim.x / 32;
@@ -250,7 +250,7 @@ DEV void top_warps(const E* x, E* y, i64* indices, i64 rows, i64 n, i64 inner, u
   }
   for (i64 row = i64(blockIdx.x) * warps + threadIdx.x / 32; row < rows;
        row += i64(gridDim.x) * warps) {
-    const Line l(row, n, inner, K);
+    const RowOffsets l(row, n, inner, K);
     u64 keys[V], mine = 0;
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -269,6 +269,6 @@ DEV void top_warps(const E* x, E* y, i64* indices, i64 rows, i64 n, i64 inner, u
       for (int v = 0; v < V; v++) keys[v] = keys[v] == top ? 0 : keys[v];
       if (lane == r) mine = top;
     }
-    if (lane < K) answer(x, y, indices, l, inner, lane, place_of(mine, 0xffffffffu));
+    if (lane < K) write_result(x, y, indices, l, inner, lane, place_of(mine, 0xffffffffu));
   }
 }

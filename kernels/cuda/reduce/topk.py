@@ -1,4 +1,4 @@
-"""CUDA kernels for the largest or smallest elements of rows, in order."""
+"""Top-k: the largest or smallest elements along an axis, in order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..common.instantiate import instance, ints, invoke, longs, pointer
 from ..common.launch import blocks, known, parameters, static
 from ..common.prelude import C_TYPES
 
-#: Elements of the most that a CTA sorts (72 KiB of keys).
+#: Most keys that a CTA sorts (72 KiB).
 _MOST = 8192
-#: Elements and results of a warp at most, and elements of a thread times results: each result costs
-#: a look at all of them.
+#: Rows of a warp: most elements, most results, most (elements of a lane) * results; each result
+#: examines all elements.
 _WARP_ROW, _WARP_RESULTS, _WARP_LOOKS = 512, 32, 256
-#: Rows of up to so many elements are sorted whole: choosing takes several passes.
+#: Longest row that is sorted as a whole; selection takes several passes.
 _SORTED = 512
-#: Rows of so many elements are cut into parts of at least so many, and at most so many parts.
+#: Rows from _LONG elements on are divided into at most _PARTS parts of at least _PART elements.
 _LONG, _PART, _PARTS = 24576, 8192, 64
 
 
@@ -69,7 +69,7 @@ class _Top:
             given,
             grid,
             block,
-            f"{shared}after_previous();\n  {call}",
+            f"{shared}pdl_begin();\n  {call}",
             dtype=DType.F32,
             smem=smem,
             scratch=scratch,
@@ -96,7 +96,7 @@ class _Top:
         size = max(_power(n if n is not None and n <= _SORTED else k), 8)
         looks = 1024 if n is None else 0 if n <= size else _power(n // 4)
         threads = min(max(looks, size // 8, 64), 1024)
-        forms, smem = (threads, k, size, largest), 9 * size  # with the keys left out
+        forms, smem = (threads, k, size, largest), 9 * size  # with the padding
         grid = D.minimum(self.rows, sms * (2048 // threads))
 
         def top(keys: str, parts: str, *, joined: bool) -> str:

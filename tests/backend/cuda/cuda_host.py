@@ -96,13 +96,13 @@ static size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
 #: In place of templates whose functions are single instructions: copies are done at once.
 _TEMPLATES = {
     "common/async_copy": """
-#define shared_address(p) ((char*)(p))
-template <int BYTES = 16> static void copy_async(void* to, const void* from, int read) {
+#define smem_address(p) ((char*)(p))
+template <int BYTES = 16> static void cp_async(void* to, const void* from, int read) {
   memset(to, 0, BYTES), memcpy(to, from, read);
 }
-static void copy_commit() {}
-template <int LEFT> static void copy_wait() {}
-static void copy_wait_all() {}
+static void cp_async_commit() {}
+template <int LEFT> static void cp_async_wait() {}
+static void cp_async_wait_all() {}
 """,
     "common/mma": "",
     "attention/fetch": """

@@ -16,7 +16,7 @@ from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
-_sheets = discovery.module("kernels", "cuda.reduce.columns")
+_tilings = discovery.module("kernels", "cuda.reduce.columns")
 #: Every type, and every architecture, once.
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _LARGE: dict[str, DimLike] = {
@@ -547,7 +547,7 @@ def test_a_block_has_its_threads_its_shared_memory_and_rows_that_lie_alike(
         (3, 100003, 8),
         (1, 17, 4096),
     ):
-        s, v = _sheets.sheet(outer, n, inner, size, held, 132, 16), 16 // size
+        s, v = _tilings.tiling(outer, n, inner, size, held, 132, 16), 16 // size
         assert (
             s.threads <= 1024
             and v * held * ((s.lanes | 1) * s.down * s.teams + 32 + 32 // v + s.lanes) <= 48 << 10
@@ -625,7 +625,7 @@ def test_empty_launches_have_empty_grids() -> None:
 def test_launches_overlap_on_hopper_only() -> None:
     for arch, overlaps in ((80, False), (90, True)):
         (k,) = cuda.emit(_norm(DType.F16, 768, arch))
-        assert k.pdl == overlaps and "next_may_start();" in k.source
+        assert k.pdl == overlaps and "pdl_launch_dependents();" in k.source
 
 
 def test_integer_means_have_no_kernel() -> None:

@@ -8,7 +8,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
-from ...common.launch import clustered, known, parameters, shared
+from ...common.launch import known, parameters, sms_of_clusters
 from .. import problem
 from ..problem import Problem
 
@@ -145,7 +145,7 @@ def simt_configs(request: Request, p: Problem) -> list[tuple[DecodeConfig, DimLi
     if request.arch >= 90:
         most = (1, 2, 4, 8) if exact is not None else (1, 8)
     most = tuple(n for n in most if n <= request.caps.cluster)
-    fill = D.floordiv(2 * clustered(request.sms, most[-1]), D.maximum(count, 1))
+    fill = D.floordiv(2 * sms_of_clusters(request.sms, most[-1]), D.maximum(count, 1))
     together = D.minimum(most[-1], D.maximum(fill, 1))
     if (n := known(together)) is not None:
         together = max(m for m in most if m <= n)
@@ -211,5 +211,5 @@ def _mma_ctas(request: Request, p: Problem) -> tuple[int, int]:
     parts = known(D.ceildiv(parameters(request)["T"], 2 * _MMA_KEYS * _WARPS))
     many = count is not None and parts is not None and count > _FEW and count * parts > request.sms
     stage = _mma_stage(p)
-    ctas = 2 if many and shared(request) // 2 - _MMA_OTHER >= 2 * stage else 1
-    return ctas, min(_MMA_STAGES, (shared(request) // ctas - _MMA_OTHER) // stage)
+    ctas = 2 if many and request.caps.smem_block // 2 - _MMA_OTHER >= 2 * stage else 1
+    return ctas, min(_MMA_STAGES, (request.caps.smem_block // ctas - _MMA_OTHER) // stage)

@@ -25,7 +25,7 @@ DEV void load_rows(u32 to, const T* from, i64 stride, int count) {
     const int at = u + (threadIdx.x & 31), r = at / chunks, c = at % chunks;
     const bool real = r < count && c * 8 < SIZE;
     if (KEYS * chunks % 32 == 0 || r < KEYS)
-      copy_async(to + r * PITCH + c * 16, real ? from + r * stride + c * 8 : from, real ? 16 : 0);
+      cp_async(to + r * PITCH + c * 16, real ? from + r * stride + c * 8 : from, real ? 16 : 0);
   }
 }
 DEV void sync_warp() {
@@ -37,28 +37,28 @@ DEV void sync_warp() {
 }
 
 DEV void attend(const Attention& g) {
-  next_may_start();
+  pdl_launch_dependents();
   extern __shared__ __align__(16) char memory[];
   __shared__ __align__(16) char shared_weights[ROWS * kPitchP];
   __shared__ float of_warps[WARPS][ROWS];  // largest scores of a step, in the end sums of weights
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane % 4 * 2;
   Work<KEYS, false> w(g);
-  wait_with(w.k, w.v, w.count);
+  pdl_wait_after(w.k, w.v, w.count);
   w.share_keys(g);
   const int to = w.to;
   const int steps = (max(to - w.from, 0) + kAll - 1) / kAll;
-  const u32 ring = shared_address(memory), weights = shared_address(shared_weights);
+  const u32 ring = smem_address(memory), weights = smem_address(shared_weights);
   auto load_step = [&](int step) {  // two groups of copies
     const int t = w.from + step * kAll + warp * KEYS;
     const u32 at = ring + step % STAGES * kStage;
     if (step < steps)
       load_rows<HEAD, kD, kPitch>(at + warp * KEYS * kPitch, w.k + min(t, to - 1) * g.k_s, g.k_s,
                                   to - t);
-    copy_commit();
+    cp_async_commit();
     if (step < steps)
       load_rows<HEAD_V, kDV, kPitchV>(at + kValues + warp * KEYS * kPitchV,
                                       w.v + min(t, to - 1) * g.v_s, g.v_s, to - t);
-    copy_commit();
+    cp_async_commit();
   };
   // The first keys are on their way before anything waits for queries.
 #pragma unroll 1
@@ -88,14 +88,14 @@ DEV void attend(const Attention& g) {
   const int row = lane / 4;
   float out[kTiles][4] = {}, row_max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
   for (int step = 0; step < steps; step++) {
-    copy_wait<2 * STAGES - 3>();
+    cp_async_wait<2 * STAGES - 3>();
     sync_warp();
     const u32 stage = ring + step % STAGES * kStage;
     float x[4] = {}, y[4] = {};
 #pragma unroll
     for (int d = 0; d < kD / 16; d += 2) {
       u32 r[4];
-      load_matrices(r, stage + (d + 1 < kD / 16 ? key : last_key) + d * 32);
+      ldmatrix_x4(r, stage + (d + 1 < kD / 16 ? key : last_key) + d * 32);
       multiply(x, a[d], r[0], r[1], (T*)nullptr);
       if (d + 1 < kD / 16) multiply(y, a[d + 1], r[2], r[3], (T*)nullptr);
     }
@@ -114,7 +114,7 @@ DEV void attend(const Attention& g) {
       best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
       if (lane % 4 == 0) of_warps[warp][row + 8 * e] = best;
     }
-    copy_wait<2 * STAGES - 4>();
+    cp_async_wait<2 * STAGES - 4>();
     __syncthreads();  // all values are there, and all warps are done with those of the step before
     load_step(step + STAGES - 1);
 #pragma unroll
@@ -136,20 +136,20 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int n = 0; n < kAll / 32; n++) {
       u32 p[2][4];
-      load_matrices(p[0], weight + n * 64);
-      load_matrices(p[1], weight + n * 64 + 32);
+      ldmatrix_x4(p[0], weight + n * 64);
+      ldmatrix_x4(p[1], weight + n * 64 + 32);
 #pragma unroll
       for (int d = 0; d < kTiles; d++) {
         if (kDV / 8 % WARPS != 0 && warp + d * WARPS >= kDV / 8) continue;
         u32 r[4];
-        load_transposed(r, stage + value + n * 32 * kPitchV + (warp + d * WARPS) * 16);
+        ldmatrix_x4_trans(r, stage + value + n * 32 * kPitchV + (warp + d * WARPS) * 16);
         multiply(out[d], p[0], r[0], r[1], (T*)nullptr);
         multiply(out[d], p[1], r[2], r[3], (T*)nullptr);
       }
     }
   }
 
-  copy_wait<0>();
+  cp_async_wait<0>();
   Partial<ROWS>& whole = w.partial(g);
 #pragma unroll
   for (int e = 0; e < 2; e++) {

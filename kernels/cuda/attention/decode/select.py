@@ -14,7 +14,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate
 from tracea_onnx.support.data_classes import dataclass
 
-from ...common.launch import clustered, known, parameters
+from ...common.launch import known, parameters, sms_of_clusters
 from .. import problem
 from ..fa3_sm90 import config as fa3
 from ..fa3_sm90.config import Fa3Config
@@ -215,7 +215,7 @@ def _cheapest(request: Request, p: Problem, rows: Request, few: Chosen) -> Any |
 
 def _of_fa3(request: Request, config: Fa3Config, clocks: int, keys: int, row: int) -> float:
     i, ctas = parameters(request), _number(problem.blocks(request, config.rows)) * config.cluster
-    each = -(-ctas // clustered(request.sms, config.cluster))
+    each = -(-ctas // sms_of_clusters(request.sms, config.cluster))
     # no other tile reads the same keys
     alone = known(i["H"]) == known(i["KVH"]) and _number(i["S"]) <= config.rows
     rate = (_BYTES if alone else _CACHED_BYTES) / (_RAGGED if row % 256 else 1.0)
@@ -323,7 +323,7 @@ def _decoding(request: Request, rows: Request, keys: int) -> Any | None:
                 least = _WHOLE.begun + _most(heads, sms) * keys * _KEY
                 price[paired] = max(price[paired], least)
             continue
-        each = -(-ctas // clustered(sms, config.cluster))
+        each = -(-ctas // sms_of_clusters(sms, config.cluster))
         steps = -(-keys // (config.keys * config.cluster))
         key = _KEY if short else max(_KEY_LONG, row / _CTA_BYTES)
         reading = of.memory(size, row, -(-keys // config.cluster) * row)
@@ -339,7 +339,7 @@ def _decoding(request: Request, rows: Request, keys: int) -> Any | None:
             if config.split_kv:
                 least = _SPLIT.begun + heads * keys / sms * _FETCHING_SPLIT
             else:
-                places = clustered(sms, config.cluster) if config.ctas == 1 else sms
+                places = sms_of_clusters(sms, config.cluster) if config.ctas == 1 else sms
                 most = -(-heads * config.cluster // places)
                 most = _most(heads, sms) if config == paired else most
                 least = _FA3[config.cluster].begun + most * keys / config.cluster * _FETCHING

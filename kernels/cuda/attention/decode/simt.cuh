@@ -25,7 +25,7 @@ DEV void load_piece(Piece* to, const T* row, int column, bool real) {
     for (int e = 0; e < VECTOR; e += READ) {
       const int at = column + c * LANES * VECTOR + e;
       const bool there = real && at < SIZE;
-      fetch<READ>(shared_address(to + c * THREADS) + e * sizeof(T), row, at, there);
+      fetch<READ>(smem_address(to + c * THREADS) + e * sizeof(T), row, at, there);
     }
 }
 // The sums over a unit's LANES threads of COUNT values: each thread keeps its share, from the value
@@ -46,7 +46,7 @@ DEV void share_sums(float (&x)[kScores]) {
 }
 
 DEV void attend(const Attention& g) {
-  after_previous();
+  pdl_begin();
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial<ROWS> whole;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, unit = threadIdx.x / LANES,
@@ -69,7 +69,7 @@ DEV void attend(const Attention& g) {
         load_piece<HEAD, READ_K>(piece(stage, n, 0), k + t * g.k_s, column, t < to);
         load_piece<HEAD_V, READ_V>(piece(stage, n, 1), v + t * g.v_s, column, t < to);
       }
-    copy_commit();
+    cp_async_commit();
   };
   constexpr int step = AT_ONCE * kUnits;
   // The first keys are on their way before anything waits for queries.
@@ -104,7 +104,7 @@ DEV void attend(const Attention& g) {
   for (int t0 = w.from, stage = 0; t0 < to;
        t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
     load_stage(stage == 0 ? STAGES - 1 : stage - 1, t0 + (STAGES - 1) * step);
-    copy_wait<STAGES - 1>();
+    cp_async_wait<STAGES - 1>();
     float x[kScores];
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++) {
@@ -168,7 +168,7 @@ DEV void attend(const Attention& g) {
       }
   }
 
-  copy_wait<0>();
+  cp_async_wait<0>();
   __syncthreads();  // all are done with what they fetched, in whose place is now what the warps
                     // have
   Partial<ROWS>* const of_warps = (Partial<ROWS>*)memory;

@@ -27,7 +27,7 @@ DEV void load_words(Words& r, const char* from, bool real) {
 }
 
 DEV void attend(const Attention& g) {
-  wait_for_previous();
+  pdl_wait();
   __shared__ Partial<ROWS> held[WARPS + (WARPS > 1 && CLUSTER > 1)];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = lane / 4, quad = lane % 4;
   Work<1, true> w(g);
@@ -150,7 +150,7 @@ DEV void attend(const Attention& g) {
     if (next < to) load_values(next);
   }
 
-  next_may_start();  // CTAs of the next launch that came earlier would lie beside each other
+  pdl_launch_dependents();  // CTAs of the next launch that came earlier would lie beside each other
   Partial<ROWS>& mine = held[warp];
 #pragma unroll
   for (int n = 0; n < kTiles; n++) {

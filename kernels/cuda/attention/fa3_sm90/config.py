@@ -16,7 +16,7 @@ from tracea_onnx.ir.dims import DimLike, evaluate, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
 from ...common.epilogue import Parameter
-from ...common.launch import clustered, known, parameters
+from ...common.launch import known, parameters, sms_of_clusters
 from .. import problem
 from ..problem import Problem
 
@@ -260,7 +260,10 @@ def _cost(request: Request, p: Problem, form: Form, c: Fa3Config) -> DimLike:
     """
     i, short = parameters(request), p.widest <= 64
     keys, tiles = i["T"], D.mul(problem.blocks(request, c.rows), form.cluster)
-    count, delay = D.ceildiv(tiles, clustered(request.sms, form.cluster)), _delay(form, keys, c)
+    count, delay = (
+        D.ceildiv(tiles, sms_of_clusters(request.sms, form.cluster)),
+        _delay(form, keys, c),
+    )
     if form.work is None:
         pairs = p.causal and short and form.cluster == 1
         twice = D.mul(D.less(count, 3), D.less(keys, D.add(i["S"], 1))) if pairs else 0

@@ -68,7 +68,7 @@ struct Smem {
   float4* parts;
   Tile* tiles;
   METHOD Smem(char* memory) : memory(memory) {
-    start = shared_address(memory), queries = (start + 1023u) & ~1023u;
+    start = smem_address(memory), queries = (start + 1023u) & ~1023u;
     keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
     tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS;
     q_empty = q_full + 8 * SLOTS * kQueryBarriers, y_full = q_empty + 8 * SLOTS;
@@ -85,18 +85,18 @@ struct Smem {
     return q_full + 8 * (slot * kQueryBarriers + of);
   }
   METHOD void init_barriers() const {
-    for (int i = 0; i < SLOTS * kQueryBarriers; i++) barrier_init(q_full + 8 * i, 1);
+    for (int i = 0; i < SLOTS * kQueryBarriers; i++) mbarrier_init(q_full + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++)
-      barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
-          barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
+      mbarrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
+          mbarrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++)
-      barrier_init(m_full + 8 * i, kRowsBrought ? kMaskWarps * 32 : kWarp),
-          barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
+      mbarrier_init(m_full + 8 * i, kRowsBrought ? kMaskWarps * 32 : kWarp),
+          mbarrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++)
-      barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
+      mbarrier_init(k_full + 8 * i, 1), mbarrier_init(v_full + 8 * i, 1);
     for (int i = 0; i < STAGES; i++)
-      barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
-    barriers_ready();
+      mbarrier_init(k_empty + 8 * i, kReaders), mbarrier_init(v_empty + 8 * i, kReaders);
+    mbarrier_init_fence();
   }
 };
 
@@ -113,9 +113,9 @@ DEV void load_operands(const Attention& g, const Smem& smem, const Order& order,
                                      // others are on their way
     const u32 full = smem.queries_full(q.slot, of),
               to = smem.queries + q.slot * kSlot + of * (64 * 128);
-    expect_bytes(full, kQueries / kQueryBarriers);
+    mbarrier_expect_tx(full, kQueries / kQueryBarriers);
     for (int p = 0; p < kPanels; p++)
-      copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
+      tma_load_4d(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
   };
   for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
     if (tile.steps >= 0) {
@@ -126,18 +126,18 @@ DEV void load_operands(const Attention& g, const Smem& smem, const Order& order,
       for (int step = tile.steps - 1; step >= 0; step--) {
         if (step == tile.steps - 1) load_queries(0);
         wait(smem.k_empty + 8 * k.slot, k.phase ^ 1);
-        expect_bytes(smem.k_full + 8 * k.slot, kKeys);
+        mbarrier_expect_tx(smem.k_full + 8 * k.slot, kKeys);
         for (int p = 0; p < kPanels; p++)
-          copy4(smem.keys + k.slot * kKeys + p * BN * 128, &map_k, smem.k_full + 8 * k.slot, p * 64,
-                (from + step) * BN, kv, tile.b);
+          tma_load_4d(smem.keys + k.slot * kKeys + p * BN * 128, &map_k, smem.k_full + 8 * k.slot,
+                      p * 64, (from + step) * BN, kv, tile.b);
         k.next();
         if (step == tile.steps - 1)
           for (int of = 1; of < kQueryBarriers; of++) load_queries(of);
         wait(smem.v_empty + 8 * v.slot, v.phase ^ 1);
-        expect_bytes(smem.v_full + 8 * v.slot, kValues);
+        mbarrier_expect_tx(smem.v_full + 8 * v.slot, kValues);
         for (int p = 0; p < kPanelsV; p++)
-          copy4(smem.values + v.slot * kValues + p * BN * 128, &map_v, smem.v_full + 8 * v.slot,
-                p * 64, (from + step) * BN, kv, tile.b);
+          tma_load_4d(smem.values + v.slot * kValues + p * BN * 128, &map_v,
+                      smem.v_full + 8 * v.slot, p * 64, (from + step) * BN, kv, tile.b);
         v.next();
       }
       q.next();
@@ -171,15 +171,15 @@ DEV void produce(const Attention& g, const Smem& smem, int warp, const TensorMap
     load_key_masks(g, order, tile, smem.masks, smem.m_full, smem.m_empty);
   if (kRowsBrought && warp % 2 == 1)
     load_row_masks(g, order, tile, (warp & 3) / 2, smem.masks_at, smem.m_full, smem.m_empty);
-  if (!kStores && warp == GROUPS * 4 + 2 && elected()) store_results(smem, tile, q, map_y);
-  if (warp != GROUPS * 4 || !elected()) return;
-  after_previous();
+  if (!kStores && warp == GROUPS * 4 + 2 && elect_one()) store_results(smem, tile, q, map_y);
+  if (warp != GROUPS * 4 || !elect_one()) return;
+  pdl_begin();
   load_operands(g, smem, order, tile, q, map_q, map_k, map_v);
 }
 
 // Consumer warpgroup w: scores, softmax, sums of values, results.
 DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, int warp, int w) {
-  after_previous();
+  pdl_begin();
   setmaxnreg_inc<REGISTERS>();
   const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64,
             row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
@@ -194,7 +194,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
   Ring<STAGES> k, v;
   Ring<SLOTS> q;
 
-  if (SCHEDULE == PINGPONG && w == 1) arrive_group(1, 256);
+  if (SCHEDULE == PINGPONG && w == 1) named_barrier_arrive(1, 256);
   for (;; q.next()) {
     wait(smem.queries_full(q.slot, kQueryBarriers > 1 ? w : 0), q.phase);
     const Tile tile = smem.tiles[q.slot];
@@ -215,7 +215,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
 
     auto scores = [&](auto width) {  // s = q k^T, not finished
       const u32 a = query + q.slot * (kSlot / 16), b = key + k.slot * (kKeys / 16);
-      multiply_fence();
+      wgmma_fence();
 #pragma unroll
       for (int d = 0; d < kD / 16; d++) {
         const u64 rows = descriptor(a + d / 4 * (BM * 8) + d % 4 * 2),
@@ -225,7 +225,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         else
           add_scores(width, s, rows, columns);
       }
-      multiply_commit();
+      wgmma_commit();
     };
     auto free_mask = [&] { arrive_warp(smem.m_empty + 8 * k.slot); };
     auto finish_scores = [&](auto width, int step) {
@@ -321,10 +321,10 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     };
     auto products = [&](auto width) {  // out += p v, not finished
       const u32 b = value + v.slot * (kValues / 16);
-      multiply_fence();
+      wgmma_fence();
 #pragma unroll
       for (int t = 0; t < width.keys / 16; t++) add_values(out, p + 4 * t, descriptor(b + t * 128));
-      multiply_commit();
+      wgmma_commit();
     };
     auto overlapped_products =
         [&](auto width) {  // the same, weights first: the products of some keys
@@ -335,10 +335,10 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
             weights(8 * t, 8 * t + 8);
             pack(4 * t, 4 * t + 4);
             if (kLate && t == 0) wait(smem.v_full + 8 * v.slot, v.phase);
-            multiply_fence();
+            wgmma_fence();
             add_values(out, p + 4 * t, descriptor(b + t * 128));
           }
-          multiply_commit();
+          wgmma_commit();
         };
     auto free_keys = [&](int step = kStride) {
       if (leader) arrive(smem.k_empty + 8 * k.slot);
@@ -349,10 +349,10 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       v.advance(min(kStride, step + 1));
     };
     auto take_turn = [&] {
-      if (SCHEDULE == PINGPONG) sync_group(1 + w, 256);
+      if (SCHEDULE == PINGPONG) named_barrier_sync(1 + w, 256);
     };
     auto pass_turn = [&] {
-      if (SCHEDULE == PINGPONG) arrive_group(2 - w, 256);
+      if (SCHEDULE == PINGPONG) named_barrier_arrive(2 - w, 256);
     };
 
     // A warpgroup of earlier rows sees fewer keys, one without rows none.
@@ -364,7 +364,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       wait(smem.v_full + 8 * v.slot, v.phase);
       if (kBrought) wait(smem.m_full + 8 * k.slot, k.phase), free_mask();
       take_turn();
-      sync_group(4 + w, 128);
+      named_barrier_sync(4 + w, 128);
       pass_turn();
       free_keys();
       free_values();
@@ -382,7 +382,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         pass_turn();
       };
       auto go_on = [&](auto width) {
-        multiply_wait<0>();
+        wgmma_wait<0>();
         fence_registers(s);
         finish_scores(width, step);
         free_keys(step);
@@ -407,13 +407,13 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         }
       } else
         step = 0;
-      multiply_wait<0>();
+      wgmma_wait<0>();
       fence_registers(out);
       free_values(step);
     } else if (SCHEDULE == INTRA_WG && step >= 0) {
       wait(smem.k_full + 8 * k.slot, k.phase);
       scores(wide);
-      multiply_wait<0>();
+      wgmma_wait<0>();
       fence_registers(s);
       finish_scores(wide, step);
       free_keys();
@@ -424,7 +424,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         scores(wide);
         wait(smem.v_full + 8 * v.slot, v.phase);
         products(wide);
-        multiply_wait<1>();
+        wgmma_wait<1>();
         fence_registers(s);
         finish_scores(wide, step);
         free_keys();
@@ -434,7 +434,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         // products to the front of its CTA, and the softmax would run after the products instead
         // of beside them.
         if (step > 0) wait(smem.k_full + 8 * k.slot, k.phase);
-        multiply_wait<0>();
+        wgmma_wait<0>();
         fence_registers(out);
         free_values();
         rescale_outputs();
@@ -442,14 +442,14 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       }
       wait(smem.v_full + 8 * v.slot, v.phase);
       products(wide);
-      multiply_wait<0>();
+      wgmma_wait<0>();
       fence_registers(out);
       free_values();
     } else {
       auto attend_to = [&](auto width) {
         wait(smem.k_full + 8 * k.slot, k.phase);
         scores(width);
-        multiply_wait<0>();
+        wgmma_wait<0>();
         fence_registers(s);
         finish_scores(width, step);
         free_keys();
@@ -458,7 +458,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         pack(0, width.keys / 4);
         wait(smem.v_full + 8 * v.slot, v.phase);
         products(width);
-        multiply_wait<0>();
+        wgmma_wait<0>();
         fence_registers(out);
         free_values();
       };
@@ -493,7 +493,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
 
     const u32 output = smem.queries + q.slot * kSlot;
     write_rows(output, rows + (warp & 3) * 16, out, sum);
-    if (TMA_STORE) visible_to_copies();
+    if (TMA_STORE) fence_proxy_async();
     if (kStores) {
       const int m = rows + (warp & 3) * 16;
       __syncwarp();

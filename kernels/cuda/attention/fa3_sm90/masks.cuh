@@ -84,7 +84,7 @@ DEV void load_key_masks(const Attention& g, const Order& order, Tile tile, float
   const int lane = threadIdx.x & 31;
   const float unit = RAW ? 1.f / g.scale : kLog2e;
   Ring<STAGES> k;
-  after_previous();
+  pdl_begin();
   for (int n = 0; order.has(n); tile = order.nth(g, ++n))
     for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
       const MaskElement* p = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h;
@@ -140,7 +140,7 @@ DEV void load_row_masks(const Attention& g, const Order& order, Tile tile, int o
   const int at = threadIdx.x % kAcross * 16, first_row = of * kRows + (threadIdx.x & 31) / kAcross;
   const i64 apart = kTogether * g.m_q;
   Ring<STAGES> k;
-  after_previous();
+  pdl_begin();
   for (int n = 0; order.has(n); tile = order.nth(g, ++n))
     for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
       const int first = (first_step(g, tile) + step) * BN,

@@ -17,7 +17,7 @@ DEV bool combine_warpgroups(float4* parts, int w, float c, float (&out)[kDV / 2]
       part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
     part[kDV / 8 * 128] = {row_max[0], row_max[1], sum[0], sum[1]};
   }
-  sync_group(8, GROUPS * 128);
+  named_barrier_sync(8, GROUPS * 128);
   if (w == 0)
 #pragma unroll
     for (int g = 1; g < GROUPS; g++) {
@@ -41,7 +41,7 @@ DEV bool combine_warpgroups(float4* parts, int w, float c, float (&out)[kDV / 2]
                     out[4 * j + 3] = out[4 * j + 3] * a[1] + o.w * b[1];
       }
     }
-  sync_group(8, GROUPS * 128);
+  named_barrier_sync(8, GROUPS * 128);
   return w == 0;
 }
 
@@ -57,8 +57,8 @@ DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float 
       o[q] = pack2((T*)nullptr, normalized(out[4 * j + 2 * q], inverse[q & 1]),
                    normalized(out[4 * j + 2 * q + 1], inverse[q & 1]));
     const int chunk = j + (lane >> 4);
-    store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0],
-                   o[1], o[2], o[3]);
+    stmatrix_x4(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0],
+                o[1], o[2], o[3]);
   }
 }
 
@@ -104,7 +104,7 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
 DEV void store_cluster(const Attention& g, Partial<ROWS>& part, const Tile& tile, float c,
                        float (&out)[kDV / 2], float (&row_max)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
-  sync_group(8, 128);  // no warp multiplies any longer
+  named_barrier_sync(8, 128);  // no warp multiplies any longer
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;

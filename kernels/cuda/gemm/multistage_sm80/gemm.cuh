@@ -51,7 +51,7 @@ DEV void wait_for_producers() {
 
 extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) gemm_multistage(PARAMETERS) {
   extern __shared__ __align__(USE_WGMMA ? 1024 : 128) char shared[];
-  const u32 base = shared_address(shared);
+  const u32 base = smem_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
   // Tiles are ordered in bands of eight tile rows, whose operands stay in L2.
   const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN, band = tile / (8 * tiles_n),
@@ -144,12 +144,12 @@ again:
       WRITE(base + s * STAGE, (begin + s) * BK);
       ADVANCE;
     }
-    copy_commit();
+    cp_async_commit();
   }
   sum.clear();
   int slot = 0, target = DISTANCE;
   for (int s = 0; s < count; s++) {
-    copy_wait<DISTANCE - 1>();
+    cp_async_wait<DISTANCE - 1>();
     __syncthreads();
     const int next = s + DISTANCE;
     if (next < count) {
@@ -158,7 +158,7 @@ again:
       LOAD_RIGHT(base + target * STAGE, (begin + next) * BK);
       ADVANCE;
     }
-    copy_commit();
+    cp_async_commit();
 #if USE_WGMMA
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE,
                  base + STAGES * STAGE + s % 2 * PARTS_BYTES);
@@ -174,7 +174,7 @@ again:
 #if USE_WGMMA
   sum.finish();
 #endif
-  copy_wait<0>();
+  cp_async_wait<0>();
   __syncthreads();
 #if USE_WGMMA
   if (sum.again()) {
@@ -187,8 +187,8 @@ again:
       LOAD_LEFT(base, s * BK);
       LOAD_RIGHT(base, s * BK);
       ADVANCE;
-      copy_commit();
-      copy_wait<0>();
+      cp_async_commit();
+      cp_async_wait<0>();
       __syncthreads();
       sum.WarpSums::multiply(base, base + A_STAGE);
       __syncthreads();

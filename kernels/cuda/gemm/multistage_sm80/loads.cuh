@@ -82,19 +82,19 @@ template <int BYTES, bool GATHER>
 DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
   count = max(0, min(count, CHUNK));
   if (BYTES == 16) {
-    copy_async<16>(to, from, count * (int)sizeof(T));
+    cp_async<16>(to, from, count * (int)sizeof(T));
   } else if (BYTES == 8) {
 #pragma unroll
     for (int k = 0; k < 2; k++)
-      copy_async<8>(to + 8 * k,
-                    count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from,
-                    max(0, min(8, count * (int)sizeof(T) - 8 * k)));
+      cp_async<8>(to + 8 * k,
+                  count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from,
+                  max(0, min(8, count * (int)sizeof(T) - 8 * k)));
   } else if (BYTES == 4) {
     constexpr int E = 4 / sizeof(T);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      copy_async<4>(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from,
-                    max(0, min(4, (count - E * k) * (int)sizeof(T))));
+      cp_async<4>(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from,
+                  max(0, min(4, (count - E * k) * (int)sizeof(T))));
   } else {
 #if !IS_F32
     const uint4 v = gathered(from, count, GATHER ? step : 1);
@@ -240,11 +240,11 @@ struct Matrix {
       if (GATHER)
         copy_chunk<BYTES, true>(to + at, from, count, k_step);
       else if (COPY == 16)
-        copy_async<16>(to + at, from, count * (int)sizeof(T));
+        cp_async<16>(to + at, from, count * (int)sizeof(T));
       else if (COPY == 8)
-        copy_async<8>(to + at, from, count * (int)sizeof(T));
+        cp_async<8>(to + at, from, count * (int)sizeof(T));
       else
-        copy_async<4>(to + at, from, count * (int)sizeof(T));
+        cp_async<4>(to + at, from, count * (int)sizeof(T));
     }
   }
 };

@@ -19,10 +19,10 @@ struct Accumulator {
         if (A_TRANS) {
           const int k = kk * 16 + (lane >> 4) * 8 + (lane & 7),
                     c = (wm + i * 16) / 8 + ((lane >> 3) & 1);
-          load_transposed(fa[i], a + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
+          ldmatrix_x4_trans(fa[i], a + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
         } else {
           const int r = wm + i * 16 + (lane & 15), c = kk * 2 + (lane >> 4);
-          load_matrices(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
+          ldmatrix_x4(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
         }
       }
 #pragma unroll
@@ -30,10 +30,10 @@ struct Accumulator {
         if (B_TRANS) {
           const int k = kk * 16 + ((lane >> 3) & 1) * 8 + (lane & 7),
                     c = (wn + j * 16) / 8 + (lane >> 4);
-          load_transposed(fb[j], b + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
+          ldmatrix_x4_trans(fb[j], b + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
         } else {
           const int r = wn + j * 16 + (lane >> 4) * 8 + (lane & 7), c = kk * 2 + ((lane >> 3) & 1);
-          load_matrices(fb[j], b + r * 128 + ((c ^ (r & 7)) << 4));
+          ldmatrix_x4(fb[j], b + r * 128 + ((c ^ (r & 7)) << 4));
         }
       }
 #pragma unroll

@@ -107,7 +107,7 @@ struct WarpSums {
 #pragma unroll
       for (int i = 0; i < MT; i++) {
         const int r = row0() + i * 16 + lane % 16, c = kk * 2 + lane / 16;
-        load_matrices(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
+        ldmatrix_x4(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
       }
     }
   }
@@ -129,7 +129,7 @@ struct WarpSums {
       for (int j = 0; j < NT; j += 2) {
         const int r = column0() + j * 8 + lane / 16 * 8 + lane % 8, c = kk * 2 + lane / 8 % 2;
         u32 q[4];
-        load_matrices(q, b + r * 128 + ((c ^ (r & 7)) << 4));
+        ldmatrix_x4(q, b + r * 128 + ((c ^ (r & 7)) << 4));
         fb[j][0] = q[0], fb[j][1] = q[1], fb[j + 1][0] = q[2], fb[j + 1][1] = q[3];
       }
     }

@@ -65,9 +65,9 @@ struct Matrix {
         const int count = TRANS ? (kk < k ? rows - r : 0) : r < rows ? k - kk : 0;
         const int bytes = max(0, min(count, E)) * 4;
         const T* const real = count > 0 ? p : base;
-        COPY == 16  ? copy_async<16>(at, real, bytes)
-        : COPY == 8 ? copy_async<8>(at, real, bytes)
-                    : copy_async<4>(at, real, bytes);
+        COPY == 16  ? cp_async<16>(at, real, bytes)
+        : COPY == 8 ? cp_async<8>(at, real, bytes)
+                    : cp_async<4>(at, real, bytes);
       }
     }
   }

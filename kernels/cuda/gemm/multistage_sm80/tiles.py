@@ -7,7 +7,7 @@ from __future__ import annotations
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support.data_classes import dataclass
 
-from ...common.launch import clustered
+from ...common.launch import sms_of_clusters
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def unaligned_cost(
     registers.
     """
     steps = -(-k // (64 * t.split))
-    ctas, slots = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
+    ctas, slots = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, sms_of_clusters(sms, t.split)
     resident = resident_ctas(t, f32=False)
     # CTAs per SM: in small grids they are unevenly distributed, because CTAs of the kernel before
     # still occupy some SMs.
@@ -235,7 +235,7 @@ def _whole_cost(
     steps, ctas, slots = (
         -(-k // (64 * t.split)),
         -(-m // t.bm) * -(-n // t.bn) * t.split * batch,
-        clustered(sms, t.split),
+        sms_of_clusters(sms, t.split),
     )
     sums = t.bm * t.bn / t.threads
     resident = (

@@ -82,7 +82,7 @@ struct Accumulator : WarpSums {
   }
   // Waits for the MMAs of the step before and adds their sums.
   METHOD void finish() {
-    multiply_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int k = 0; k < BN / 2; k++) v[0][k / 4][k % 4] += part[k];
   }
@@ -99,16 +99,16 @@ struct Accumulator : WarpSums {
         high[kk][0][e] = nearest(whole), low[kk][e] = less(whole, high[kk][0][e]);
       }
     }
-    visible_to_copies();
+    fence_proxy_async();
     __syncthreads();
     const u64 rest = lines(parts), whole = lines(B_TRANS ? parts + PART_BYTES : b);
-    multiply_fence();
+    wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) wgmma(part, low[kk], whole + kk * 2, kk > 0);
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) wgmma(part, high[kk][0], rest + kk * 2, 1);
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) wgmma(part, high[kk][0], whole + kk * 2, 1);
-    multiply_commit();
+    wgmma_commit();
   }
 };
