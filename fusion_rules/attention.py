@@ -98,12 +98,12 @@ def match(g: Graph, anchor: Node) -> Match:
     _simplify_masks(g, s, scores, anchor)
     core = [*scores.nodes, *soft.nodes, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
-    if rank not in (3, 4):
+    if rank not in (3, 4) and (rank != 5 or scores.masks or scores.causal is not None):
         raise Refuse(Why.SCORES_RANK, scores.product, rank=rank or "unknown")
     if len(s.dims(product.outputs[0]) or ()) != rank:
         raise Refuse(Why.VALUES_RANK, product)
     _same_rows(s, scores, after, transposed)
-    lead = ("b", "h") if rank == 4 else ("bh",)
+    lead = ("bh",) if rank == 3 else ("b", *["h"] * (rank - 3))
     qk, v = (
         query_key(scores.product, lead),
         with_values(product, after[-1].outputs[0] if after else soft.output, lead, transposed),

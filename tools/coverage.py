@@ -54,6 +54,7 @@ def share(path: Path, backend: str, *, optimized: bool = False) -> Share:
     from tracea_onnx import optimize
     from tracea_onnx.codegen import backend as backends
     from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
+    from tracea_onnx.ir.contracts import DOMAIN
     from tracea_onnx.ir.graph import Graph
     from tracea_onnx.ir.op_traits import Trait, operators
 
@@ -68,6 +69,8 @@ def share(path: Path, backend: str, *, optimized: bool = False) -> Share:
     writer, control = plan_writer.writer(backends.get(backend)), operators(Trait.CONTROL)
     for request in {r.SerializeToString(): r for r in requests}.values():
         graph = Graph(request)
+        if any(n.proto.domain == DOMAIN for n in graph.nodes):
+            continue  # ONNX Runtime inlines fused ops, and asks again
         compiled = partition_compiler.compile_for(
             graph, partition_compiler.properties(request), writer
         )

@@ -36,8 +36,8 @@ What stays unfused, and why:
 
 - attention whose scores are more than scale, masks and products: bounded by a tanh (Gemma 2),
   multiplied by a factor per head (SwinV2), the sum of several relative-position products (XLNet,
-  Funnel, ProphetNet in dynamic exports), of rank 5 (Hiera), or multiplied by a triangle, then
-  masked once more (GPT-1);
+  Funnel, ProphetNet in dynamic exports), or multiplied by a triangle, then masked once more
+  (GPT-1);
 - some masks of decoders with a cache, whose size the file does not tell (GPT-Neo);
 - a softmax that is not attention: over groups (GroupViT), of a kernel (ConvBERT), over contexts
   (MobileViTv2, SwiftFormer);

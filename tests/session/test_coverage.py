@@ -35,6 +35,17 @@ def test_shares(backend: str, tmp_path: Path) -> None:
     assert left["rows"] == [["sizes are computed from what tensors hold", "NonZero", 1, 1]]
 
 
+def test_shares_of_what_optimize_makes(tmp_path: Path) -> None:
+    """A fused op is one node in the file, and its nodes in a session."""
+    model = onnx.parser.parse_model(MODEL.replace("z = NonZero (y)", "z = Neg (y)"))
+    w = np.ones((2, 3, 3, 3), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    model.graph.output[0].type.tensor_type.elem_type = 1
+    onnx.save(model, tmp_path / "m.onnx")
+    found = coverage.share(tmp_path / "m.onnx", "cpu", optimized=True)
+    assert found.failed == "" and found.nodes == found.ours == 3
+
+
 def test_a_file_that_is_no_model_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"nothing")
     assert coverage.share(tmp_path / "m.onnx", "cpu").failed

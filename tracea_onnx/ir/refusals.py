@@ -190,7 +190,10 @@ class Why(Enum):
     SOFTMAX_AXIS = "{node} runs over axis {axis}, not over the keys (the last axis)"
     LOGARITHM = "{node} takes the logarithm of the probabilities"
     NOT_ATTENTION = "the input of {node} is not a product of two run-time values", *_FAR
-    SCORES_RANK = "the scores that {node} computes have rank {rank}; the fused kernel takes 3 or 4"
+    SCORES_RANK = (
+        "the scores that {node} computes have rank {rank}; the fused kernel takes 3 or 4, and 5 "
+        "without masks"
+    )
     EINSUM = "{node} is not a product over the head elements or over the keys"
     SCORES_OPERATOR = "{node} stands between the scores and Softmax"
     COLUMNS = "{node} regroups the columns (keys) of the scores"

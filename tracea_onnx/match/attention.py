@@ -79,7 +79,7 @@ def operand(
             if view is not None and len(view) == len(letters)
             else None
         )
-        if found is not None:
+        if found is not None and ("hh" in found.layout) == (letters.count("h") > 1):
             scale = float(np.prod([p.scale for p in path])) if path else 1.0
             return Operand(root, found, scale, tuple(p.node for p in path))
     return None
@@ -105,6 +105,8 @@ def result(
     best = Operand(
         value, Layout("".join("h" if c == "bh" else c for c in letters), None, sizes), 1.0, ()
     )
+    if letters.count("h") > 1:  # which part of them each axis has, its operands do not say
+        return best
     path: list[Step] = []
     current = value
     while len(path) < 8 and usable(current) and not g.is_output(current):

@@ -9,6 +9,7 @@ broadcast factors, and the result is compared with a small table of named layout
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from tracea_onnx.ir import dims
@@ -23,17 +24,18 @@ from tracea_onnx.support.data_classes import dataclass
 
 #: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head
 #: elements, p the parts of a packed projection (written as their number in the name: `bs3x`). x in
-#: a name stands for heads x elements of one axis.
+#: a name stands for heads x elements of one axis, hh for heads that lie in two axes.
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "bhsd": ("b", "h", "s", "d"), "bshd": ("b", "s", "h", "d"), "bhds": ("b", "h", "d", "s"),
     "sbhd": ("s", "b", "h", "d"),
     "bsx": ("b", "s", "hd"), "sbx": ("s", "b", "hd"), "bxs": ("b", "hd", "s"),
     "hsd": ("h", "s", "d"), "hds": ("h", "d", "s"),
+    "bhhsd": ("b", "h", "h", "s", "d"), "bhhds": ("b", "h", "h", "d", "s"),
     "bspx": ("b", "s", "phd"), "bshpd": ("b", "s", "hpd"), "sbpx": ("s", "b", "phd"),
     "sbhpd": ("s", "b", "hpd"), "bpxs": ("b", "phd", "s"),
 }  # fmt: skip
 #: Layouts a result may be written in.
-OUT_LAYOUTS = ("bsx", "bshd", "sbx", "sbhd", "bhsd", "hsd", "bxs", "bhds", "hds")
+OUT_LAYOUTS = ("bsx", "bshd", "sbx", "sbhd", "bhsd", "hsd", "bxs", "bhds", "hds", "bhhsd")
 
 
 def source_rank(layout: str) -> int:
@@ -349,7 +351,7 @@ def match_layout(
     source: Axes, view: Axes, letters: Sequence[str], *, merge_heads: bool = False
 ) -> Layout | None:
     """The layout of `source` whose view has the axes `letters` (`bh` = batch and heads merged in
-    one axis).
+    one axis; a letter twice: its elements lie in two axes).
 
     `merge_heads` reads a merged axis as heads alone. None when no layout of the table fits.
     """
@@ -361,7 +363,7 @@ def match_layout(
     repeat: DimLike = 1
     for letter, axis in zip(letters, view, strict=True):
         factors = leaves(axis)
-        if "h" in letter and factors and factors[-1].broadcast:
+        if "h" in letter and letters.count("h") < 2 and factors and factors[-1].broadcast:
             repeat = factors[-1].size
             factors = factors[:-1]
         if any(a.broadcast for a in factors):
@@ -372,8 +374,8 @@ def match_layout(
         else:
             pairs = [(letter, factors)]
         for c, part in pairs:
-            sizes[c] = dims.product([a.size for a in part])
-            order[c] = [id(a) for a in part]
+            sizes[c] = dims.mul(sizes[c], dims.product([a.size for a in part]))
+            order.setdefault(c, []).extend(id(a) for a in part)
             label.update((id(a), c) for a in part)
     index: int | None = None
     parts: DimLike = 1
@@ -394,15 +396,18 @@ def match_layout(
             seen.setdefault(known, []).append(id(a))
             text += known if not text.endswith(known) else ""
         found.append(text)
-    if any(seen.get(c, []) != ids for c, ids in order.items()) or "".join(found) != "".join(
-        dict.fromkeys("".join(found))
-    ):
+    runs = [c for c, _ in itertools.groupby("".join(found))]
+    if any(seen.get(c, []) != ids for c, ids in order.items()) or len(set(runs)) < len(runs):
         return None
     present = set("".join(found))
     for layout, template in LAYOUTS.items():
         if len(template) != len(found) or ("p" in "".join(template)) != (index is not None):
             continue
-        if [("".join(c for c in axis if c in present)) for axis in template] == found:
+        if all(
+            text == "".join(c for c in axis if c in present)
+            or (text == "" and axis == "h" and "hh" in layout)
+            for text, axis in zip(found, template, strict=True)
+        ):
             return Layout(
                 layout.replace("p", str(parts)) if index is not None else layout,
                 index,

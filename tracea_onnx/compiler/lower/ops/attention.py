@@ -50,6 +50,11 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
     """`v` in the layout `spec` describes (docs/spec.md), as strided heads."""
     ctx.require(v, "attention")
     layout, index = str(spec["layout"]), int(spec.get("index", 0))
+    if "hh" in layout and v.rank == len(layout):
+        b, one, two, *rest = v.shape
+        both = ctx.define(f"{v.name}\0heads", v.dtype, (b, D.mul(one, two), *rest))
+        both.view = View(ctx.plain(v), contiguous(both.shape))
+        v, layout = both, layout.replace("hh", "h")
     wanted = len(layout) if layout in _AXES else source_rank(layout)
     if v.rank != wanted:
         raise Unsupported(f"'{v.name}' has rank {v.rank}, which layout {layout} does not describe")
@@ -141,6 +146,11 @@ def attention(ctx: Lowering, op: Op) -> None:
         ints |= {"m_b": m_b, "m_h": m_h, "m_q": m_q, "m_k": m_k, "mask_kind": kind}
         floats["fill"] = fill
     layout = str(spec.out["layout"])
+    parts: Dims = ()  # of heads that lie in two axes
+    if layout == "bhhsd":
+        if not str(spec.q["layout"]).startswith("bhh"):
+            raise Unsupported("the result of an attention has heads in two axes, its queries one")
+        layout, parts = "bhsd", source.shape[1:3]
     merged = "b" not in layout  # its first axis holds the heads of every row of the batch
     size: dict[str, DimLike] = {
         "b": q.batch,
@@ -151,7 +161,10 @@ def attention(ctx: Lowering, op: Op) -> None:
     }
     if layout not in LAYOUTS or not set(layout) <= set(size):
         raise Unsupported(f"no kernel writes the result of an attention in layout {layout}")
-    out = ctx.define(op.outputs[0], source.dtype, tuple(size[c] for c in layout))
+    shape = tuple(size[c] for c in layout)
+    if parts:
+        shape = (shape[0], *parts, *shape[2:])
+    out = ctx.define(op.outputs[0], source.dtype, shape)
     # Kernels write the elements of a head side by side; where they lie apart, the result is read as
     # a view of those.
     turned = layout in ("bxs", "bhds", "hds")
@@ -161,7 +174,7 @@ def attention(ctx: Lowering, op: Op) -> None:
         if turned
         else out
     )
-    _, stride, _ = strides(own, made.shape, heads)
+    _, stride, _ = strides(own, made.shape if not parts else tuple(size[c] for c in own), heads)
     if merged:
         stride["b"] = D.mul(stride["h"], heads)
     if stride["d"] != 1 and v.dim != 1:
