@@ -36,7 +36,14 @@ from tests.fuzz.workers import Limits, Verdict
 
 #: Statuses that are no findings.
 FINE = ("ok", "refused", "accepted", "denied", workers.DIED)
-_INPUTS = ("input.onnx", "other.onnx", "input.pack", "inputs.pickle")
+_INPUTS = (
+    "input.onnx",
+    "other.onnx",
+    "input.pack",
+    "inputs.pickle",
+    "baseline.json",
+    "records.json",
+)
 
 
 def kind_of(seed: str, number: int, kinds: list[str]) -> str:

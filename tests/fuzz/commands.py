@@ -4,6 +4,7 @@ its kind.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from tests.fuzz.seeds import model_of
 from tests.fuzz.workers import Verdict
 from tracea_onnx.cli import main
 from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.match.rule_set import rules
 
 
 def _said() -> str:
@@ -39,16 +41,18 @@ _LIBRARIES_LOG = re.compile(
 )
 
 
-def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
-    """One command of the CLI in this process. unlike_is_fine: two models are compared, and may
-    differ.
+def command(
+    argv: Sequence[str], *, codes: frozenset[int] = _CODES, unlike_is_fine: bool = False
+) -> Verdict:
+    """One command of the CLI in this process. codes: with which it may exit; unlike_is_fine: two
+    models are compared, and may differ.
     """
     before = len(_said())
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
         code = main.main(list(argv))
     text = _LIBRARIES_LOG.sub("", _said()[before:])
-    if code not in _CODES or "error: internal" in text:
+    if code not in codes or "error: internal" in text:
         try:
             main.main([*argv, "--debug"])
         except Exception as e:
@@ -171,3 +175,32 @@ def verify(c: Case) -> Verdict:
         other = c.write(model_of(Case(c.key, c.folder, frozenset(range(100)))), "other.onnx")
     more = ["--bisect"] if c.random.random() < 0.3 else []
     return command(["verify", str(other), str(path), *more], unlike_is_fine=True)
+
+
+def compile_model(c: Case) -> Verdict:
+    """For the CPU: kernels for a GPU would be compiled for minutes."""
+    more: list[str] = ["--embed"] if c.random.random() < 0.5 else []
+    if c.random.random() < 0.3:
+        more += ["--provider-option", c.random.choice(("specs=trust", "claim=all", "claim", "x=y"))]
+    if c.random.random() < 0.2:
+        more += ["--external-data", "always"]
+    out = c.folder / "compiled.onnx"
+    return command(
+        ["compile", str(c.write(model_of(c))), "-o", str(out), "--backend", "cpu", *more],
+        codes=_CODES | {1},  # ONNX Runtime cannot compile it, or nothing of it runs here
+    )
+
+
+def check(c: Case) -> Verdict:
+    """A model beside a baseline that is damaged, or says something else."""
+    r = c.random
+    row = {"nodes": r.randrange(9), "fusions": {rule.name: r.randrange(3) for rule in rules()}}
+    baseline: object = {"version": 1, "models": {"input.onnx": row}}
+    for _ in range(r.choice((0, 1, 1, 2, 4))):
+        baseline = mutations.tree(baseline, r)
+    data = json.dumps(baseline).encode()
+    if r.random() < 0.3:
+        data = mutations.damage(data, r)
+    given = str(c.write(data, "baseline.json"))
+    more = [flag for flag in ("--json", "--update") if r.random() < 0.2]
+    return command(["check", str(c.write(model_of(c))), "--baseline", given, *more])

@@ -14,14 +14,23 @@ from functools import partial
 from pathlib import Path
 
 from tests.fuzz.cases import REFUSED, Case, failure
-from tests.fuzz.commands import doctor, explain, inline, inspect, optimize, verify
+from tests.fuzz.commands import (
+    check,
+    compile_model,
+    doctor,
+    explain,
+    inline,
+    inspect,
+    optimize,
+    verify,
+)
 from tests.fuzz.plans import changed_compiled, changed_plan, damaged_cache, damaged_pack
 from tests.fuzz.requests import changed_request, changed_tuning
 from tests.fuzz.sessions import changed_model, unfit_inputs
 from tests.fuzz.workers import Verdict
 
 #: Kinds whose command runs the model on ONNX Runtime alone, too.
-RUNS_STOCK = frozenset({"optimize", "verify", "explain", "session", "sizes"})
+RUNS_STOCK = frozenset({"optimize", "verify", "explain", "session", "sizes", "check", "compile"})
 
 
 def _of_the_fuzzer(e: BaseException) -> bool:
@@ -54,6 +63,8 @@ _RUN: Mapping[str, Callable[[Case], Verdict]] = {
     "cache": damaged_cache,
     "tuning": changed_tuning,
     "request": changed_request,
+    "check": check,
+    "compile": compile_model,
 }
 
 KINDS: Mapping[str, Callable[[Case], Verdict]] = {
@@ -76,4 +87,6 @@ WEIGHTS: Mapping[str, int] = {
     "cache": 1,
     "tuning": 1,
     "request": 4,
+    "check": 1,
+    "compile": 2,
 }

@@ -827,7 +827,7 @@ def tree(value: Any, r: Random) -> Any:
         else:
             holder.pop(key)
     elif kind < 0.2:
-        holder[key] = r.choice((None, True, "x", [], {}, -1, 1.5, [[]], "a" * 1000))
+        holder[key] = r.choice((None, True, "x", [], {}, -1, 1.5, [[]], "a" * 1000, float("inf")))
     elif kind < 0.3 and isinstance(holder, list):
         holder.append(old)
     elif isinstance(old, bool) or not isinstance(old, (int, float)):

@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from tests.fuzz import mutations
 from tests.fuzz.cases import OK, REFUSED, Case, failure
+from tests.fuzz.commands import command
 from tests.fuzz.plans import packed_model
 from tests.fuzz.seeds import kept, seed_model
 from tests.fuzz.workers import Verdict
@@ -48,8 +49,14 @@ def changed_tuning(c: Case) -> Verdict:
                 value: object = tuning_records.exported()
                 for _ in range(c.random.choice((1, 2, 4))):
                     value = mutations.tree(value, c.random)
+                data = json.dumps(value).encode()
+                data = mutations.damage(data, c.random) if c.random.random() < 0.1 else data
                 tuning_records.clear()
-                tuning_records.imported(json.loads(json.dumps(value)), "the export")
+                given = str(c.write(data, "records.json"))
+                for argv in (["import", given], ["merge", f"{given}.merged", given], ["history"]):
+                    ended = command(["tune", *argv])
+                    if ended.status not in (OK, REFUSED):
+                        return ended
             else:
                 path.write_bytes(mutations.damage(path.read_bytes(), c.random))
                 tuning_records.trials(device)

@@ -63,7 +63,14 @@ def test_a_model_that_the_baseline_lacks_is_exit_5(
     assert "1 are not in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 2}', '{"version": 1, "models": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", '{"version": 2}', '{"version": 1, "models": {"a": 1}}', "[" * 100_000,
+        '{"version": 1, "models": {"a": {"nodes": 1e999, "fusions": {}}}}',
+    ],
+    ids=[*"abcdef"],
+)  # fmt: skip
 def test_what_is_no_baseline_is_one_line(
     text: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

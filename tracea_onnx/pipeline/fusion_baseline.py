@@ -24,6 +24,16 @@ from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline.optimizer import optimize
 
 _VERSION = 1
+#: What reading a file that is no baseline raises.
+_NONE_SUCH = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class Baseline:
             raise UsageError(
                 f"{path} cannot be read ({e.strerror})", "write it with --update"
             ) from None
-        except (ValueError, AssertionError, LookupError, TypeError, AttributeError):
+        except _NONE_SUCH:
             raise UsageError(
                 f"{path} is no baseline of fusions", "write it anew with --update"
             ) from None
