@@ -1,19 +1,19 @@
-// FlashAttention-2: softmax(scale q k^T + mask) v for 16-bit operands with mma.sync. A CTA has
-// WARPS * 16 query rows of one head; keys come in tiles of BN through two stages of shared memory
-// (cp.async), scores and running sums stay in registers. Head sizes are padded with zeros to
-// multiples of 16.
+// FlashAttention-2: y = softmax(scale q k^T + mask) v for 16-bit operands, with mma.sync. A CTA has
+// WARPS * 16 query rows of one head. Tiles of BN keys are double-buffered in shared memory
+// (cp.async); scores and outputs stay in registers. Head sizes are zero-padded to multiples of 16.
 #pragma once
 #ifndef GENERATED
 constexpr int WARPS = 8;                           // THREADS / 32
 constexpr int BN = 64;                             // keys of a tile, a multiple of 16
-constexpr int READ_Q = 8, READ_K = 8, READ_V = 8;  // elements of an access, up to 8
+constexpr int READ_Q = 8, READ_K = 8, READ_V = 8;  // elements of a load, up to 8
 #endif                                             // GENERATED
 #include "attention/online_softmax.cuh"
 #include "attention/rows.cuh"
 
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = WARPS * 16;
 constexpr int kPitch = kD * 2 + 16,
-              kPitchV = kDV * 2 + 16;  // bytes; an odd number of 16-byte units: no bank conflicts
+              kPitchV =
+                  kDV * 2 + 16;  // bytes; an odd number of 16-byte units avoids bank conflicts
 constexpr int kKeys = BN * kPitch, kStage = kKeys + BN * kPitchV, kQueries = BM * kPitch;
 constexpr bool kQueryRegisters = kD <= 128;
 
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   fetch_rows<HEAD, kD, kPitch / 2, READ_Q, BM>((T*)memory, tile.q, g.q_s, tile.m0, g.S);
   if (steps > 0) load_tile(0);
 
-  // This thread's rows are s0 and s0 + 8; its columns of an 8-wide tile are column and column + 1.
+  // This thread's rows are s0 and s0 + 8; its columns of a tile of 8 are column and column + 1.
   const int s0 = tile.m0 + warp * 16 + lane / 4, column = lane % 4 * 2;
   const RowPair rows(g, tile, s0, tile.m0 + warp * 16);
   const u32 query =
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
 
   for (int step = 0; step < steps; step++) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and every warp is done with the one before
+    __syncthreads();  // the tile has arrived, and all warps have read the previous one
     if (step + 1 < steps) load_tile(step + 1);
     const u32 stage = base + kQueries + step % 2 * kStage;
     if (kQueryRegisters && step == 0)

@@ -1,11 +1,11 @@
-// Copies to shared memory. Follows common/mma.cuh.
+// Copies to shared memory, synchronous or by cp.async. Follows common/mma.cuh.
 #pragma once
 #ifndef GENERATED
 #include "common/mma.cuh"
 #endif  // GENERATED
 
-// Copies READ elements at from[at] to shared memory, zeros where they are not real; of at least
-// four bytes asynchronously, of 16 past the L1 cache.
+// Copies READ elements at from[at] to shared memory, zeros unless `real`. Four bytes or more are
+// copied by cp.async (16 bytes bypass L1).
 template <int READ, class Index>
 DEV void fetch(u32 to, const T* from, Index at, bool real) {
   constexpr int BYTES = READ * sizeof(T);

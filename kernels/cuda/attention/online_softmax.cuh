@@ -1,8 +1,8 @@
-// Online softmax of two rows of an mma.sync fragment, whose columns four neighbouring lanes have.
+// Online softmax of two rows of an mma.sync fragment; four neighbouring lanes share a row.
 #pragma once
 #include "attention/problem.cuh"
 
-// The largest scores of two rows, or what was given.
+// Maximum of the scores of two rows and of the given values.
 template <int KEYS>
 DEV void largest(const float (&s)[KEYS][4], float (&best)[2]) {
 #pragma unroll
@@ -13,8 +13,8 @@ DEV void largest(const float (&s)[KEYS][4], float (&best)[2]) {
     best[e] = fmaxf(best[e], __shfl_xor_sync(FULL_WARP, best[e], 2));
   }
 }
-// Scores become weights: exp2 of what they have more than `best`, the rows' largest so far, by
-// which earlier sums and outputs are rescaled.
+// Replaces scores by weights exp2(score - best), where best is the maximum of the rows so far;
+// rescales the sums and outputs of earlier tiles.
 template <int KEYS, int COLUMNS>
 DEV void softmax_step(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&row_max)[2],
                       float (&sum)[2], const float (&best)[2]) {
@@ -37,8 +37,8 @@ DEV void softmax_step(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&row
 }
 // The two rows of a thread, s and s + 8.
 struct RowPair {
-  int see[2], least;  // keys that they see, and that the warp's first row sees
-  i64 mask[2];        // where their masks begin
+  int see[2], least;  // keys visible to each, and to the warp's first row
+  i64 mask[2];        // offsets of their masks
   float scale, fill;
   template <class Tile>
   METHOD RowPair(const Attention& g, const Tile& tile, int s, int first) {
@@ -46,11 +46,10 @@ struct RowPair {
     scale = score_scale(g), fill = to_log2(g.fill);
     mask[0] = tile.mask_row(g, s), mask[1] = tile.mask_row(g, s + 8);
   }
-  // Products of queries and keys become scores; the thread's first key is t0, the tile ends at
-  // `end`.
+  // Scales and masks q k^T in place. The thread's first key is t0; the tile ends at `end`.
   template <int KEYS>
   METHOD void finish(const Attention& g, float (&s)[KEYS][4], int t0, int end) const {
-    const bool edge = end > least;  // some key of the tile is hidden from some row of the warp
+    const bool edge = end > least;  // a key of the tile may be hidden from a row of the warp
 #pragma unroll
     for (int n = 0; n < KEYS; n++)
 #pragma unroll
@@ -63,7 +62,7 @@ struct RowPair {
       }
   }
 };
-// The whole of what the four lanes of a row have.
+// Sums over the four lanes of a row.
 DEV float quad_sum(float v) {
   v += __shfl_xor_sync(FULL_WARP, v, 1);
   return v + __shfl_xor_sync(FULL_WARP, v, 2);

@@ -1,16 +1,15 @@
-// What every attention kernel shares: the problem, which keys a row sees, masks, the combination of
-// partial results.
+// Shared by all attention kernels: the problem, visible keys, masks, normalisation.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
 constexpr int HEAD = 64;        // elements of a row of q and k, 1 to 256
 constexpr int HEAD_V = 64;      // elements of a row of v and y, 1 to 256
 constexpr int MASK = 0;         // 0: none, 1: added, 2: hides where false, 3: hides where true
-constexpr bool CAUSAL = false;  // row s sees the first s + past + 1 keys
+constexpr bool CAUSAL = false;  // row s attends to the first s + past + 1 keys
 constexpr int NAN_TO_ZERO = 0;  // NaN becomes 0 in (1) all rows, (2) rows whose keys are all hidden
-constexpr float SOFTCAP = 0.f;  // scores x become SOFTCAP * tanh(x / SOFTCAP); 0: they do not
+constexpr float SOFTCAP = 0.f;  // scores x become SOFTCAP * tanh(x / SOFTCAP); 0: unchanged
 constexpr bool IS_HALF = !IS_F32;  // T is half_t
-constexpr int THREADS = 256;       // of a CTA, that have parts of the result
+constexpr int THREADS = 256;       // of a CTA, among which the result is divided
 #define OPERANDS                                                                               \
   const T *q, const T *k, const T *v, const void *mask, T *y, int B, int H, int KVH, int S,    \
       int Tk, i64 q_b, i64 q_s, i64 q_h, i64 k_b, i64 k_s, i64 k_h, i64 v_b, i64 v_s, i64 v_h, \
@@ -23,7 +22,7 @@ constexpr int THREADS = 256;       // of a CTA, that have parts of the result
 #include "common/base.cuh"
 
 // q [B, S, H, HEAD], k and v [B, Tk, KVH, HEAD or HEAD_V], y [B, S, H, HEAD_V], mask [B, H, S, Tk],
-// at these pitches, in elements; KVH divides H. A mask that hides gives scores the value `fill`.
+// with pitches in elements; KVH divides H. A boolean mask sets hidden scores to `fill`.
 struct Attention {
   const T *q, *k, *v;
   const void* mask;
@@ -33,7 +32,7 @@ struct Attention {
   int past;
   float scale, fill;
 };
-// Of a kernel's PARAMETERS.
+// The operands among a kernel's PARAMETERS.
 #define ATTENTION                                                                              \
   Attention {                                                                                  \
     q, k, v, mask, y, B, H, KVH, S, Tk, q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, \
@@ -47,8 +46,8 @@ DEV float exp2_approximate(float x) {
   return y;
 }
 
-// What q k^T is multiplied by to be scores in units of log2, or (SOFTCAP) the argument of tanh,
-// which is 1 - 2 / (1 + exp2) for 16-bit types; capped() makes these scores.
+// The factor of q k^T that gives scores in units of log2 or, with SOFTCAP, the argument of tanh = 1
+// - 2 / (1 + exp2) for 16-bit types (capped() computes the scores).
 constexpr bool kCapped = SOFTCAP != 0.f;
 DEV float score_scale(const Attention& g) {
   return kCapped ? g.scale / SOFTCAP * (sizeof(T) == 4 ? 1.f : 2.f * kLog2e) : g.scale * kLog2e;
@@ -62,7 +61,7 @@ DEV float capped(float x) {
       : "f"(x));
   return fmaf(-2.f * SOFTCAP * kLog2e, y, SOFTCAP * kLog2e);
 }
-// A finite mask value stays finite in units of log2.
+// Mask value in units of log2; finite values stay finite.
 DEV float to_log2(float m) {
   const float r = m * kLog2e;
   return sizeof(T) == 2 && MASK == 1 && IS_HALF ? r : r == -INF && m != -INF ? kLowest : r;
@@ -81,7 +80,7 @@ template <class A>
 DEV float number(A v) {
   return to_float(v);
 }
-// The score (times scale * log2 e) of a key after the mask.
+// The masked score of a key; x: the score in units of log2.
 DEV float masked(float score, MaskElement mask, float fill) {
   const float m = number(mask);
   if (MASK == 1) return score + to_log2(m);
@@ -92,16 +91,16 @@ DEV float masked(float score, MaskElement mask, float fill) {
 DEV float masked(float score, const void* mask, i64 at, float fill) {
   return MASK ? masked(score, ((const MaskElement*)mask)[at], fill) : score;
 }
-// 1 / sum; a row without weights is what softmax of nothing is.
+// 1 / sum. A row without visible keys gives what softmax of nothing gives.
 DEV float reciprocal_of(float sum) {
   return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum;
 }
-// A weighted sum of values times reciprocal_of the weights' sum, which is NaN where one of the
-// row's scores is NaN or +inf. The row is zero then if NAN_TO_ZERO is 1, whatever the values are.
+// A weighted sum of values, normalised. The reciprocal is NaN where a score of the row is NaN or
+// +inf; with NAN_TO_ZERO = 1 the row becomes zero then, whatever the values are.
 DEV float normalized(float out, float inverse) {
   return NAN_TO_ZERO == 1 && inverse != inverse ? 0.f : out * inverse;
 }
-// How many keys row s sees.
+// Number of keys that are visible to row s.
 DEV int visible_keys(const Attention& g, int s) {
   return CAUSAL ? max(0, min(g.Tk, s + g.past + 1)) : g.Tk;
 }

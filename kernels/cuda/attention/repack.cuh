@@ -1,5 +1,5 @@
-// Rows of up to three operands that TMA cannot read are copied to [batch, head, row, element],
-// where rows are a multiple of 16 bytes and end in zeros; each operand by a row of the grid.
+// Copies rows of up to three operands that TMA cannot read to [batch, head, row, element], where
+// rows are zero-padded to multiples of 16 bytes. Each operand has a row of the grid.
 #pragma once
 #ifndef GENERATED
 constexpr int SIZE_A = 64, SIZE_B = 64, SIZE_C = 64;  // elements of a row, 1 to 256

@@ -1,16 +1,16 @@
-// What attention with a tile of query rows for each CTA shares: which rows these are, and the way
-// of q, k and v to shared memory.
+// For kernels with a tile of query rows per CTA: which rows a CTA has, and copies of q, k and v to
+// shared memory.
 #pragma once
 #include "common/mma.cuh"
 
 #include "attention/fetch.cuh"
 #include "attention/problem.cuh"
 
-// The query rows m0 .. m0 + ROWS - 1 of head h of batch entry b; tiles that see the most keys come
+// Query rows m0 .. m0 + ROWS - 1 of head h of batch entry b. Tiles with the most visible keys come
 // first.
 template <int ROWS>
 struct RowTile {
-  int b, h, m0, seen;  // seen: keys that the last row sees
+  int b, h, m0, seen;  // seen: keys visible to the last row
   const T *q, *k, *v;
   T* y;
   METHOD RowTile(const Attention& g, int item) {
@@ -22,14 +22,15 @@ struct RowTile {
     q = g.q + b * g.q_b + h * g.q_h, y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
     k = g.k + b * g.k_b + kv * g.k_h, v = g.v + b * g.v_b + kv * g.v_h;
   }
-  // Where the mask of a row begins.
+  // Offset of the mask of a row.
   METHOD i64 mask_row(const Attention& g, int row) const {
     return b * g.m_b + h * g.m_h + min(row, g.S - 1) * g.m_q;
   }
 };
 
-// Rows first .. first + COUNT - 1 of [rows, SIZE] to shared memory, READ elements at a time; zeros
-// from row `rows` on and up to column PADDED. PITCH: elements from one row to the next there.
+// Copies rows first .. first + COUNT - 1 of [rows, SIZE] to shared memory, READ elements at a time.
+// Rows from `rows` on, and columns up to PADDED, become zero. PITCH: elements between rows in
+// shared memory.
 template <int SIZE, int PADDED, int PITCH, int READ, int COUNT>
 DEV void fetch_rows(T* to, const T* from, i64 stride, int first, int rows) {
   constexpr int pieces = PADDED / READ;

@@ -1,14 +1,14 @@
-// softmax(scale q k^T + mask) v in f32 by FFMA: 256 threads as 16 x 16, each R x J scores (rows ty
-// + 16 i, keys tx + 16 j) and R rows of the output. Keys come in tiles; those of one are fetched
-// while the values of the one before are multiplied, its values beside its scores. Each of the
-// CLUSTER CTAs of a cluster has every CLUSTER-th tile.
+// y = softmax(scale q k^T + mask) v in f32, with FFMA. The CTA's 256 threads form a 16 x 16 grid; a
+// thread has R x J scores (rows ty + 16 i, keys tx + 16 j) and R rows of the output. The keys of a
+// tile are fetched during the multiplication by the values of the previous one, its values during
+// its scores. Each CTA of a cluster has every CLUSTER-th tile.
 #pragma once
 #ifndef GENERATED
 #define IS_F32 1
 constexpr int R = 4;                               // rows of a thread, 1 to 8
 constexpr int J = 4;                               // keys of a thread, 1 to 8
 constexpr int CLUSTER = 1;                         // CTAs of a cluster that divide the keys, 1 to 8
-constexpr int READ_Q = 4, READ_K = 4, READ_V = 4;  // elements of an access, up to 4
+constexpr int READ_Q = 4, READ_K = 4, READ_V = 4;  // elements of a load, up to 4
 #endif                                             // GENERATED
 #include "attention/rows.cuh"
 #include "attention/splitkv.cuh"
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
 
   for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
     cp_async_wait<0>();
-    __syncthreads();  // the keys are there, and every warp is done with the values before
+    __syncthreads();  // the keys have arrived, and all warps have read the previous values
     fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0, g.Tk);
     float s[R][J] = {};
 #pragma unroll 4
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
       for (int c = 0; c < kGroups * 4; c++) out[i][c] *= rescale;
     }
     cp_async_wait<0>();
-    __syncthreads();  // the values are there, and every warp is done with the keys
+    __syncthreads();  // the values have arrived, and all warps have read the keys
     if (t0 + CLUSTER * BN < seen) fetch_keys(t0 + CLUSTER * BN);
 #pragma unroll 2
     for (int t = 0; t < BN; t += 4) {

@@ -1,11 +1,11 @@
-// Split-KV: CTAs, or warps, that attend to shares of the same rows' keys, and the combination of
-// what they have.
+// Split-KV (flash-decoding): CTAs or warps each attend to a part of the keys of the same rows; then
+// the partial results are combined.
 #pragma once
 #include "attention/problem.cuh"
 
-constexpr int kVector = HEAD_V % 4 == 0 ? 4 : 1;  // neighbouring elements that a thread combines
+constexpr int kVector = HEAD_V % 4 == 0 ? 4 : 1;  // neighbouring elements per thread
 
-// A partial result of rows: unnormalized outputs, largest scores (in units of log2), sums of
+// Partial results of rows: unnormalised outputs, maximum scores (in units of log2), sums of
 // weights.
 template <int ROWS>
 struct alignas(16) Partial {
@@ -16,8 +16,8 @@ DEV float weight_of(float row_max, float best) {
   return row_max == -INF ? 0.f : exp2f(row_max - best);
 }
 
-// Combines the parts `of` that WARPS warps have of the first `rows` rows. FINAL: they are all there
-// is, and put(row, column, value) gets every element; else they become `to`.
+// Combines the partial results `of` of WARPS warps for the first `rows` rows. FINAL: calls put(row,
+// column, value) for every element; otherwise stores the combined partial result in `to`.
 template <int WARPS, bool FINAL, int ROWS, class Put>
 DEV void combine_warps(const Partial<ROWS>* of, Partial<ROWS>& to, int rows, Put put) {
   for (int u = threadIdx.x; u < rows * HEAD_V; u += THREADS) {
@@ -59,8 +59,9 @@ DEV void load_cluster(float (&v)[4], const float* mine, int block) {
                : "memory");
 }
 
-// Combines what the CTAS of a cluster have in `part`, each in its own shared memory, of the first
-// `rows` rows: put(row, column, value) for every element, by one of the COUNT threads of each CTA.
+// Combines the partial results of the CTAS CTAs of a cluster, each in its own `part` in shared
+// memory, for the first `rows` rows. put(row, column, value) is called for every element, by one of
+// the COUNT threads of each CTA.
 template <int CTAS, int COUNT, int ROWS, class Put>
 DEV void combine_cluster(const Partial<ROWS>& part, int rows, Put put) {
   cluster_arrive();
@@ -87,6 +88,6 @@ DEV void combine_cluster(const Partial<ROWS>& part, int rows, Put put) {
 #pragma unroll
     for (int e = 0; e < kVector; e++) put(row, u % HEAD_V + e, normalized(out[e], inverse));
   }
-  cluster_arrive();  // what others read of this CTA's memory must stay until then
+  cluster_arrive();  // other CTAs read this one's shared memory until then
   cluster_wait();
 }

@@ -1,17 +1,17 @@
-// Combines the partial results that CTAs of another kernel left at `q`: a CTA for some columns of a
-// row. The `blocks` CTAs of that kernel have equal shares of all items, an item being the ROWS rows
-// that read the same keys, one behind the other; what a CTA has of an item lies where the sum of
-// both their numbers says.
+// Combines the partial results that the CTAs of another kernel stored at `q`; a CTA has some
+// columns of a row. That kernel's `blocks` CTAs have equal shares of the keys of all items in
+// order; an item is ROWS rows that read the same keys. The partial result of a CTA for an item is
+// stored at index CTA + item.
 #pragma once
 #ifndef GENERATED
 #define PARAMETERS OPERANDS, int blocks
 constexpr int ROWS = 16;     // of a partial result
-constexpr int COLUMNS = 64;  // of a CTA, THREADS / (COLUMNS / kVector) is a whole number
-constexpr int TOGETHER = 8;  // parts of a thread that are on their way at once
+constexpr int COLUMNS = 64;  // of a CTA; THREADS / (COLUMNS / kVector) is an integer
+constexpr int TOGETHER = 8;  // loads of a thread in flight
 #endif                       // GENERATED
 #include "attention/splitkv.cuh"
 
-constexpr int kPieces = HEAD_V / kVector, kAcross = COLUMNS / kVector;  // threads beside each other
+constexpr int kPieces = HEAD_V / kVector, kAcross = COLUMNS / kVector;  // neighbouring threads
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_combine(PARAMETERS) {
   const Attention g = ATTENTION;
@@ -32,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_combine(PARAM
   pdl_launch_dependents();
   pdl_wait_after(out_row, of);
   if (row >= rows) return;
-  // Each group of threads has its parts, of which as many as fit its registers are under way
-  // together.
+  // Each group of threads has some of the partial results, with as many loads in flight as its
+  // registers hold.
   float row_max = -INF, sum = 0.f;
   Piece out{};
   for (int first = mine; first < parts; first += TOGETHER * kGroups) {

@@ -1,16 +1,15 @@
-// softmax(scale q k^T + mask) v in f32 by tensor cores (3xTF32): an element is the sum of two of 11
-// bits each, and of the four products of two elements only that of both remainders is left out.
-// Tensor cores truncate where they add: sixteen k at a time are summed from zero, FADD adds what
-// comes out.
+// y = softmax(scale q k^T + mask) v in f32, with tensor cores (3xTF32). An element is split into
+// two of 11 bits each; of the four products of two elements, that of both low parts is omitted.
+// Tensor cores truncate when they add, so sixteen k are summed from zero and added by FADD.
 //
-// A CTA has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched
-// while the values of the one before are multiplied, its values beside its scores. Each of GROUPS
-// groups of warps has all rows, of a tile's keys its share of the scores, and of all their values
-// its columns: the weights of the groups go through shared memory. Each of the CLUSTER CTAs of a
+// A CTA has WARPS * 16 query rows of one head; tiles have BN keys. The keys of a tile are fetched
+// during the multiplication by the values of the previous one, its values during its scores. Each
+// of GROUPS groups of warps has all rows, its share of the keys of a tile for scores, and its share
+// of the columns for outputs; the weights are exchanged through shared memory. Each CTA of a
 // cluster has every CLUSTER-th tile.
 //
-// Where something infinite is split, or something so large that rounding makes it infinite, what
-// comes out is not finite: such a CTA begins again, CAREFUL.
+// Splitting infinity, or a value that rounds to infinity, gives NaN. A CTA whose results are not
+// finite starts again with CAREFUL splitting.
 #pragma once
 #ifndef GENERATED
 #define IS_F32 1
@@ -18,9 +17,10 @@ constexpr int WARPS = 4;        // of 16 rows each
 constexpr int GROUPS = 2;       // of WARPS warps, THREADS / (32 * WARPS)
 constexpr int BN = 64;          // keys of a tile, a multiple of 16 * GROUPS
 constexpr int CLUSTER = 1;      // CTAs of a cluster that divide the keys, 1 to 8
-constexpr int CTAS_PER_SM = 1;  // that registers leave room for
-constexpr int READ_Q = 4, READ_K = 4, READ_V = 4, WRITE = 4;  // elements of an access, up to 4
-#endif                                                        // GENERATED
+constexpr int CTAS_PER_SM = 1;  // that registers must permit
+constexpr int READ_Q = 4, READ_K = 4, READ_V = 4,
+              WRITE = 4;  // elements of a load or store, up to 4
+#endif                    // GENERATED
 #include "attention/online_softmax.cuh"
 #include "attention/rows.cuh"
 #include "attention/splitkv.cuh"
@@ -29,7 +29,7 @@ constexpr int BM = WARPS * 16, kKeys = BN / GROUPS, kD = (HEAD + 15) / 16 * 16;
 constexpr int kColumns = (HEAD_V + 16 * GROUPS - 1) / (16 * GROUPS) * 16, kDV = kColumns * GROUPS,
               kWide = kColumns / 32, kTail = kColumns / 16 % 2;  // of a group, of all
 constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4,
-              kPitchP = BN + 8;  // floats; where lanes read fours, no two lie in one bank
+              kPitchP = BN + 8;  // floats; loads of four have no bank conflicts
 constexpr int kAtOnce =
     kColumns > 128 || (GROUPS > 1 && kColumns > 64) ? 1
     : GROUPS > 1                                    ? 2
@@ -38,8 +38,8 @@ constexpr int kAtOnce =
 constexpr int kTogether = kKeys % 32 ? 2 : 4;  // fragments of keys
 static_assert(kKeys % 16 == 0, "two fragments at a time");
 
-// high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what
-// multiplies the others' `low` is finite.
+// Splits into high + low, 11 bits each. CAREFUL: of a non-finite element, low is 0, and the low
+// parts that it multiplies are replaced by finite values.
 template <bool CAREFUL>
 struct Split {
   u32 high, low;
@@ -66,13 +66,13 @@ DEV void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// The left operand of sixteen k: [h] are eight of them, in the order rows g and g + 8 of one k, of
-// another.
+// The left operand of sixteen k: [h] has eight of them, for rows g and g + 8 of one k, then of the
+// next.
 template <bool CAREFUL>
 struct Left {
   Split<CAREFUL> v[2][4];
 };
-// to[j] += left * right: right[j] are elements of sixteen k of column g, two of the first eight,
+// to[j] += left * right. right[j] has elements of sixteen k of column g: two of the first eight,
 // two of the others.
 template <bool CAREFUL, int N>
 DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&right)[N][4]) {
@@ -104,7 +104,7 @@ DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&r
     for (int e = 0; e < 4; e++) to[j][e] += sum[j][e];
 }
 
-// The warps that have the same rows wait for each other.
+// Barrier among the warps that have the same rows.
 DEV void sync_rows(int warp) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + warp), "n"(32 * GROUPS) : "memory");
 }
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
                                                                               row_maxima +
                                                                               warp * 16 + row;
   float out[kColumns / 8][4], row_max[2], sum[2];
-  // put(column, v) with neighbouring elements of row s0 + 8 * e
+  // Calls put(column, v) with neighbouring elements of row s0 + 8 * e.
   auto each = [&](int e, auto put) {
 #pragma unroll
     for (int d = 0; d < kWide * 4; d += 4)
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
       put(group * kColumns + kWide * 32 + quad * 4, r);
     }
   };
-  auto attempt = [&](auto careful) {  // whether all that this thread will write is finite
+  auto attempt = [&](auto careful) {  // returns whether all results of this thread are finite
     constexpr bool CAREFUL = decltype(careful)::value;
     if (rank * BN < seen) fetch_keys(rank * BN);
 #pragma unroll

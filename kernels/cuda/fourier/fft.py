@@ -1,4 +1,4 @@
-"""CUDA kernels for Fourier transforms (`fft.cuh`)."""
+"""Fourier transforms (`fft.cuh`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracea_onnx.plan.kernel_families import PASSES
 from ..common.instantiate import constexprs, floats, instance, longs, pointer, unsigned
 from ..common.launch import parameters, static
 
-#: Points that a block has at a time where one signal has fewer, and those that a thread has.
+#: Least points of a CTA (several signals where one has fewer), and points per thread.
 _POINTS, _PER_THREAD = 1024, 8
 
 
@@ -22,7 +22,7 @@ def fft(request: Request) -> list[Kernel]:
     if points > ON_GPU:
         raise NoKernel(f"a Fourier transform of length {length}")
     radices = [static(i[f"radix{k}"], "radix") for k in range(PASSES)]
-    # those that leave room for another block on a multiprocessor
+    # few enough that an SM holds several CTAs
     signals = max(_POINTS // points, 1)
     threads = max(32, min(256, -(-signals * points // _PER_THREAD // 32) * 32))
     lines, at, left, run = list[str](), 0, points, 1

@@ -1,6 +1,5 @@
-// What the windows of a deformable convolution see of channels-last images, as rows of a matrix:
-// each tap reads beside its place, by offsets (DG groups of them) that a tensor has. A thread has V
-// channels of a tap.
+// im2col of deformable convolutions on channels-last images: each tap reads at an offset from its
+// place, given by a tensor with DG groups of offsets. A thread has V channels of a tap.
 #pragma once
 #include "image/pool_resize.cuh"
 
@@ -44,7 +43,7 @@ DEV void moved_taps(const T* x, const T* offset, const T* mask, T* y, const Move
     store<V>(y + ((i64(pixel) * g.G + group) * taps + k) * each + (c - group * each), out);
   }
 }
-// WIDE: channels that vectors divide, in every group.
+// WIDE: vectors divide the channels of every group.
 template <int WIDE>
 DEV void deform_columns(const T* x, const T* offset, const T* mask, T* y, const Moved& g,
                         Pitch from) {

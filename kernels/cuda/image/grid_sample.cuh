@@ -1,8 +1,8 @@
-// Channels-last images sampled where a grid says.
+// Grid sampling of channels-last images.
 //
-// MODE: 0 nearest, 1 linear, 2 cubic. PAD, what lies outside the image: 0 zeros, 1 its edge, 2 its
-// reflection. CORNERS: -1 and 1 are the centres of the outermost pixels, else their outer edges.
-// Everything in the order of ONNX Runtime's CPU provider.
+// MODE: 0 nearest, 1 linear, 2 cubic. PAD, outside the image: 0 zeros, 1 edge, 2 reflection.
+// CORNERS: -1 and 1 are the centres of the outermost pixels, else their outer edges. The order of
+// operations is that of ONNX Runtime's CPU provider.
 #pragma once
 #include "image/pool_resize.cuh"
 
@@ -28,8 +28,8 @@ template <int PAD, bool CORNERS>
 DEV float brought_in(float v, int n) {
   return PAD == 1 ? fminf(fmaxf(v, 0.f), float(n - 1)) : PAD == 2 ? reflected<CORNERS>(v, n) : v;
 }
-// The pixel that stands for `k`, and whether there is one. Far beyond an image of zeros a float is
-// no int.
+// The pixel that is read for index k; false: zero padding. Large indices, which do not fit an int,
+// are zero padding, too.
 struct Pixel {
   int at;
   bool some;
@@ -39,7 +39,7 @@ DEV Pixel pixel(float k, int n) {
   const float r = PAD == 2 ? reflected<CORNERS>(k, n) : k;
   return {min(max(int(r), 0), n - 1), PAD != 0 || (k >= 0.f && k <= float(n - 1))};
 }
-// Neighbours along an axis and their weights.
+// The pixels read along an axis, and their weights.
 template <int MODE>
 struct Near {
   Pixel at[MODE == 0 ? 1 : 2 * MODE];
@@ -50,7 +50,7 @@ DEV Near<MODE> near(float g, int n) {
   float v = position<CORNERS>(g, n);
   if (MODE == 0) v = rintf(v);
   if (MODE != 2 || PAD != 1)
-    v = brought_in<PAD, CORNERS>(v, n);  // cubic: its neighbours are, alone
+    v = brought_in<PAD, CORNERS>(v, n);  // cubic: PAD applies to each pixel instead
   const float low = MODE == 0 ? v : floorf(v) - float(MODE - 1), t = v - floorf(v);
   Near<MODE> r;
   r.weight[0] = 1.f;

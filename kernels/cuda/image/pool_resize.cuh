@@ -1,5 +1,5 @@
-// Pooling and resizing of channels-last images: a thread per pixel and V channels. Pad channels up
-// to the next multiple of V, or of 8, are read and written too.
+// Pooling and resizing of channels-last images: a thread per output pixel and V channels. Pad
+// channels up to a multiple of V, or of 8, are read and written too.
 #pragma once
 #include "common/base.cuh"
 #include "common/cluster.cuh"
@@ -17,8 +17,7 @@ struct Pool {
   int N, C, IH, IW, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, PB, PR;
 };
 
-// Window taps start + k * dilation, k < taps, that lie in [low, high): the first such k and how
-// many.
+// The taps start + k * dilation, k < taps, within [low, high): the first k, and their number.
 struct Taps {
   int first, count;
 };
@@ -28,15 +27,14 @@ DEV Taps clip_taps(int start, int taps, int dilation, int low, int high) {
   return {first, max(min(end, taps) - first, 0)};
 }
 
-// Vectors of a pixel that are written. Pitches are multiples of 8 channels, all of which are:
-// memory takes whole sectors of 32 bytes faster than parts.
+// Vectors of a pixel that are written. Where pitches are multiples of 8 channels, pad channels are
+// written, too: memory stores whole 32-byte sectors faster than parts.
 template <int V>
 DEV u32 vectors_of(int channels, int pitch) {
   return V > 1 && pitch % 8 == 0 ? (channels + 7) / 8 * (8 / V) : (channels + V - 1) / V;
 }
 
-// Where unit u of V neighbouring channels lies, of `total` in images of OH x OW pixels; 31 bits
-// divide faster.
+// Image, pixel and channel of unit u (V channels) of `total`; indices below 2^31 divide faster.
 struct Place {
   int n, oh, ow, c;
 };
@@ -49,7 +47,7 @@ DEV Place place_of(u64 u, u64 total, u32 vectors, int OH, int OW) {
   return {n, int(rows - u64(n) * OH), int(pixels - rows * OW), int(u - pixels * vectors) * V};
 }
 
-// mode 0 max, 1 average of what lies in the image, 2 average over the window clipped to the padded
+// MODE: 0 maximum, 1 average over taps within the image, 2 average over taps within the padded
 // image.
 template <int MODE, int V>
 DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
@@ -88,7 +86,7 @@ DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-// What V channels of the window's taps become: a maximum (of pairs in 16-bit types), or a sum.
+// Accumulator of V channels: maximum (pairs of 16-bit elements in a word) or sum.
 template <int MODE, int V, int SIZE>
 struct Pooled {
   float a[V];
@@ -136,8 +134,8 @@ struct Pooled<0, 8, 2> {
   __device__ __forceinline__ Vec<T, 8> result(float) const { return *(const Vec<T, 8>*)a; }
 };
 
-// Windows of a size known when the kernel is compiled: all taps, or those of a row where they are
-// many, are on their way at once.
+// Windows of a compile-time size: the loads of all taps (or of a row, where they are many) are in
+// flight together.
 template <int MODE, int V, int KH, int KW>
 DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int ROWS = KH * KW <= 16 ? KH : 1;
@@ -177,7 +175,7 @@ DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, pooled.result(scale));
   }
 }
-// A few outputs: LANES neighbouring threads divide the taps of each.
+// Few outputs: LANES neighbouring threads share the taps of each.
 template <int MODE, int V, int KH, int KW, int LANES>
 DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int ROUNDS = (KH * KW + LANES - 1) / LANES, AHEAD = ROUNDS < 8 ? ROUNDS : 8;
@@ -185,7 +183,7 @@ DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   const u64 total = u64(g.N) * g.OH * g.OW * vectors, apart = u64(gridDim.x) * (blockDim.x / LANES);
   const int lane = threadIdx.x % LANES;
   for (u64 first = u64(blockIdx.x) * (blockDim.x / LANES); first < total;
-       first += apart) {  // all of a CTA take each turn
+       first += apart) {  // the same number of iterations for all threads
     const u64 u = min(first + threadIdx.x / LANES, total - 1);
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
@@ -217,7 +215,7 @@ DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
              pooled.result(count ? 1.f / float(count) : 0.f));
   }
 }
-// KH, KW: 0 where the window is large. LANES: threads of an output.
+// KH, KW: 0 for large windows. LANES: threads per output.
 template <int MODE, int KH, int KW, int LANES>
 DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
@@ -231,15 +229,14 @@ DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
     pool_pixels<MODE, V>(x, y, g, from, to);
 }
 
-// LANES threads across vectors of V channels, the others down the pixels; partial sums meet in a
-// warp, then in shared memory. blockIdx.x: image x channel block
-// (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with
-// more, f32 sums (or maxima) go to partial[slice, n, c]. The BESIDE CTAs of a cluster have a
-// slice each and join these themselves.
+// Global pooling: LANES threads along vectors of V channels, the others along pixels. Partial
+// results are combined within a warp, then in shared memory. blockIdx.x: image x channel block
+// (`across` of them); blockIdx.y: slice of the pixels. One slice writes y[n, c]; more write f32
+// sums (or maxima) to partial[slice, n, c], or, as the BESIDE CTAs of a cluster, combine them.
 template <bool MAX, int V, int LANES, int BESIDE>
 DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
                     i64 y_ns, int across) {
-  constexpr int AHEAD = 8, DOWN = 256 / LANES;  // pixels on their way at once
+  constexpr int AHEAD = 8, DOWN = 256 / LANES;  // AHEAD: pixels in flight
   __shared__ float shared[8][LANES * V];
   __shared__ float whole[LANES * V];
   const int lane = threadIdx.x % LANES, block = blockIdx.x / BESIDE, n = block / across,
@@ -255,12 +252,12 @@ DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W
     for (int j = 0; j < V; j++) a[j] = MAX ? -INF : 0.f;
     if (c < C) {
       const T* p = x + n * from.ns + c;
-      const i64 gap = from.rs - i64(W) * from.cs;  // behind each row
+      const i64 gap = from.rs - i64(W) * from.cs;  // after each row of pixels
       for (int k = begin + int(threadIdx.x) / LANES; k < end; k += DOWN * AHEAD) {
         Vec<T, V> v[AHEAD];
 #pragma unroll
         for (int q = 0; q < AHEAD; q++) {
-          const int at = min(k + q * DOWN, end - 1);  // no load waits behind a branch
+          const int at = min(k + q * DOWN, end - 1);  // no load depends on a branch
           v[q] = load<V>(p + (i64(at) * from.cs + (gap ? at / W * gap : 0)));
         }
 #pragma unroll
@@ -307,7 +304,7 @@ DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W
         }
         from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
       }
-      cluster_arrive_relaxed();  // until the first CTA has read what the others have
+      cluster_arrive_relaxed();  // until the first CTA has read the others' results
       cluster_wait();
     }
   }
@@ -335,7 +332,7 @@ struct Resize {
   int N, C, IH, IW, OH, OW;
   float scale_h, scale_w;
 };
-// Scales of 0 follow from the sizes; where these are equal it is a copy, whatever the scales.
+// A scale of 0 is derived from the sizes. Equal sizes are a copy, whatever the scale.
 DEV Resize resize_of(int N, int C, int IH, int IW, int OH, int OW, float scale_h, float scale_w) {
   const bool same = IH == OH && IW == OW;
   return {N,
@@ -356,8 +353,8 @@ struct Tap {
   float weight;
 };
 
-// Where an output position lies in the input. coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3
-// pytorch_half_pixel.
+// The input coordinate of an output index. COORD: 0 half_pixel, 1 asymmetric, 2 align_corners,
+// 3 pytorch_half_pixel.
 template <int COORD>
 DEV float origin(int at, int in, int out, float scale) {
   if (scale == 1.f) return float(at);
@@ -374,7 +371,7 @@ DEV Tap tap(int at, int in, int out, float scale) {
   if (!LINEAR) {
     const float below = floorf(s);
     int k = int(ROUNDING == 2 || (ROUNDING == 4 && scale < 1.f) ? ceilf(s) : below);
-    // ONNX Runtime takes a place so near to a half for one.
+    // ONNX Runtime treats a coordinate this close to .5 as .5
     if (ROUNDING == 3) k += s - below - 0.5f >= -1e-6f;
     if (ROUNDING == 0) k += s - below - 0.5f > 1e-6f;
     k = min(max(k, 0), in - 1);
@@ -414,8 +411,8 @@ DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) 
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-// Four neighbours along an axis, those beyond the image replaced by its edge, and their weights in
-// Keys' cubic of coefficient `a`.
+// Four pixels along an axis (edge pixels repeat outside the image), and their weights by Keys'
+// cubic with coefficient a.
 struct Four {
   int at[4];
   float weight[4];
@@ -481,8 +478,7 @@ DEV void resize(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
     resize_pixels<LINEAR, COORD, ROUNDING, 1>(x, y, g, from, to);
 }
 
-// Each channel divided by (bias + alpha / SIZE * the sum of squares of the SIZE channels around it)
-// to the power of beta.
+// LRN: y[c] = x[c] / (bias + alpha / SIZE * sum of x^2 over the SIZE channels around c)^beta.
 template <int SIZE>
 DEV void local_response(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta,
                         float bias, Pitch from, Pitch to) {

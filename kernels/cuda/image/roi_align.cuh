@@ -1,7 +1,7 @@
-// Regions of channels-last images, each resampled to the same size.
+// RoiAlign of channels-last images.
 //
-// MODE: 0 the mean of the samples of a bin, 1 the largest of their weighted pixels. HALF: pixels
-// lie half a pixel off, else no side of a region is shorter than one.
+// MODE: 0 mean of the samples of a bin, 1 maximum of their weighted pixels. HALF: half_pixel
+// coordinates; otherwise sides of regions are at least one pixel.
 #pragma once
 #include "image/pool_resize.cuh"
 
@@ -9,7 +9,7 @@ struct Regions {
   int N, C, IH, IW, R, OH, OW, ratio;
   float scale;
 };
-// A region along one axis, in pixels; -1 samples of a bin: too many.
+// A region along one axis, in pixels. samples: per bin; -1: too many.
 struct RegionSide {
   float start, bin;
   int samples;
@@ -22,7 +22,7 @@ DEV RegionSide region_side(float from, float to, int bins, const Regions& g) {
   const float bin = size / float(bins), most = ceilf(bin);
   return {start, bin, g.ratio > 0 ? g.ratio : most <= 65536.f ? most > 0.f ? int(most) : 0 : -1};
 }
-// The two pixels beside a place, and their weights; whether there are any.
+// The two pixels around a coordinate, and their weights; false: outside.
 struct BesidePlace {
   int at[2];
   float weight[2];

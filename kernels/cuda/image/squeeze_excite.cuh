@@ -1,24 +1,23 @@
 // Squeeze-excite of channels-last images in one launch: y = x * f2(w2 f1(w1 mean(x) + b1) + b2) per
 // image.
 //
-// A cluster has IMAGES images: its CTAs share them by channels (ACROSS slices of SLICE vectors of
-// V channels) and by pixels (DOWN ranges). Sums over pixels meet among the CTAs of a slice, then
-// what the slices add to the hidden layer meets among the slices, through the CTAs' shared
-// memory. Each CTA keeps HELD pixels of its part of an image in shared memory for the product;
-// the others are read again.
+// A cluster has IMAGES images. Its CTAs divide channels (ACROSS slices of SLICE vectors of V
+// channels) and pixels (DOWN ranges). Through distributed shared memory, the CTAs of a slice sum
+// over pixels; then the slices sum their parts of the hidden layer. Each CTA keeps HELD pixels of
+// its part of an image in shared memory for the final multiplication, and reads the others again.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
 constexpr int C = 96, R = 24;          // channels and hidden channels
 constexpr int PITCH = 96;              // of both packed weights, a multiple of 8
 constexpr int THREADS = 256;           // of a CTA
-constexpr int ACROSS = 4;              // CTAs of a cluster that divide the channels
-constexpr int DOWN = 1;                // CTAs that divide the pixels; ACROSS * DOWN is 1 to 16
+constexpr int ACROSS = 4;              // CTAs of a cluster along channels
+constexpr int DOWN = 1;                // CTAs along pixels; ACROSS * DOWN is 1 to 16
 constexpr int IMAGES = 1;              // of a cluster
 constexpr int SLICE = 3;               // vectors of channels of a CTA, up to THREADS
 constexpr int HELD = 64;               // pixels of an image that a CTA keeps in shared memory
-constexpr int X_FLAT = 1, Y_FLAT = 1;  // rows of pixels follow each other
-constexpr int EARLY = 1;  // weights and biases are constants, read while the kernel before runs
+constexpr int X_FLAT = 1, Y_FLAT = 1;  // rows of pixels are contiguous
+constexpr int EARLY = 1;               // weights and biases are constants, read before pdl_wait
 DEV float first_act(float x, float, float) { return x; }
 DEV float second_act(float x, float, float) { return x; }
 #endif  // GENERATED
@@ -29,16 +28,15 @@ constexpr int V = 16 / sizeof(T), CHANNELS = SLICE * V, BLOCKS = ACROSS * DOWN;
 constexpr int floor_2(int n) { return n < 2 ? 1 : 2 * floor_2(n / 2); }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a < b ? b : a; }
-constexpr int ROWS = THREADS / SLICE;  // pixels, and rows of the second weight, that the CTA has
-                                       // before it at once, a vector a thread
-// Sums of pixels: a thread has half a vector (HALF channels) of every GROUPS-th pixel.
+constexpr int ROWS = THREADS / SLICE;  // pixels, and rows of the second weight, of an
+                                       // iteration: a vector per thread
+// Sums over pixels: a thread has HALF channels (half a vector) of every GROUPS-th pixel.
 constexpr int HALF = V / 2, HALVES = SLICE * 2, TURNS = (HALVES + THREADS - 1) / THREADS,
               GROUPS = TURNS > 1 ? 1 : THREADS / HALVES;
-constexpr int PIECES = IMAGES * HELD * SLICE * 16 < 48 * 1024
-                           ? 1
-                           : 4;  // a part is summed piece by piece as it arrives
-// Weights: a thread has a vector of every ROWS-th row. VECTORS: how many it reads of either, AHEAD:
-// and how many at once.
+constexpr int PIECES =
+    IMAGES * HELD * SLICE * 16 < 48 * 1024 ? 1 : 4;  // pieces whose copies are awaited one by one
+// Weights: a thread has a vector of every ROWS-th row. VECTORS: of each weight; AHEAD: loads in
+// flight.
 constexpr int VECTORS = (R + ROWS - 1) / ROWS, AHEAD = VECTORS < 8 ? VECTORS : 8,
               FILLED = smaller(ROWS, R), PADDED = SLICE | 1;
 constexpr int SCRATCH = larger(larger(GROUPS, FILLED) * CHANNELS, R* PADDED) * IMAGES;
@@ -58,13 +56,13 @@ DEV void copy_vector(void* to, const void* from) {
                : "memory");
 }
 DEV void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// At most N of the groups of copies are still under way.
+// Waits until at most N groups of copies are in flight.
 template <int N>
 DEV void copies_arrived() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// Stores `v` in another CTA of the cluster at the place of `mine` in this one, and counts its
-// bytes at that CTA's barrier.
+// Stores v at the address of `mine` in another CTA of the cluster (st.async), which counts the
+// bytes at that CTA's mbarrier.
 DEV void push(const float* mine, float v, u32 barrier, int block) {
   asm volatile(
       "{.reg .b32 to, b; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 b, %2, %3;"
@@ -73,7 +71,7 @@ DEV void push(const float* mine, float v, u32 barrier, int block) {
       "f"(v), "r"(barrier), "r"(block)
       : "memory");
 }
-// What the CTAs of the cluster pushed is here.
+// Waits for the stores of the other CTAs.
 DEV void pushes_arrived(u32 barrier) {
   u32 done = 0;
   while (!done)
@@ -84,7 +82,7 @@ DEV void pushes_arrived(u32 barrier) {
         : "r"(barrier)
         : "memory");
 }
-// v *= by
+// Multiplies the elements of v by those of `by`.
 template <class A>
 DEV void scale(Vec<A, V>& v, const float (&by)[V]) {
 #pragma unroll
@@ -98,8 +96,8 @@ DEV void scale(Vec<A, V>& v, const float (&by)[V]) {
       v.v[c] *= by[c], v.v[c + 1] *= by[c + 1];
 }
 
-// The sums of scratch[r * STEP + c * BY] over r < COUNT for c < COLUMNS: each of the share(COUNT,
-// COLUMNS) neighbouring threads that have a column calls take(c, sum, which of them it is).
+// Sums scratch[r * STEP + c * BY] over r < COUNT for each c < COLUMNS. share(COUNT, COLUMNS)
+// neighbouring threads have a column; each calls take(c, sum, its index among them).
 constexpr int share(int count, int columns) {
   return smaller(smaller(floor_2(count), 32), floor_2(larger(1, THREADS / columns)));
 }
@@ -122,8 +120,8 @@ DEV void join(const float* scratch, Take take) {
 DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int N,
                 int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
   extern __shared__ uint4 kept[];  // [IMAGES][HELD][SLICE]
-  // means: [IMAGES][CHANNELS], at last the gates; bias: [CHANNELS]; hidden: [IMAGES][R]; sums:
-  // [DOWN][IMAGES][CHANNELS] and arrived: [ACROSS][IMAGES][R] come from the CTAs
+  // means: [IMAGES][CHANNELS], later the gates; bias: [CHANNELS]; hidden: [IMAGES][R]. Other CTAs
+  // store sums: [DOWN][IMAGES][CHANNELS] and arrived: [ACROSS][IMAGES][R].
   u64* const barriers = (u64*)(kept + IMAGES * HELD * SLICE);
   float *const scratch = (float*)(barriers + 2), *const means = scratch + SCRATCH,
                *const bias = means + IMAGES * CHANNELS;
@@ -151,7 +149,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
 
   Vec<T, V> first_rows[AHEAD] = {}, second_rows[AHEAD] = {};
   auto read = [&](const T* w, int n,
-                  Vec<T, V>(&to)[AHEAD]) {  // this thread's vectors n, n + 1, ... of a weight
+                  Vec<T, V>(&to)[AHEAD]) {  // loads this thread's vectors n, n + 1, ... of a weight
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
       if (active && row + (n + k) * ROWS < R)
@@ -170,7 +168,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
             group = TURNS > 1 ? 0 : threadIdx.x / HALVES;
   Vec<float, HALF> sum[IMAGES][TURNS] = {};
   for (int end = mine - larger(mine - 1, 0) / HELD * HELD;;
-       end += HELD) {  // the last HELD pixels stay
+       end += HELD) {  // the last HELD pixels stay in shared memory
     const int start = larger(end - HELD, 0), count = end - start;
 #pragma unroll
     for (int q = 0; q < PIECES; q++) {
@@ -229,8 +227,8 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   const float size = float(pixels);
   auto mean = [&](int c, float s) {
     means[c] = first + c % CHANNELS < C ? s / size : 0.f;
-  };  // pad channels hold anything
-  if (BLOCKS > 1) cluster_wait();  // every CTA has set up its barriers
+  };  // pad channels are undefined
+  if (BLOCKS > 1) cluster_wait();  // every CTA has initialised its mbarriers
   join<GROUPS, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(scratch, [&](int c, float s, int part) {
     if constexpr (DOWN == 1) {
       if (part == 0) mean(c, s);

@@ -1,4 +1,4 @@
-"""Squeeze-excite in one launch on Hopper: a cluster has an image or several."""
+"""Squeeze-excite in one launch (sm_90 and later): a cluster has one or several images."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from ..common.instantiate import constexprs, floats, instance, ints, longs, poin
 from ..common.launch import known, parameters, static
 from ..common.prelude import activation_source
 
-#: Most channels times hidden channels that the few CTAs of a cluster should compute with; that
-#: many make weights costlier than pixels; and from that many on a CTA reads its part of the
-#: weights, not all of them.
+#: Channels * hidden channels: most for this kernel; from which on weights cost more than pixels;
+#: from which on a CTA reads a part of the weights, not all.
 _MOST_WEIGHTS, _HEAVY, _SLICED = 1 << 20, 100000, 9000
-#: Bytes of an image from which the time is that of moving it; bytes that a CTA keeps of images of
-#: unknown size.
+#: Least bytes of an image whose time is bound by memory; bytes that a CTA keeps of images of
+#: symbolic size.
 _LARGE, _KEPT = 400 * 1024, 64 * 1024
-#: CTAs of a cluster that fits most devices, SMs from which on clusters of 16 find
-#: room; bytes of sums that a CTA may have, and bytes of shared memory that these leave at least.
+#: Portable cluster size; SMs from which on clusters of 16 are used; most bytes of sums of a CTA,
+#: and least bytes of shared memory besides.
 _CLUSTER, _BIG_DEVICE, _MOST_SUMS, _LEFT = 8, 132, 96 * 1024, 16 * 1024
 
 
 class Shape(NamedTuple):
-    """How a cluster shares its images: slices of the channels, ranges of pixels, images, threads of
-    a CTA.
-    """
+    """Division of a cluster: slices of channels, ranges of pixels, images, threads per CTA."""
 
     across: int
     down: int
@@ -37,9 +34,7 @@ class Shape(NamedTuple):
 
 
 def squeeze_excite(request: Request) -> list[Kernel]:
-    """The best shape depends on how many images there are: one launch for each range of them that
-    has its own, of which one runs.
-    """
+    """The best shape depends on the number of images: a launch per range of it; one launch runs."""
     n = parameters(request)["N"]
     kernels, low = [], -1
     for most, shape in _ranges(request):

@@ -1,19 +1,19 @@
-// Pointwise programs over an iteration space of up to six dims: a thread makes vectors of the
-// result, or single elements, or a CTA tiles of 64 x 64 where operands are transposed.
+// Pointwise programs over an iteration space of up to six dims. A thread computes vectors or single
+// elements of the result; where operands are transposed, a CTA computes tiles of 64 x 64.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
 constexpr int RANK = 2;     // dims of the space, the last one the fastest, 1 to 6
-constexpr int VECTOR = 4;   // elements of the widest operand in 16 bytes (or twice as many)
-constexpr int WHOLE = -1;   // 1: every operand has vectors wherever it is read, 0: not, -1: unknown
-constexpr int FEW = -1;     // 1: there is less to do than vectors are worth, 0: more, -1: unknown
+constexpr int VECTOR = 4;   // elements of a vector: 16 bytes of the widest operand (or twice that)
+constexpr int WHOLE = -1;   // 1: all operands are aligned to vectors, 0: not, -1: unknown
+constexpr int FEW = -1;     // 1: too few elements for vectors, 0: not, -1: unknown
 constexpr bool RUN = true;  // the result is one run
-constexpr int TILED = 0;    // the dim of tiles beside the last one
-constexpr int SINGLE = 2;   // single elements of a thread
+constexpr int TILED = 0;    // the dim of tiles besides the last one
+constexpr int SINGLE = 2;   // elements of a thread, one by one
 constexpr int SMALL = 1 << 18,
-              SHORT = 64;  // FEW: up to SMALL elements, twice as many of rows < SHORT
-// F(operand, its type, contiguous along the last dim (1), constant (0) or neither (2), MARKED):
-// MARKED vectors go on where a row ends; of tiles, are transposed.
+              SHORT = 64;  // FEW: up to SMALL elements, twice that for rows < SHORT
+// F(operand, its type, KIND, MARKED). KIND along the last dim: 1 contiguous, 0 constant, 2 neither.
+// MARKED: vectors continue across the ends of rows; with tiles, the operand is transposed.
 #define INPUTS(F) F(x0, half_t, 1, true) F(x1, float, 0, false)
 #define OUTPUT(F) F(y, half_t, 1, true)
 DEV void compute(half_t& y, half_t x0, float x1) { from_float(y, to_float(x0) + x1); }
@@ -34,16 +34,16 @@ struct Operands {
   INPUTS(FIELD)
   OUTPUT(RESULT)
   int n[RANK];
-  u32 per[RANK], per_wide;  // what `quotient` takes beside n, and beside the last one in vectors
+  u32 per[RANK], per_wide;  // reciprocals (`quotient`) of n, and of the last dim in vectors
 };
 typedef Operands::Result Result;
-// Where a thread reads and writes.
+// Offsets that a thread reads and writes.
 #define PLACE(x, E, INNER, MARKED) i64 x = 0;
 struct At {
   ALL(PLACE)
 };
 
-// V elements of an operand. KIND: 1 contiguous, 0 all the same, 2 `step` apart.
+// V elements of an operand. KIND: 1 contiguous, 0 all equal, 2 `step` apart.
 template <int V, int KIND, class E>
 DEV Vec<E, V> fetch(const E* p, i64 step) {
   if (KIND == 1 || V == 1) return load<V>(p);
@@ -52,7 +52,7 @@ DEV Vec<E, V> fetch(const E* p, i64 step) {
   for (int j = 0; j < V; j++) r.v[j] = p[KIND == 0 ? 0 : j * step];
   return r;
 }
-// The same on their way, from any address: nothing waits for them until `get`.
+// The same in flight, from any address: `get` waits for the loads.
 template <int V, int KIND, class E>
 struct Ahead {
   Vec<E, V> v;
@@ -66,8 +66,7 @@ struct Ahead<V, 1, E> {
   METHOD Vec<E, V> get() const { return run.get(); }
 };
 
-// V elements of the result at a time, where every operand has them side by side at such a multiple;
-// U times as many of a thread are under way together.
+// Vectors of V elements, with all operands aligned; a thread has U vectors in flight.
 template <int V, int U, class I>
 DEV void each(const Operands& o, I first, I end) {
   const I step = I(gridDim.x) * blockDim.x;
@@ -112,7 +111,7 @@ DEV void each(const Operands& o, I first, I end) {
   }
 }
 
-// Elements lo .. hi - 1 of V at `to`, from the place c of the space on, where inputs are `at`.
+// Computes elements lo .. hi - 1 of V at `to`, from coordinates c on, with inputs at offsets `at`.
 template <int V>
 DEV void make(const Operands& o, At at, int (&c)[RANK], int lo, int hi, Result* to) {
 #define LISTED(x, E, INNER, MARKED) at.x,
@@ -174,8 +173,8 @@ DEV void make(const Operands& o, At at, int (&c)[RANK], int lo, int hi, Result* 
   store_part<V>(to, result, lo, hi);
 }
 
-// The same as `each` whatever lies where: the result, or each of its rows, is a run, of which a
-// thread makes V elements from a multiple of their bytes on.
+// The same as `each` for any alignment of inputs. The result, or each of its rows, is contiguous; a
+// thread computes an aligned vector of it.
 template <int V>
 DEV void each_ragged(const Operands& o, u32 total) {
 #define ADVANCE(x, E, INNER, MARKED) at.x += c[d] * o.s_##x[d];
@@ -264,7 +263,8 @@ DEV void pointwise(const Operands& o) {
 // Tiles of 64 x 64 elements in a CTA of 256 threads.
 template <class E>
 constexpr int TILE_PITCH = 64 + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
-// Elements (row k * 8 + warp, column lane and lane + 32) of a tile; outside it, a neighbour again.
+// A thread's elements of a tile: rows k * 8 + warp, columns lane and lane + 32; outside, a
+// neighbour.
 template <class E>
 DEV void read_tile(const E* p, i64 down, i64 across, int rows, int columns, E (&v)[8][2]) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -285,7 +285,7 @@ DEV void keep_tile(E* tile, const E (&v)[8][2]) {
                                           tile[(k * 8 + warp) * TILE_PITCH<E> + lane + 32] =
                                               v[k][1];
 }
-// A tile along dims TILED and LAST; MARKED operands go through shared memory, transposed.
+// A tile along dims TILED and LAST; MARKED operands are transposed through shared memory.
 DEV void each_tile(const Operands& o) {
   const u32 across = (o.n[LAST] + 63) / 64, down = (o.n[TILED] + 63) / 64;
   const int c0 = int(blockIdx.x % across) * 64, r0 = int(blockIdx.x / across % down) * 64,

@@ -1,6 +1,4 @@
-"""CUDA kernels for pointwise programs, over plain layouts with broadcasting and over channels-last
-images.
-"""
+"""Pointwise programs, over strided tensors with broadcasting and over channels-last images."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ from ..common.instantiate import constexprs, defines, instance, ints, longs, poi
 from ..common.launch import blocks, known, parameters, reciprocal, static
 from ..common.prelude import C_TYPES, stages_source
 
-#: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a CTA may have.
+#: Least length of a side for tiles of 64 x 64; most bytes of a CTA's tiles.
 _TILE_SIDE, _TILE_BYTES = 16, 40_000
-#: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE
-#: single ones; where rows are shorter than _SHORT, up to twice as many.
+#: Most misaligned elements that are computed one by one, up to _SINGLE per thread (twice as many
+#: elements where rows are shorter than _SHORT).
 _SMALL, _SHORT, _SINGLE = 1 << 18, 64, 2
-#: Elements of rows of which few vectors cross an end; vectors of eight-byte elements where rows do
-#: not consist of them and are shorter than so many.
+#: Least length of rows of which few vectors cross an end; elements of a vector of 8-byte types, for
+#: misaligned rows shorter than _WIDE_ROW.
 _LONG, _WIDE, _WIDE_ROW = 2048, 4, 256
 
 
@@ -47,7 +45,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Space:
-    """An iteration space, and its operands, of which a thread takes `v` elements at a time."""
+    """An iteration space and its operands; a vector has `v` elements."""
 
     n: Sequence[DimLike]
     inputs: Sequence[_Operand]
@@ -67,7 +65,7 @@ class _Space:
 
     @property
     def run(self) -> bool:
-        """Whether the result is one run."""
+        """Whether the result is contiguous."""
         return self._is_run(self.out)
 
     def units(self) -> DimLike:
@@ -88,7 +86,7 @@ class _Space:
         )
 
     def flows(self, o: _Operand) -> bool:
-        """Whether vectors of an operand go on where a row ends."""
+        """Whether vectors of an operand continue across the ends of rows."""
         return self.run and (known(self.n[-1]) or 0) < _LONG and self._is_run(o)
 
     @property
@@ -138,7 +136,7 @@ def _kernel(
         v = _WIDE
         space = replace(space, v=v)
     transposed = _transposed_dim(space)
-    # equal kernels have equal text, so what one does not use has one value
+    # unused constants have fixed values, so that equal kernels have equal text
     whole, few, run = space.whole, known(space.small()), space.run
     if transposed is not None:
         whole, few, run, marked = None, None, True, transposed[1]

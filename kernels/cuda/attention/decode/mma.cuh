@@ -1,22 +1,23 @@
-// Decoding by mma.sync, 16 rows a tile. A CTA has WARPS * KEYS keys at a time, which it fetches
-// into shared memory STAGES - 1 times ahead: each warp has the scores of KEYS of them and, once
-// these are weights in shared memory, the sums of all their values for some columns of the result.
+// Decoding with mma.sync, 16 rows per tile. A step has WARPS * KEYS keys of the CTA, copied to
+// shared memory STAGES - 1 steps ahead. Each warp computes the scores of its KEYS keys; then, with
+// the weights of all warps in shared memory, the weighted sums of all values for some columns of
+// the result.
 #pragma once
 #ifndef GENERATED
 #define COMPUTE MMA
-constexpr int STAGES = 3;  // of keys on their way, 2 or more
+constexpr int STAGES = 3;  // of keys in flight, 2 or more
 #endif                     // GENERATED
 #include "attention/decode/work.cuh"
 
 constexpr int KEYS = 8;  // of a warp in a stage
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kPitch = kD * 2 + 16,
-              kPitchV = kDV * 2 + 16;  // an odd number of 16 bytes
+              kPitchV = kDV * 2 + 16;  // an odd number of 16-byte units avoids bank conflicts
 constexpr int kAll = WARPS * KEYS, kPitchP = kAll * 2 + 16, kValues = kAll * kPitch,
               kStage = kAll * (kPitch + kPitchV);
-constexpr int kTiles = (kDV / 8 + WARPS - 1) / WARPS;  // of 8 columns, that a warp has
+constexpr int kTiles = (kDV / 8 + WARPS - 1) / WARPS;  // of 8 columns, per warp
 static_assert(kAll % 32 == 0, "fragments");
 
-// Of keys or values the warp's, of which there are `count`, to its part of a stage.
+// Copies the warp's rows (of `count` keys or values) to its part of a stage.
 template <int SIZE, int PADDED, int PITCH>
 DEV void load_rows(u32 to, const T* from, i64 stride, int count) {
   constexpr int chunks = PADDED / 8;
@@ -40,7 +41,7 @@ DEV void attend(const Attention& g) {
   pdl_launch_dependents();
   extern __shared__ __align__(16) char memory[];
   __shared__ __align__(16) char shared_weights[ROWS * kPitchP];
-  __shared__ float of_warps[WARPS][ROWS];  // largest scores of a step, in the end sums of weights
+  __shared__ float of_warps[WARPS][ROWS];  // maximum scores of a step; at the end, sums of weights
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane % 4 * 2;
   Work<KEYS, false> w(g);
   pdl_wait_after(w.k, w.v, w.count);
@@ -48,7 +49,7 @@ DEV void attend(const Attention& g) {
   const int to = w.to;
   const int steps = (max(to - w.from, 0) + kAll - 1) / kAll;
   const u32 ring = smem_address(memory), weights = smem_address(shared_weights);
-  auto load_step = [&](int step) {  // two groups of copies
+  auto load_step = [&](int step) {  // two cp.async groups
     const int t = w.from + step * kAll + warp * KEYS;
     const u32 at = ring + step % STAGES * kStage;
     if (step < steps)
@@ -60,12 +61,12 @@ DEV void attend(const Attention& g) {
                                       w.v + min(t, to - 1) * g.v_s, g.v_s, to - t);
     cp_async_commit();
   };
-  // The first keys are on their way before anything waits for queries.
+  // The loads of the first keys start before anything waits for queries.
 #pragma unroll 1
   for (int step = 0; step < STAGES - 1; step++) load_step(step);
 
-  // This thread's rows are lane / 4 and 8 more; its columns of an 8-wide tile are column and column
-  // + 1.
+  // This thread's rows are lane / 4 and lane / 4 + 8; its columns of a tile of 8 are column and
+  // column + 1.
   u32 a[kD / 16][4];
   int see[2];
   i64 mask_row[2];
@@ -115,7 +116,7 @@ DEV void attend(const Attention& g) {
       if (lane % 4 == 0) of_warps[warp][row + 8 * e] = best;
     }
     cp_async_wait<2 * STAGES - 4>();
-    __syncthreads();  // all values are there, and all warps are done with those of the step before
+    __syncthreads();  // all values have arrived, and all warps have read those of the previous step
     load_step(step + STAGES - 1);
 #pragma unroll
     for (int e = 0; e < 2; e++) {

@@ -1,13 +1,13 @@
-// Decoding by FFMA. LANES threads, a unit, have a key at a time, VECTOR of its elements each
-// (CHUNKS times); they fetch these into shared memory for themselves, AT_ONCE keys a stage. Every
-// unit has its own largest scores, sums and weighted sums, which are combined at the end.
+// Decoding with FFMA. A unit of LANES threads has one key at a time: each thread has CHUNKS vectors
+// of VECTOR elements. A unit copies its keys to shared memory by itself, AT_ONCE keys per stage.
+// Each unit has its own maximum scores, sums and weighted sums, which are combined at the end.
 #pragma once
 #ifndef GENERATED
-constexpr int LANES = 8;    // threads that have one key, a power of two up to 32
-constexpr int CHUNKS = 1;   // 16-byte vectors of a key for each
-constexpr int AT_ONCE = 4;  // keys of a unit in a stage
-constexpr int STAGES = 3;   // of keys on their way, 2 or more
-constexpr int READ_Q = 8, READ_K = 8, READ_V = 8;  // elements of an access, up to 16 bytes
+constexpr int LANES = 8;                           // threads per key, a power of two up to 32
+constexpr int CHUNKS = 1;                          // 16-byte vectors of a key per thread
+constexpr int AT_ONCE = 4;                         // keys of a unit in a stage
+constexpr int STAGES = 3;                          // of keys in flight, 2 or more
+constexpr int READ_Q = 8, READ_K = 8, READ_V = 8;  // elements of a load, up to 16 bytes
 #endif                                             // GENERATED
 #include "attention/decode/work.cuh"
 
@@ -15,8 +15,8 @@ constexpr int VECTOR = 16 / sizeof(T), kUnits = THREADS / LANES, kElements = CHU
               kScores = ROWS * AT_ONCE, kHeld = kScores > LANES ? kScores / LANES : 1;
 typedef Vec<T, VECTOR> Piece;
 
-// Of the row at `row` the elements from `column` on, zero where there are none; READ at a time.
-// The pieces of a thread lie THREADS apart.
+// Copies the elements from `column` on of the row at `row`, zeros past its end, READ at a time. The
+// pieces of a thread are THREADS apart.
 template <int SIZE, int READ>
 DEV void load_piece(Piece* to, const T* row, int column, bool real) {
 #pragma unroll
@@ -28,8 +28,8 @@ DEV void load_piece(Piece* to, const T* row, int column, bool real) {
       fetch<READ>(smem_address(to + c * THREADS) + e * sizeof(T), row, at, there);
     }
 }
-// The sums over a unit's LANES threads of COUNT values: each thread keeps its share, from the value
-// `lane % LANES * COUNT / LANES` on.
+// Sums COUNT values over a unit's LANES threads. Each thread keeps its share, from value `lane %
+// LANES * COUNT / LANES` on.
 template <int COUNT, int APART>
 DEV void share_sums(float (&x)[kScores]) {
   if constexpr (APART > 0) {
@@ -72,7 +72,7 @@ DEV void attend(const Attention& g) {
     cp_async_commit();
   };
   constexpr int step = AT_ONCE * kUnits;
-  // The first keys are on their way before anything waits for queries.
+  // The loads of the first keys start before anything waits for queries.
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; stage++) load_stage(stage, w.from + stage * step);
 
@@ -91,8 +91,8 @@ DEV void attend(const Attention& g) {
     }
     row_max[i] = -INF, sum[i] = 0.f;
   }
-  // Of the scores whose sums the thread has: the keys of their rows, and where the masks of these
-  // are.
+  // For the scores that this thread keeps: the visible keys of their rows, and the offsets of their
+  // masks.
   int see[kHeld];
   i64 mask_row[kHeld];
   const int held = lane % LANES * kScores / LANES;

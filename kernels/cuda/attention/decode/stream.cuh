@@ -1,23 +1,24 @@
-// Decoding by mma.sync; WARPS warps take the CTA's keys in turn, KEYS at a time. Keys and values
-// come straight into the registers of tensor cores, 16 bytes of a row to a thread: which columns a
-// product takes for its neighbouring ones does not matter as long as both operands agree. Of scores
-// keys are the right operand; results are transposed, and values are their left operand.
+// Decoding with mma.sync, without shared memory for keys. WARPS warps take turns at the CTA's keys,
+// KEYS at a time. Keys and values are loaded directly into the operand registers of tensor cores,
+// 16 bytes of a row per thread: the order of k within a product is free as long as both operands
+// agree. For scores, keys are the right operand; results are transposed, and values are their left
+// operand.
 #pragma once
 #ifndef GENERATED
 #define COMPUTE STREAM
-constexpr int SETS = 1;  // of 16 keys that a warp has at once, 1 or 2
-#define CACHING ""       // of loads from memory: "", or ".L1::no_allocate"
+constexpr int SETS = 1;  // of 16 keys per warp and iteration, 1 or 2
+#define CACHING ""       // of global loads: "" or ".L1::no_allocate"
 #endif                   // GENERATED
 #include "attention/decode/work.cuh"
 
 constexpr int KEYS = 16 * SETS, kTiles = (ROWS + 7) / 8, kChunks = (HEAD + 31) / 32,
               kChunksV = (HEAD_V + 63) / 64;
-constexpr float kSlack = 8.f;  // weights up to 2^kSlack are as exact as those up to 1
+constexpr float kSlack = 8.f;  // weights may reach 2^kSlack without loss of precision
 struct Words {
   u32 v[4];
 };
 
-// 16 bytes, or what `r` was.
+// Loads 16 bytes; unless `real`, r keeps its value.
 DEV void load_words(Words& r, const char* from, bool real) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0;\n@p ld.global" CACHING
                ".v4.u32 {%0, %1, %2, %3}, [%4];}"
@@ -64,7 +65,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int c = 0; c < kChunks; c++) {
       const int row = n * 8 + across, column = c * 32 + quad * 8;
-      // S is ROWS: zeros that the compiler knew of it would put into registers again and again.
+      // S is ROWS here: the compiler would rematerialise zeros that it knows.
       load_words(q[n][c], (const char*)(w.query(g, row) + column), row < g.S && column < HEAD);
     }
   float out[kTiles][kChunksV * 4][4] = {}, row_max[kTiles], sum[kTiles];
@@ -150,7 +151,7 @@ DEV void attend(const Attention& g) {
     if (next < to) load_values(next);
   }
 
-  pdl_launch_dependents();  // CTAs of the next launch that came earlier would lie beside each other
+  pdl_launch_dependents();  // earlier, CTAs of the next launch would share SMs
   Partial<ROWS>& mine = held[warp];
 #pragma unroll
   for (int n = 0; n < kTiles; n++) {

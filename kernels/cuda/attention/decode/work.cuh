@@ -1,28 +1,28 @@
-// Decoding, what its kernels share: softmax(scale q k^T + mask) v for few query rows that read the
-// same keys, those of one head or (GQA) of the heads of a group. Keys are divided among the CTAs of
-// a cluster or (SPLIT_KV) of a column of the grid, which leave partial results for splitkv_combine.
+// Shared by decoding kernels: y = softmax(scale q k^T + mask) v for few query rows that read the
+// same keys (of one head or, with GQA, of the heads of a group). Keys are divided among the CTAs of
+// a cluster, or (SPLIT_KV) of a column of the grid, which store partial results for
+// splitkv_combine.
 #pragma once
-// What computes.
+// COMPUTE: how scores and outputs are computed.
 #define SIMT 0    // FFMA; any type, head size and pitch
-#define MMA 1     // mma.sync, keys by way of shared memory; 16-bit types, rows of whole 16 bytes
-#define STREAM 2  // mma.sync, keys straight into registers; the same, without masks
+#define MMA 1     // mma.sync, keys in shared memory; 16-bit types, rows of whole 16 bytes
+#define STREAM 2  // mma.sync, keys loaded into registers; the same, without masks
 #ifndef GENERATED
 #ifndef COMPUTE
 #define COMPUTE SIMT
 #endif
 constexpr int ROWS = COMPUTE == MMA ? 16 : 4;  // query rows of a CTA, 1 to 16 (SIMT: 4)
 constexpr int CLUSTER = 1;                     // CTAs of a cluster that divide the keys, 1 to 8
-constexpr bool SPLIT_KV = COMPUTE == MMA;      // the CTAs of a grid's column divide them
+constexpr bool SPLIT_KV = COMPUTE == MMA;      // the CTAs of a column of the grid divide the keys
 constexpr int WARPS = 8;                       // THREADS / 32
-constexpr int CTAS_PER_SM = 1;                 // that registers must leave room for
+constexpr int CTAS_PER_SM = 1;                 // that registers must permit
 #endif                                         // GENERATED
 #include "attention/rows.cuh"
 #include "attention/splitkv.cuh"
 
-// The rows and keys of a CTA: rows `first` .. first + count - 1 of those that head `kv` has of
-// batch entry `b` (row i is row i % S of the group's head i / S), keys `from` .. to - 1. KEYS: of
-// how many keys shares are whole numbers. ONE_TILE: of heads that share no keys, whose rows one CTA
-// has.
+// The rows and keys of a CTA: rows `first` .. first + count - 1 of those of KV head `kv` of batch
+// entry `b` (row i is row i % S of the group's head i / S), and keys `from` .. to - 1. KEYS: the
+// share is a multiple of it. ONE_TILE: heads share no keys, and a CTA has all rows of one.
 template <int KEYS, bool ONE_TILE>
 struct Work {
   int item, group, b, kv, first, count, parts, part, from, to;
@@ -36,8 +36,8 @@ struct Work {
     k = g.k + b * g.k_b + kv * g.k_h, v = g.v + b * g.v_b + kv * g.v_h;
     parts = SPLIT_KV ? gridDim.y : CLUSTER, part = SPLIT_KV ? blockIdx.y : blockIdx.x % CLUSTER;
   }
-  // The CTA's share of the keys that any of its rows sees: here a sliding window would begin. How
-  // keys and values are read, caches of other types too, is a matter of the compute headers alone.
+  // The CTA's share of the keys that are visible to any of its rows. A sliding window would begin
+  // here. How keys and values are read (caches of other types, too) is up to the compute headers.
   METHOD void share_keys(const Attention& g) {
     int keys = CAUSAL ? 0 : g.Tk;
     if (CAUSAL)
@@ -59,11 +59,11 @@ struct Work {
     const Row r = row(g, i);
     return b * g.m_b + r.h * g.m_h + r.s * g.m_q;
   }
-  // Where a partial result lies that another kernel combines.
+  // Address of a partial result for the kernel that combines.
   METHOD Partial<ROWS>& partial(const Attention& g) const {
     return ((Partial<ROWS>*)g.y)[item * (parts + 1) + part];
   }
-  // Combines what the warps of the CTA, and the CTAs of its cluster, have; `whole` is shared
+  // Combines the results of the CTA's warps, and of the CTAs of its cluster; `whole` is shared
   // memory.
   METHOD void finish(const Attention& g, const Partial<ROWS>* of_warps,
                      Partial<ROWS>& whole) const {

@@ -1,22 +1,23 @@
-// FlashAttention-3: softmax(scale q k^T + mask) v on Hopper, 16-bit operands. Persistent CTAs of
-// GROUPS consumer warpgroups of 64 query rows each, a warp that loads them q, k and v (TMA, one
-// tile of the output after the other), one that loads what a mask of keys adds and one that takes
-// the results away. Keys come in tiles of BN, from the last to the first, so that tiles with hidden
-// keys come first. SCHEDULE (pipeline.cuh): what overlaps.
+// FlashAttention-3: y = softmax(scale q k^T + mask) v on sm_90, 16-bit operands. Persistent CTAs
+// have GROUPS consumer warpgroups of 64 query rows each, and producer warps: one loads q, k and v
+// by TMA, tile after tile of the output; one loads a mask of keys; one stores results. Keys come in
+// tiles of BN, from last to first, so that tiles with hidden keys come first. SCHEDULE
+// (pipeline.cuh): what overlaps.
 #pragma once
 #ifndef GENERATED
 #define PARAMETERS                                                                  \
   const __grid_constant__ TensorMap map_q, const __grid_constant__ TensorMap map_k, \
       const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_y, OPERANDS
 #include "common/instance.cuh"
-// s[64 x N] = a b^T and += a b^T of N of a tile's keys; a, b: descriptors of 16 columns.
+// start_scores: s[64 x N] = a b^T; add_scores: s += a b^T, for N keys of a tile. a, b: descriptors
+// of 16 columns.
 template <int N>
 struct Width;
 template <int N, int M>
 DEV void start_scores(const Width<N>&, float (&)[M], u64, u64) {}
 template <int N, int M>
 DEV void add_scores(const Width<N>&, float (&)[M], u64, u64) {}
-// out[64 x columns of v, padded] += p b; p: weights of 16 keys in registers.
+// out[64 x padded columns of v] += p b; p: weights of 16 keys in registers.
 template <int M>
 DEV void add_values(float (&)[M], const u32*, u64) {}
 #endif  // GENERATED
@@ -27,7 +28,7 @@ template <int N>
 struct Width {
   static constexpr int keys = N;
 };
-// Keeps the compiler from moving uses of results before the wait.
+// Keeps the compiler from moving uses of accumulators above the wait.
 template <int N>
 DEV void fence_registers(float (&d)[N]) {
 #pragma unroll
@@ -41,10 +42,10 @@ DEV float reciprocal_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes
-// between panels of 64 columns when these are the dimension that is not multiplied over. The lower
-// half, in which addresses (in units of 16 bytes) add up, and the whole. An address in a cluster
-// has the CTA's number above what it is in the CTA, where descriptors have the panels.
+// wgmma descriptor: rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart. panel:
+// bytes between panels of 64 columns, where these are not the k dimension. descriptor_low has the
+// bits in which addresses (in units of 16 bytes) add up. A shared::cluster address has the CTA's
+// number in the bits that a descriptor uses for panels.
 DEV u32 descriptor_low(u32 address, u32 panel) {
   return (CLUSTER == 1 ? address : address & 0xffffffu) >> 4 | panel >> 4 << 16;
 }
@@ -59,7 +60,7 @@ DEV void setmaxnreg_inc() {
 }
 constexpr float kSlack = 8.f;
 
-// The CTA's shared memory: the rings, barriers of their slots, masks and parts of rows.
+// The CTA's shared memory: rings, mbarriers of their slots, masks, partial results.
 struct Smem {
   char* memory;
   u32 start, queries, keys, values, tiles_at, q_full, q_empty, y_full, k_full, k_empty, v_full,
@@ -80,7 +81,7 @@ struct Smem {
     tiles = (Tile*)at(tiles_at);
   }
   METHOD char* at(u32 address) const { return memory + (address - start); }
-  // The queries of output tile `slot` are there; of > 0: those of warpgroup `of`.
+  // mbarriers: the queries of output tile `slot` have arrived; of > 0: those of warpgroup `of`.
   METHOD u32 queries_full(int slot, int of) const {
     return q_full + 8 * (slot * kQueryBarriers + of);
   }
@@ -100,13 +101,13 @@ struct Smem {
   }
 };
 
-// A thread of the producer: queries, keys and values of all of the CTA's output tiles, and behind
-// the last one a tile with -1 steps.
+// Producer thread: loads queries, keys and values of all output tiles of the CTA, then an end
+// marker (a tile with -1 steps).
 DEV void load_operands(const Attention& g, const Smem& smem, const Order& order, Tile& tile,
                        Ring<SLOTS>& q, const TensorMap& map_q, const TensorMap& map_k,
                        const TensorMap& map_v) {
   Ring<STAGES> k, v;
-  auto pass_on = [&](int slot) {  // a tile that needs no queries
+  auto pass_on = [&](int slot) {  // marks a tile without queries
     for (int of = 0; of < kQueryBarriers; of++) arrive(smem.queries_full(slot, of));
   };
   auto load_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the
@@ -148,7 +149,7 @@ DEV void load_operands(const Attention& g, const Smem& smem, const Order& order,
   pass_on(q.slot);
 }
 
-// A thread of the producer, with the state of its warp (tile, q): results leave by TMA.
+// Producer thread, with the state of its warp (tile, q): stores results by TMA.
 DEV void store_results(const Smem& smem, Tile& tile, Ring<SLOTS>& q, const TensorMap& map_y) {
   for (;; q.next()) {
     wait(smem.queries_full(q.slot, 0), q.phase);
@@ -160,7 +161,7 @@ DEV void store_results(const Smem& smem, Tile& tile, Ring<SLOTS>& q, const Tenso
   }
 }
 
-// The producer warpgroup, a warp for each of its tasks.
+// The producer warpgroup: one warp per task.
 DEV void produce(const Attention& g, const Smem& smem, int warp, const TensorMap& map_q,
                  const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
   setmaxnreg_dec<REGISTERS_LEFT>();
@@ -177,7 +178,7 @@ DEV void produce(const Attention& g, const Smem& smem, int warp, const TensorMap
   load_operands(g, smem, order, tile, q, map_q, map_k, map_v);
 }
 
-// Consumer warpgroup w: scores, softmax, sums of values, results.
+// Consumer warpgroup w: scores, softmax, weighted sums of values, results.
 DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, int warp, int w) {
   pdl_begin();
   setmaxnreg_inc<REGISTERS>();
@@ -213,7 +214,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
     fence_registers(out);
 
-    auto scores = [&](auto width) {  // s = q k^T, not finished
+    auto scores = [&](auto width) {  // s = q k^T, asynchronous
       const u32 a = query + q.slot * (kSlot / 16), b = key + k.slot * (kKeys / 16);
       wgmma_fence();
 #pragma unroll
@@ -288,7 +289,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
         if ((best - row_max[e]) * c <= kSlack)
-          best = row_max[e];  // weights up to 2^kSlack are as exact as those up to 1
+          best = row_max[e];  // weights may reach 2^kSlack without loss of precision
         shift[e] = best == -INF ? 0.f : best * c;
         rescale[e] = best == row_max[e] || kEager && row_max[e] == -INF
                          ? 1.f
@@ -297,7 +298,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         sum[e] *= rescale[e];
       }
     };
-    auto weights = [&](int from, int to) {  // s[from:to] become weights
+    auto weights = [&](int from, int to) {  // replaces s[from:to] by weights
       float more[2] = {0.f, 0.f};
 #pragma unroll
       for (int j = from; j < to; j++) {
@@ -319,7 +320,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
 #pragma unroll
       for (int j = from; j < to; j++) p[j] = pack2((T*)nullptr, s[2 * j], s[2 * j + 1]);
     };
-    auto products = [&](auto width) {  // out += p v, not finished
+    auto products = [&](auto width) {  // out += p v, asynchronous
       const u32 b = value + v.slot * (kValues / 16);
       wgmma_fence();
 #pragma unroll
@@ -355,7 +356,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       if (SCHEDULE == PINGPONG) named_barrier_arrive(2 - w, 256);
     };
 
-    // A warpgroup of earlier rows sees fewer keys, one without rows none.
+    // A warpgroup of earlier rows has fewer visible keys, one without rows none.
     const int mine = tile.m + rows >= g.S  ? 0
                      : CAUSAL && !kDivided ? key_tiles(g, tile.m + rows + 64)
                                            : tile.steps;
@@ -373,7 +374,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     if (kSplit) k.advance(min(w, mine)), v.advance(min(w, mine)), step -= w;
     const int first = step;
     constexpr Width<BN> wide;
-    constexpr Width<LAST> last;  // the tile of the last keys has only so many
+    constexpr Width<LAST> last;  // the last tile has only LAST keys
     if (kOverlapped && step >= 0) {
       auto begin = [&](auto width) {
         wait(smem.k_full + 8 * k.slot, k.phase);
@@ -430,9 +431,8 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         free_keys();
         softmax(wide, step);
         fence_registers(s);
-        // This wait stands here for the branch in it, too: the assembler would move the one for the
-        // products to the front of its CTA, and the softmax would run after the products instead
-        // of beside them.
+        // This wait is also needed for its branch: otherwise the assembler hoists the wait for the
+        // second product, and softmax would follow the products instead of overlapping them.
         if (step > 0) wait(smem.k_full + 8 * k.slot, k.phase);
         wgmma_wait<0>();
         fence_registers(out);
@@ -526,7 +526,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 #if TMA_STORE
 #define MAP_Y map_y
 #else
-#define MAP_Y map_v  // not used
+#define MAP_Y map_v  // unused
 #endif
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PARAMETERS) {
   attend(ATTENTION, map_q, map_k, map_v, MAP_Y);

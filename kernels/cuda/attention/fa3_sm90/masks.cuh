@@ -1,6 +1,6 @@
-// Masks of attention on Hopper: one of keys is loaded to shared memory by a warp, those that rows
-// have of their own by several; where these do not have a row's elements beside each other, threads
-// read what they need.
+// Masks for FlashAttention-3. A warp loads a mask of keys to shared memory; several warps load
+// masks of rows. Where the elements of a mask row are not contiguous, consumer threads read them
+// directly.
 #pragma once
 #include "attention/fa3_sm90/pipeline.cuh"
 
@@ -10,11 +10,11 @@ constexpr bool kRowsBrought = kRowMask && MASK_STEP > 0, kBrought = kKeyMask || 
 constexpr int kMaskUnits = BN * sizeof(MaskElement) / 16,
               kMaskPitch = (kMaskUnits + 1 + kMaskUnits % 2) *
                            16;  // where rows lie beside each other, no two in one bank
-// Of a tile of keys: what is added, or whether a key is hidden, and behind it whether there is any
-// such key; or the rows' masks.
+// Of a tile of keys: the values to add, or whether keys are hidden, followed by a flag whether any
+// is; or the rows' masks.
 constexpr int kMask = kRowsBrought ? BM * kMaskPitch : (BN + 4) * 4, kMaskWarps = 2;
 
-// Masks of two neighbouring keys are one number, as they lie in memory.
+// Masks of two neighbouring keys as one integer.
 DEV u32 mask_bits(u8 v) { return v; }
 template <class A>
 DEV u32 mask_bits(A v) {
@@ -24,9 +24,9 @@ DEV u32 mask_pair(const MaskElement* p) { return MASK == 1 ? *(const u32*)p : *(
 DEV u32 mask_pair(MaskElement a, MaskElement b) {
   return mask_bits(a) | mask_bits(b) << 8 * sizeof(MaskElement);
 }
-// The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first`
-// is the thread's first key. pairs: keys are even in number, neighbours lie next to each other, the
-// first of two at an even element of an aligned mask.
+// The masks of a thread's keys in a tile, for the row whose mask begins at element `at`; first: the
+// thread's first key. pairs: the number of keys is even, and pairs of neighbours are contiguous and
+// aligned.
 template <int N>
 DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, u32 (&m)[N]) {
   const MaskElement* p = (const MaskElement*)g.mask + at;
@@ -40,20 +40,20 @@ DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, u32 (&m)[N]
   for (int j = 0; j < N; j++) m[j] = mask_pair(one(first + 8 * j), one(first + 8 * j + 1));
 }
 
-// The same from shared memory, `row` being where the thread's first key is.
+// The same from shared memory; row: address of the thread's first key.
 template <int N>
 DEV void mask_row(const MaskElement* row, u32 (&m)[N]) {
 #pragma unroll
   for (int j = 0; j < N; j++)
     m[j] = MASK_STEP > 1 ? mask_pair(row + 8 * j) : mask_pair(row[8 * j], row[8 * j + 1]);
 }
-// By how many bytes the mask of a row begins behind a multiple of 16; so it does in shared memory,
-// since what is copied are multiples.
+// Misalignment of a row's mask to 16 bytes. It is the same in shared memory, as aligned 16-byte
+// units are copied.
 DEV int bytes_behind(const void* row) {
   return MASK_STEP * sizeof(MaskElement) == 16 ? 0 : int(u64(row) & 15);
 }
 
-// Whether no key that the warp's threads hold masks of is masked (by values known at a glance).
+// Whether none of the warp's keys is masked, as far as a cheap test can tell.
 template <int N>
 DEV bool all_seen(const u32 (&m)[N]) {
   u32 changed = 0;
@@ -62,7 +62,7 @@ DEV bool all_seen(const u32 (&m)[N]) {
     changed |= MASK == 1 ? m[j] & 0x7fff7fffu : m[j] ^ (MASK == 2 ? 0x0101u : 0u);
   return __all_sync(FULL_WARP, changed == 0);
 }
-// A finite value stays finite in units of what scores are counted in.
+// Mask value in units of scores; finite values stay finite.
 DEV float in_units(float v, float unit) {
   const float r = v * unit;
   return MASK == 1 && IS_HALF ? r : r == -INF && v != -INF ? kLowest : r;
@@ -78,7 +78,7 @@ DEV void mask_two(float& a, float& b, u32 mask, float unit, float fill) {
   if (((mask & 0xff00u) != 0) != (MASK == 2)) b = fill;
 }
 
-// One warp: what the mask of keys does, a tile of keys after the other.
+// One warp: loads the mask of keys, tile after tile.
 DEV void load_key_masks(const Attention& g, const Order& order, Tile tile, float* masks, u32 full,
                         u32 empty) {
   const int lane = threadIdx.x & 31;
@@ -108,12 +108,12 @@ DEV void load_key_masks(const Attention& g, const Order& order, Tile tile, float
       arrive_warp(full + 8 * k.slot);
     }
 }
-// 16 bytes, of which so many are read; the rest is zero.
+// cp.async of 16 bytes, of which `read` are read; the rest become zero.
 DEV void copy_piece(u32 to, const char* from, int count) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count)
                : "memory");
 }
-// As many bytes, one after the other, for others of the CTA to see.
+// The same number of bytes by ordinary stores, for other threads of the CTA.
 DEV void copy_bytes(u32 to, const char* from, int count) {
 #pragma unroll 1
   for (int k = 0; k < count; k++)
@@ -123,9 +123,8 @@ DEV void copy_bytes(u32 to, const char* from, int count) {
 DEV void arrive_copied(u32 b) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
 }
-// Warp `of` of kMaskWarps: its rows of the masks that rows have of their own, a tile of keys after
-// the other. A thread has the same 16 bytes of every kTogether-th row, none in which there is
-// nothing of it.
+// Warp `of` of kMaskWarps: loads its rows of the row masks, tile after tile. A thread copies the
+// same 16 bytes of every kTogether-th row, if the row has any of them.
 DEV void load_row_masks(const Attention& g, const Order& order, Tile tile, int of, u32 masks,
                         u32 full, u32 empty) {
   constexpr int kBytes = BN * int(sizeof(MaskElement)),

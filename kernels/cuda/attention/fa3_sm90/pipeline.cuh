@@ -1,7 +1,6 @@
-// FlashAttention-3 on Hopper: its parameters, which tiles of the output come when, and the rings of
-// shared memory through which they go.
+// FlashAttention-3 on sm_90: parameters, the order of output tiles, and the rings of shared memory.
 #pragma once
-// SCHEDULE: what hides a warpgroup's matrix products and its softmax.
+// SCHEDULE: what overlaps a warpgroup's matrix products and softmax.
 #define INTER_WG 0  // the other warpgroups of the SM
 #define INTRA_WG 1  // its own: scores of the next tile of keys run beside the softmax of this one
 #define PINGPONG \
@@ -11,16 +10,16 @@
 #define SPLIT_CTA 4  // the same of several that share 64 rows, each with its tiles of keys
 #ifndef GENERATED
 #define SCHEDULE INTER_WG
-#define TMA_STORE 1                 // results leave by TMA
+#define TMA_STORE 1                 // results are stored by TMA
 constexpr int GROUPS = 2;           // consumer warpgroups of 64 query rows, 1 to 4
 constexpr int BN = 64;              // keys of a tile, a multiple of 16
-constexpr int LAST = 64;            // of the last tile, what is computed with, a multiple of 16
+constexpr int LAST = 64;            // keys of the last tile that are computed, a multiple of 16
 constexpr int STAGES = 2;           // tiles of keys and values in flight
 constexpr int SLOTS = 2;            // tiles of queries in flight
 constexpr int CLUSTER = 1;          // CTAs of a cluster that divide the keys
-constexpr bool SPLIT_KV = false;    // all CTAs divide them and leave parts for splitkv_combine
+constexpr bool SPLIT_KV = false;    // all CTAs divide keys and store parts for splitkv_combine
 constexpr int ROWS = 64;            // of a part, up to 64
-constexpr int CTAS_PER_SM = 1;      // that registers leave room for
+constexpr int CTAS_PER_SM = 1;      // that registers must permit
 constexpr int REGISTERS = 240;      // of a thread of consumers, a multiple of 8
 constexpr int REGISTERS_LEFT = 40;  // of producers
 constexpr bool RAW = true;          // scores stay unscaled up to their exponentials
@@ -42,25 +41,23 @@ constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16,
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
 constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels,
               kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
-constexpr int kSlot =
-    kQueries > kOutput ? kQueries : kOutput;   // results take the place of the queries
+constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results overwrite the queries
 constexpr bool kEager = SCHEDULE != INTRA_WG;  // what shortens the way from the first copy to the
                                                // first products and from the last to the results
 constexpr int kQueryBarriers =
-    kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
+    kSplit || !kEager ? 1 : GROUPS;  // warpgroups with an mbarrier of their own for queries
 constexpr int
     kReaders = kSplit ? 1 : GROUPS,
     kStride = kSplit
                   ? GROUPS
                   : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
-// Blocks that have the same rows and divide their keys: those of a cluster, or (SPLIT_KV) whichever
-// have a share of them where all CTAs have equal shares of all keys of all output tiles, one
-// behind the other; another kernel joins what these have.
+// CTAs that share rows and divide their keys: those of a cluster or, with SPLIT_KV, any: all CTAs
+// have equal shares of the keys of all output tiles in order, and another kernel combines partial
+// results.
 constexpr bool kDivided = SPLIT_KV || CLUSTER > 1;
 DEV int items_of(const Attention& g) { return g.B * g.H * ((g.S + BM - 1) / BM); }
-// Of the tiles of keys of an output tile, the item-th, those before the CTA's share, or before
-// the next CTA's.
+// Number of key tiles of output tile `item` that precede the CTA's share, or the next CTA's.
 DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
   if (!SPLIT_KV) return (int(blockIdx.x) % CLUSTER + next) * tiles / CLUSTER;
   const int blocks = gridDim.x;
@@ -68,8 +65,8 @@ DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
          blocks;
 }
 
-// An output tile: its first row, batch and head, and how many tiles of keys the CTA has of it
-// (-1: there is no such tile).
+// An output tile: first row, batch and head, and the number of key tiles that the CTA has of it
+// (-1: no such tile).
 struct alignas(16) Tile {
   int m, b, h, steps;
 };
@@ -79,13 +76,13 @@ DEV int key_tiles(const Attention& g, int rows) {
 DEV int item_of(const Attention& g, const Tile& tile) {
   return (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM;
 }
-// The first of the CTA's tiles of keys.
+// First of the CTA's key tiles.
 DEV int first_step(const Attention& g, const Tile& tile) {
   return kDivided ? before_part(g, key_tiles(g, tile.m + BM), item_of(g, tile)) : 0;
 }
-// Which rows come when. Causal: longest rows first in the last band of heads whose keys and values
-// fit the L2 cache, shortest first in the band before it, and so on: lengths never jump, so that
-// CTAs that go there and back again get equal shares.
+// Order of output tiles. Causal: in the last band of heads whose keys and values fit L2, longest
+// rows first; in the band before it shortest first, and so on. Lengths never jump, so that CTAs
+// that traverse the tiles back and forth get equal work.
 struct Order {
   int rows, count, together, bands;
   __device__ __forceinline__ Order(const Attention& g) {
@@ -109,13 +106,13 @@ struct Order {
     if (kDivided) tile.steps = before_part(g, tile.steps, t, 1) - before_part(g, tile.steps, t);
     return tile;
   }
-  // Whether any CTA, or cluster, whose CTAs divide the keys, has an n-th.
+  // Whether any CTA, or cluster that divides keys, has an n-th tile.
   __device__ __forceinline__ bool has(int n) const {
     if (SPLIT_KV)
       return (blockIdx.x * count / gridDim.x + n) * gridDim.x < (blockIdx.x + 1) * count;
     return n * (gridDim.x / CLUSTER) < count;
   }
-  // The CTA's n-th: there and back again, so that long and short tiles even out.
+  // The CTA's n-th tile: back and forth, so that long and short tiles balance.
   __device__ __forceinline__ Tile nth(const Attention& g, int n) const {
     if (SPLIT_KV) return has(n) ? tile(g, blockIdx.x * count / gridDim.x + n) : Tile{0, 0, 0, -1};
     const int block = blockIdx.x / CLUSTER, blocks = gridDim.x / CLUSTER;
@@ -135,8 +132,8 @@ struct Ring {
   }
 };
 
-// A warp arrives at a barrier, its first thread for all. (Under racecheck, which does not know what
-// __syncwarp orders, every thread for itself.)
+// Arrival of a warp at an mbarrier, by its first lane. (Under racecheck, which does not know what
+// __syncwarp orders, by every lane.)
 #ifdef RACECHECK
 constexpr int kWarp = 32;
 #else

@@ -1,12 +1,11 @@
-// What warpgroups that divide the keys have becomes one, and how results leave attention on Hopper:
-// a tile of shared memory by TMA, or, where these cannot write the result, by the threads
-// of the warp that has the rows; or, where CTAs divide the keys, by threads that join what these
-// have.
+// Combination of warpgroups that divide the keys, and stores of results: by TMA from shared memory,
+// or, where TMA cannot write the result, by the threads of the warp that has the rows; with split
+// keys, by threads that combine the CTAs' partial results.
 #pragma once
 #include "attention/fa3_sm90/pipeline.cuh"
 
-// What the warpgroups of a CTA have of the same rows becomes one, the first's; whether this is
-// it. parts: room for what the others have.
+// Combines the warpgroups of a CTA that have the same rows into the first one; returns whether this
+// is it. parts: shared memory for the others' results.
 DEV bool combine_warpgroups(float4* parts, int w, float c, float (&out)[kDV / 2],
                             float (&row_max)[2], float (&sum)[2]) {
   const int at = threadIdx.x & 127;
@@ -45,8 +44,8 @@ DEV bool combine_warpgroups(float4* parts, int w, float c, float (&out)[kDV / 2]
   return w == 0;
 }
 
-// A warp's rows of a tile of shared memory, m to m + 15: what its registers hold, each row times
-// the inverse of its weights' sum.
+// Writes the warp's rows m to m + 15 of a tile to shared memory, each row times the reciprocal of
+// its sum of weights.
 DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float (&inverse)[2]) {
   const int lane = threadIdx.x & 31, r = m + (lane & 15);
 #pragma unroll
@@ -62,8 +61,8 @@ DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float 
   }
 }
 
-// A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies
-// have read what they copy.
+// TMA store of a tile of shared memory (clipped to the tensor), and the wait until such stores have
+// read shared memory.
 DEV void tma_store_4d(const TensorMap* map, u32 from, int x, int y, int z, int w) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
@@ -74,8 +73,8 @@ DEV void tma_store_4d(const TensorMap* map, u32 from, int x, int y, int z, int w
 DEV void tma_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// The rows of results at `from`, in the output from row m on, leave by TMA; done when
-// their memory can be used again.
+// Stores the results at `from`, rows m.. of the output, by TMA; returns when their memory can be
+// reused.
 DEV void tma_store(const TensorMap& map, u32 from, const Tile& tile, int m) {
 #pragma unroll
   for (int p = 0; p < kPanelsV; p++)
@@ -98,13 +97,13 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
     }
   }
 }
-// The CTAs of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some
-// of the results. part: room for what this CTA has, in the memory of its keys and values;
-// q_empty: what the warps arrive at when they are done with the queries.
+// The CTAs of a cluster have the same 64 rows and divide the keys; a warpgroup of each combines
+// some of the results. part: shared memory for this CTA's partial result, in place of keys and
+// values. q_empty: the mbarrier that warps arrive at when done with the queries.
 DEV void store_cluster(const Attention& g, Partial<ROWS>& part, const Tile& tile, float c,
                        float (&out)[kDV / 2], float (&row_max)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
-  named_barrier_sync(8, 128);  // no warp multiplies any longer
+  named_barrier_sync(8, 128);  // all products are finished
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
@@ -124,7 +123,7 @@ DEV void store_cluster(const Attention& g, Partial<ROWS>& part, const Tile& tile
     from_float(y[row * g.y_s + at], value);
   });
 }
-// What a CTA has of the rows' keys, for another kernel to join.
+// Stores the CTA's partial result for the kernel that combines.
 DEV void store_partial(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2],
                        const float (&row_max)[2], const float (&sum)[2]) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
