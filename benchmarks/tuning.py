@@ -44,7 +44,9 @@ def main() -> int:
                 shapes = input_shapes(model, batch, args.sequence)
                 began = time.perf_counter()
                 try:
-                    found = measure.tune(path, shapes, seconds=args.seconds)
+                    found = measure.tune(
+                        path, shapes, backend="cuda", budget=measure.Budget(args.seconds)
+                    )
                 except Exception as e:
                     report.fail(title, harness.described(e))
                     continue

@@ -18,10 +18,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import product
+from math import prod
 from pathlib import Path
+from typing import Any
 
+from tracea_onnx.codegen import kernel_choice
 from tracea_onnx.codegen.backend import Backend, Probe, Properties
+from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
@@ -29,6 +35,7 @@ from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import WIDTHS, extents, limits
 from tracea_onnx.plan.kernel_families import FAMILIES, MEETING, PROJECTED_STEPS, Family
 from tracea_onnx.pricing.rates import Rates
+from tracea_onnx.runtime import host_device
 from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.check import Check, attempt
 from tracea_onnx.support.data_classes import dataclass
@@ -40,6 +47,37 @@ _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ON
 _WITHOUT = frozenset({
     "conv_pool", "copies", "deconv2d_dw", "fold_norm", "gemm_norm", "recurrent", "squeeze_excite",
 })  # fmt: skip
+#: What kernels can do in several ways: parameters and their values, the first of which counts where
+#: nothing was measured. block: how much is kept in L2, as a multiple. split: tasks for each thread.
+#: order: whether the other dimension is cut among tasks first.
+VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "conv2d": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8), "order": (0, 1)},
+    "conv2d_wino": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8), "order": (0, 1)},
+    "conv2d_dw": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8)},
+    "gemm": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8)},
+    "matmul": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8)},
+}
+
+
+def variants(family: str) -> int:
+    """How many variants a kernel has."""
+    return prod(map(len, VARIANTS.get(family, {}).values()))
+
+
+@cache
+def _names(family: str) -> tuple[str, ...]:
+    """Of the variants, in the order of their numbers."""
+    parameters = VARIANTS.get(family, {})
+    values = product(*reversed(list(parameters.values())))
+    return tuple(
+        f"{family}({', '.join(f'{p}={v}' for p, v in zip(parameters, reversed(one), strict=True))})"
+        for one in values
+    )
+
+
+def _number(names: Sequence[str], name: str | None) -> int:
+    """0 for a name that none has."""
+    return names.index(name) if name in names else 0
 
 
 class Cpu(Backend):
@@ -68,6 +106,38 @@ class Cpu(Backend):
             pitch_multiple=0,
             launch_bound=False,
         )
+
+    def configs(self, request: Request, device: Any) -> Mapping[str, float]:
+        """None has a price. On one thread nothing is split."""
+        names = _names(request.family)
+        if device.threads == 1 and request.family in VARIANTS:
+            names = names[: len(VARIANTS[request.family]["block"])]
+        return dict.fromkeys(names, 1.0)
+
+    def variant(self, request: Request) -> DimLike:
+        names = _names(request.family)
+        if not request.symbols:
+            return _number(names, kernel_choice.recorded(request))
+        return sum(
+            (
+                D.mul(use, _number(names, kernel_choice.recorded(known)))
+                for use, known in kernel_choice.tuned_shapes(request)
+            ),
+            start=0,
+        )
+
+    def device(self, properties: Properties) -> Any:
+        """A session says its instruction set and threads."""
+        threads = properties.get("threads", "")
+        if not threads.isdecimal():
+            return None
+        return host_device.device(properties.get("isa", ""), int(threads))
+
+    @property
+    def harness(self) -> Any:
+        from tracea_onnx.runtime import cpu_harness
+
+        return cpu_harness
 
     def checks(self) -> Iterable[Check]:
         from tracea_onnx.runtime.native_library import best_isa
@@ -143,7 +213,31 @@ def _family(name: str, family: Family) -> str:
         f"constexpr int kOperands = {len(operands)}, kInts = {len(family.ints)}, kFloats = "
         f"{len(family.floats)};"
     )
-    return f"namespace {name} {{ {' '.join(p for p in parts if p)} {counts} }}"
+    parts += (counts, _variant(VARIANTS.get(name, {})))
+    return f"namespace {name} {{ {' '.join(p for p in parts if p)} }}"
+
+
+def _variant(parameters: Mapping[str, Sequence[float]]) -> str:
+    """The C++ that finds the values that the number of a variant stands for, which lies behind the
+    integers.
+    """
+    if not parameters:
+        return ""
+    types = {
+        p: "double" if isinstance(values[0], float) else "int64_t"
+        for p, values in parameters.items()
+    }
+    tables, reads, below = [], [], 1
+    for p, values in parameters.items():
+        tables.append(f"static const {types[p]} {p}[] = {{{', '.join(map(str, values))}}};")
+        reads.append(f"{p}[i[kInts] / {below} % {len(values)}]")
+        below *= len(values)
+    fields = " ".join(f"{kind} {p};" for p, kind in types.items())
+    return (
+        f"struct Variant {{ {fields} }}; "
+        f"static inline Variant variant(const int64_t* i) {{ {' '.join(tables)} "
+        f"return {{{', '.join(reads)}}}; }}"
+    )
 
 
 def opcodes_header() -> str:
@@ -170,7 +264,7 @@ def families_header() -> str:
         optional = sum(1 << k for k, o in enumerate(f.operands) if o.endswith("?"))
         rows.append(
             f'  {{"{name}", {len(f.operands)}, {len(f.ints)}, {len(f.floats)}, '
-            f"{str(f.program).lower()}, {optional}u}},"
+            f"{str(f.program).lower()}, {optional}u, {variants(name)}}},"
         )
     arity = ", ".join(str(o.arity) for o in OPCODE.values())
     return "\n".join(
@@ -194,7 +288,7 @@ def families_header() -> str:
             "// `optional` has bit k set when operand k may be absent.",
             (
                 "struct FamilyInfo { const char* name; int operands, ints, floats; bool program; "
-                "unsigned optional; };"
+                "unsigned optional; int64_t variants; };"
             ),
             "constexpr FamilyInfo kFamilies[] = {",
             *rows,

@@ -101,7 +101,7 @@ class Trial:
                 None, {"x": np.zeros((64, 256), np.float32)}
             )
         else:
-            measure.tune(self.model, {}, seconds=20)
+            measure.tune(self.model, {}, backend="cuda", budget=measure.Budget(20))
 
     def files(self) -> dict[str, bytes]:
         """What a run leaves: files in the model's folder, and entries of the cache."""

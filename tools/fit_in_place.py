@@ -23,11 +23,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.cuda.models import half, input_shapes
+from tracea_onnx.codegen import backend
 from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.codegen.tuning_records import Verdict
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.support import discovery
 from tracea_onnx.tuning import measure
 
+_CUDA = backend.get("cuda")
 _TURNS = 15
 #: Tiles that cost at most so many times the cheapest are tried.
 _LIKELY = 1.4
@@ -130,13 +133,13 @@ class Place:
 
     def __init__(self, request: onnx.ModelProto, sizes: dict[str, int]) -> None:
         self.request, self.sizes = request, sizes
-        self.usual = list(measure.parts(request, sizes))
+        self.usual = list(measure.parts(_CUDA, request, sizes))
 
     def gain(self) -> str:
         by_itself(True)
-        before = list(measure.parts(self.request, self.sizes))
+        before = list(measure.parts(_CUDA, self.request, self.sizes))
         by_itself(False)
-        found = measure._compare(before, self.usual, 0, _TURNS)
+        found = measure._compare(_CUDA.harness.LoadedPlan, before, self.usual, 0, _TURNS)
         return (
             f"{statistics.median(a for a, _ in found.totals):.1f} us by themselves, "
             f"{found.ratio:.4f} of that in place"
@@ -149,8 +152,8 @@ class Place:
         asked: dict[str, Request] = {
             key: r for part in self.usual for key, r in part.requests.items()
         }
-        subject, lines = measure._Subject(self.request, self.sizes, self.usual, 0), []
-        offers = {key: measure._offers(key, r, self.sizes) for key, r in asked.items()}
+        subject, lines = measure._Subject(_CUDA, self.request, self.sizes, self.usual, 0), []
+        offers = {key: subject.kernels(r) for key, r in asked.items()}
         offers = {
             key: {name: p for name, p in prices.items() if p <= _LIKELY * min(prices.values())}
             for key, prices in offers.items()
@@ -160,7 +163,7 @@ class Place:
         for turn in range(min(most, max(map(len, order.values()), default=0))):
             trial = {key: names[turn] for key, names in order.items() if turn < len(names)}
             found = subject.compared(trial, 3)
-            if found is None:
+            if isinstance(found, Verdict):
                 continue
             for key, name in trial.items():
                 price = offers[key][name] / min(offers[key].values())

@@ -20,6 +20,7 @@ from typing import Any
 import onnxruntime as ort
 
 from tests.support.cuda.models import half, input_shapes
+from tracea_onnx.codegen import backend
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime import cuda_harness
@@ -91,7 +92,7 @@ def main() -> None:
             shapes = input_shapes(model, batch, args.sequence)
             for request in requests:
                 sizes = measure.sizes_of(Graph(request), shapes)
-                for part in measure.parts(request, sizes):
+                for part in measure.parts(backend.get("cuda"), request, sizes):
                     total, rows = profile(part, args.replays)
                     report(name, batch, total, rows, args.top)
                     everything[f"{name} b{batch} {part.plan['name']}"] = {

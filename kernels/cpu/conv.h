@@ -32,7 +32,7 @@ static inline Walk direct_walk(const Conv& c) {
 
 // Weights that outweigh the input are cut among tasks first: each is then read by one task.
 static inline bool direct_panels_first(const Conv& c) {
-  return c.OC * c.depth > c.N * c.IH * c.IW * c.IC;
+  return (c.OC * c.depth > c.N * c.IH * c.IW * c.IC) != (c.how.order != 0);
 }
 static inline int64_t direct_units(const Conv& c) {
   return conv_div_up(c.N * c.OH * c.OW, conv_rows[kConvVectors]);
@@ -41,10 +41,11 @@ static inline int64_t direct_units(const Conv& c) {
 // Pixels per pass over the panels: their input stays in L2 beside one panel, and large weights are
 // not read more often than needed.
 static inline int64_t direct_block(const Conv& c) {
-  const int64_t budget = c.OC * c.depth > 131072 ? 131072 : 49152;
+  const int64_t budget = scaled(c.OC * c.depth > 131072 ? 131072 : 49152, c.how.block);
   const int64_t per_pixel =
       std::max<int64_t>(1, c.IC * std::min(c.SH, c.KH * c.DH) * std::min(c.SW, c.KW * c.DW));
-  const int64_t fit = std::max<int64_t>(kConvMaxRows, std::min(kMaxPixels, budget / per_pixel));
+  const int64_t fit = std::max<int64_t>(
+      kConvMaxRows, std::min(scaled(kMaxPixels, c.how.block), budget / per_pixel));
   return direct_walk(c) == Walk::kRows ? std::max(c.OW, fit / c.OW * c.OW) : fit;
 }
 

@@ -123,8 +123,8 @@ static inline int64_t dw_band(const Conv& c) { return dw_special(c) && dw_pairs(
 // Channels of a block: the input rows of a band stay in L1 while the tile walks along them.
 static inline int64_t dw_block(const Conv& c) {
   const int64_t rows = (dw_band(c) - 1) * c.SH + c.KH, cols = c.OW * c.SW + c.KW;
-  const int64_t fit = 6144 / std::max<int64_t>(1, rows * cols) / 16 * 16;
-  return std::max<int64_t>(64, std::min<int64_t>(fit, 1024));
+  const int64_t fit = scaled(6144, c.how.block) / std::max<int64_t>(1, rows * cols) / 16 * 16;
+  return std::max(scaled(64, c.how.block), std::min<int64_t>(fit, 1024));
 }
 
 static int64_t depthwise_tasks(const Launch& l, int threads) {

@@ -3,6 +3,7 @@
 // kStreamFloats elements of x through all of K where that leaves enough rows, else blocks of
 // kRowBlock rows, kColumnBlock columns and kDepth terms.
 #pragma once
+#include "common/tasks.h"
 #include "common/tile.h"
 
 namespace tracea {
@@ -13,13 +14,14 @@ constexpr int64_t kRowBlock = 18 * kTileRows, kColumnBlock = 24 * kPanel;
 constexpr int64_t kStreamFloats = 160 << 10, kFewestStreamRows = 7 * kTileRows;
 
 // Rows of a block that stream whole panels, 0 when K is too long for that.
-static inline int64_t stream_rows(int64_t K) {
-  const int64_t rows = kStreamFloats / std::max<int64_t>(K, 1) / kTileRows * kTileRows;
-  return rows < kFewestStreamRows ? 0 : std::min(rows, 2 * kRowBlock);
+static inline int64_t stream_rows(int64_t K, const fam::gemm::Variant& how) {
+  const int64_t rows =
+      scaled(kStreamFloats, how.block) / std::max<int64_t>(K, 1) / kTileRows * kTileRows;
+  return rows < kFewestStreamRows ? 0 : std::min(rows, scaled(2 * kRowBlock, how.block));
 }
-static inline int64_t row_block(int64_t K) {
-  const int64_t rows = stream_rows(K);
-  return rows ? rows : kRowBlock;
+static inline int64_t row_block(int64_t K, const fam::gemm::Variant& how) {
+  const int64_t rows = stream_rows(K, how);
+  return rows ? rows : scaled(kRowBlock, how.block);
 }
 
 // Work is counted in (row block, panel) units, row blocks outermost; a task is a contiguous range
@@ -28,10 +30,11 @@ struct GemmGrid {
   int64_t panels, row_blocks;
 };
 
-static inline GemmGrid gemm_grid(int64_t M, int64_t N, int64_t K, int64_t tasks) {
+static inline GemmGrid gemm_grid(int64_t M, int64_t N, int64_t K, int64_t tasks,
+                                 const fam::gemm::Variant& how) {
   const int64_t panels = div_up(N, kPanel);
   const int64_t wanted =
-      std::max(div_up(M, row_block(K)), div_up(tasks, std::max<int64_t>(panels, 1)));
+      std::max(div_up(M, row_block(K, how)), div_up(tasks, std::max<int64_t>(panels, 1)));
   return {panels, std::min(wanted, div_up(M, kTileRows))};
 }
 
@@ -44,13 +47,13 @@ static int64_t gemm_tasks(const Launch& l, int threads) {
   // few rows.
   const int64_t work = std::max(M_ * N_ * K_ >> 18, N_ * K_ >> 14);
   const int64_t units = div_up(N_, kPanel) * div_up(M_, kTileRows);
-  return std::max<int64_t>(1, std::min({int64_t(threads) * 4, work, units}));
+  return std::max<int64_t>(1, std::min({variant(l.i).split * threads, work, units}));
 }
 
 static size_t gemm_scratch(const Launch& l, int) {
   using namespace fam::gemm;
-  const int64_t rows = std::min(l.i[M], row_block(l.i[K])),
-                depth = stream_rows(l.i[K]) ? l.i[K] : std::min(l.i[K], kDepth);
+  const int64_t rows = std::min(l.i[M], row_block(l.i[K], variant(l.i))),
+                depth = stream_rows(l.i[K], variant(l.i)) ? l.i[K] : std::min(l.i[K], kDepth);
   size_t floats = size_t(rows) * kPanel;
   if (pitch_conflicts(l.i[ldx])) floats += size_t(rows) * size_t(spread_pitch(depth));
   return floats * 4 + 64;
@@ -63,6 +66,7 @@ struct Gemm {
   float *tail, *rows;  // scratch: the incomplete panel, and the copy of x's rows when its pitch
                        // conflicts (else null)
   Epilogue epilogue;
+  fam::gemm::Variant how;
 
   int64_t depth_blocks() const { return std::max<int64_t>(1, div_up(K, kDepth)); }
 
@@ -96,7 +100,7 @@ struct Gemm {
         if (b.last) finish_block(b, 0, M, 0, group * kPanel);
       }
     }
-    if (p < p1 && (!rows || stream_rows(K)))
+    if (p < p1 && (!rows || stream_rows(K, how)))
       stream(0, M, p, p1);
     else if (p < p1)
       blocks(0, M, p, p1);
@@ -142,12 +146,14 @@ static void gemm_run(const Launch& l, int64_t task, int64_t tasks, void* scratch
     g.M = l.i[M], g.N = l.i[N], g.K = l.i[K], g.ldx = l.i[ldx], g.ldr = l.i[ldr], g.ldy = l.i[ldy];
     g.x = (const float*)l.buf[x], g.w = (const float*)l.buf[w], g.bias = (const float*)l.buf[bias],
     g.res = (const float*)l.buf[res], g.y = (float*)l.buf[y];
+    g.how = variant(l.i);
     g.epilogue = make_epilogue(l, act, o0, p0);
     if (g.epilogue.prog || g.epilogue.res_mode == kNoResidual) g.res = nullptr;
   }
   g.tail = (float*)scratch;
-  g.rows = pitch_conflicts(g.ldx) ? g.tail + std::min(g.M, row_block(g.K)) * kPanel : nullptr;
-  const GemmGrid grid = gemm_grid(g.M, g.N, g.K, tasks);
+  g.rows =
+      pitch_conflicts(g.ldx) ? g.tail + std::min(g.M, row_block(g.K, g.how)) * kPanel : nullptr;
+  const GemmGrid grid = gemm_grid(g.M, g.N, g.K, tasks, g.how);
   const int64_t units = grid.panels * grid.row_blocks, last = part(units, tasks, task + 1);
   for (int64_t u = part(units, tasks, task); u < last;) {
     const int64_t r = u / grid.panels, p0 = u % grid.panels,
@@ -156,7 +162,7 @@ static void gemm_run(const Launch& l, int64_t task, int64_t tasks, void* scratch
     const int64_t m0 = part(g.M, grid.row_blocks, r), m1 = part(g.M, grid.row_blocks, r + 1);
     if (g.M <= kTileRows)
       g.few_rows(p0, p1);
-    else if (stream_rows(g.K))
+    else if (stream_rows(g.K, g.how))
       g.stream(m0, m1, p0, p1);
     else
       g.blocks(m0, m1, p0, p1);

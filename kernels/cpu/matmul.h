@@ -2,6 +2,7 @@
 // b (and a where its rows are not contiguous) is packed block by block into scratch, then the tiles
 // of the gemm unit do the work (build `--only gemm,matmul`).
 #pragma once
+#include "common/tasks.h"
 #include "common/tile.h"
 
 namespace tracea {
@@ -33,7 +34,8 @@ static int64_t matmul_tasks(const Launch& l, int threads) {
   if (batch <= 0 || l.i[M] <= 0 || l.i[N] <= 0) return 0;
   if (threads <= 1) return 1;
   const int64_t wanted = std::max<int64_t>(
-      1, std::min(int64_t(threads) * 4, batch * product * std::max<int64_t>(l.i[K], 1) >> 16));
+      1,
+      std::min(variant(l.i).split * threads, batch * product * std::max<int64_t>(l.i[K], 1) >> 16));
   if (batch >= wanted) return wanted;
   const MatmulGrid g = matmul_grid(l, wanted / batch * batch);
   return batch * g.rows * g.panels;
@@ -45,12 +47,13 @@ struct MatmulScratch {
 
 static inline MatmulScratch matmul_layout(const Launch& l) {
   using namespace fam::matmul;
+  const int64_t columns = scaled(kMatmulColumns, variant(l.i).block);
   const int64_t depth = std::min(l.i[K], kMatmulDepth), rows = std::min(l.i[M], kMatmulRows);
   const int64_t kept =
       l.i[K] > kMatmulDepth ? l.i[M] : rows;  // sums over several blocks of terms: those of all
                                               // rows wait in the tail meanwhile
   return {size_t(kept * kPanel),
-          size_t(round_up(depth * std::min(round_up(l.i[N], kPanel), kMatmulColumns), 16)),
+          size_t(round_up(depth * std::min(round_up(l.i[N], kPanel), columns), 16)),
           size_t(rows * (spread_pitch(depth) + 16))};
 }
 
@@ -139,6 +142,7 @@ struct Matmul {
   int64_t K, a_m, a_k, b_k, b_n;
   float alpha;
   float *tail, *columns, *rows;
+  int64_t most;  // columns that are packed at a time
 };
 
 // No packing: very small products, and few rows of a.
@@ -171,14 +175,14 @@ static bool run_direct(const Matmul& g, const Block& t, const float* b) {
 static void run_product(const Matmul& g, const Block& whole, const float* b) {
   if (run_direct(g, whole, b)) return;
   const int64_t nq = std::max<int64_t>(1, div_up(g.K, kMatmulDepth)),
-                nc = div_up(whole.cols, kMatmulColumns), nr = div_up(whole.rows, kMatmulRows);
+                nc = div_up(whole.cols, g.most), nr = div_up(whole.rows, kMatmulRows);
   const bool copy = g.a_k != 1 || pitch_conflicts(g.a_m);
   for (int64_t c = 0; c < nc; c++)
     for (int64_t q = 0; q < nq; q++) {
-      const int64_t k0 = part(g.K, nq, q), n0 = c * kMatmulColumns;
+      const int64_t k0 = part(g.K, nq, q), n0 = c * g.most;
       Block t = whole;
       t.k = part(g.K, nq, q + 1) - k0, t.first = q == 0, t.last = q == nq - 1;
-      t.cols = std::min(whole.cols - n0, kMatmulColumns), t.col = whole.col + n0;
+      t.cols = std::min(whole.cols - n0, g.most), t.col = whole.col + n0;
       t.b = g.columns, t.b_pitch = t.k * kPanel;
       t.bias = whole.bias ? whole.bias + n0 : nullptr;
       pack_panels(b + k0 * g.b_k + n0 * g.b_n, g.b_k, g.b_n, t.k, t.cols, g.columns, g.alpha);
@@ -203,9 +207,16 @@ static void matmul_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
   using namespace fam::matmul;
   const MatmulScratch sizes = matmul_layout(l);
   float* const tail = (float*)scratch;
-  const Matmul g{l.i[K],   l.i[a_m],          l.i[a_k],
-                 l.i[b_k], l.i[b_n],          l.f[alpha],
-                 tail,     tail + sizes.tail, tail + sizes.tail + sizes.columns + 8 * kPanel};
+  const Matmul g{l.i[K],
+                 l.i[a_m],
+                 l.i[a_k],
+                 l.i[b_k],
+                 l.i[b_n],
+                 l.f[alpha],
+                 tail,
+                 tail + sizes.tail,
+                 tail + sizes.tail + sizes.columns + 8 * kPanel,
+                 scaled(kMatmulColumns, variant(l.i).block)};
   const Epilogue epilogue = make_epilogue(l, act, -1, p0);
   const bool own = l.i[r_0] || l.i[r_1] || l.i[ldr];  // else the residual has y's strides
   const MatmulGrid grid = matmul_grid(l, tasks);

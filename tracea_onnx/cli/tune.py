@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tracea_onnx.cli import options
-from tracea_onnx.codegen import tuning_records
+from tracea_onnx.codegen import backend, tuning_records
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.model_io import model_file
 from tracea_onnx.support import files
 from tracea_onnx.support.tables import table
-from tracea_onnx.tuning import measure
+from tracea_onnx.tuning import measure, proposers
+from tracea_onnx.tuning.language_model import Endpoint
 
 #: The exit status of a program that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -36,12 +38,47 @@ def add(subparsers: options.Subparsers) -> None:
     p.add_argument("model", help="an ONNX file; or history, export, import, merge")
     p.add_argument("files", nargs="*", type=Path, help="of export, import and merge")
     options.add_input_shapes(p)
+    p.add_argument(
+        "--backend",
+        choices=("auto", *backend.names()),
+        default="auto",
+        help="whose kernels are measured (default: the fastest device's)",
+    )
     p.add_argument("--device-id", type=int, default=0, metavar="N", help="the GPU (default: 0)")
     p.add_argument(
-        "--seconds",
-        type=float,
-        default=120.0,
-        help="after which no more kernels are tried (default: 120)",
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the sessions that are tuned for, on the CPU (default: as many as processors)",
+    )
+    p.add_argument(
+        "--budget",
+        default="120s",
+        metavar="60s|200",
+        help="seconds, or kernels, after which no more are tried (default: 120s)",
+    )
+    p.add_argument("--seconds", type=float, help="deprecated: --budget SECONDSs")
+    p.add_argument(
+        "--proposer",
+        choices=(*proposers.NAMES, proposers.LLM),
+        default="bayesian",
+        help="what names the kernels to try (default: bayesian)",
+    )
+    p.add_argument(
+        "--endpoint",
+        default="",
+        metavar="URL",
+        help="of --proposer llm: a server with OpenAI's chat interface, as http://HOST:PORT/v1",
+    )
+    p.add_argument(
+        "--endpoint-model", default="default", metavar="NAME", help="the model of the endpoint"
+    )
+    p.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="do not try again what was tried before (default: yes)",
     )
     options.add_json(p)
     p.set_defaults(run=run)
@@ -61,14 +98,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    if not args.seconds > 0:
-        raise UsageError(f"--seconds {args.seconds:g} leaves no time to measure", "give more")
+    if args.threads < 0:
+        raise UsageError(f"--threads {args.threads} is no number of threads", "give 0 or more")
+    budget, make = _budget(args), _proposer(args)
     model_file.load(Path(args.model))  # what is wrong with the model, in this tool's words
     found = measure.tune(
         args.model,
         options.shapes(args),
+        backend=backend.fastest() if args.backend == "auto" else args.backend,
         device=args.device_id,
-        seconds=args.seconds,
+        threads=args.threads,
+        budget=budget,
+        proposer=make,
+        resume=args.resume,
         on_progress=lambda line: options.say([line]),
     )
     changed = [x for x in found.launches if x.kernel]
@@ -80,18 +122,52 @@ def _tune(args: argparse.Namespace) -> int:
         *(table(rows) if changed else []),
         (
             f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} "
-            "kinds "
-            f"of launch ({found.alone} launches have one alone)"
+            f"kinds of launch ({found.alone} launches have one alone; {found.known} trials are "
+            "known)"
         ),
-        f"whole run: {found.before:.1f} -> {found.after:.1f} us",
-        f"kept {found.kept} in {found.record}; sessions on this kind of device use them"
-        if found.kept
-        else "the kernels by price stay: none was worth a change",
+        *_outcome(found),
     ]
     options.say(lines)
     if args.json:
         options.emit(asdict(found))
     return _INTERRUPTED if found.interrupted else 0
+
+
+def _outcome(found: measure.Tuned) -> list[str]:
+    if not found.measured:
+        kept = sum(bool(x.kernel) for x in found.launches)
+        return [f"nothing promises more; {kept} kinds of launch have a kernel from the record"]
+    return [
+        f"whole run: {found.before:.1f} -> {found.after:.1f} us",
+        f"kept {found.kept} in {found.record}; sessions on this kind of device use them"
+        if found.kept
+        else "the kernels by price stay: none was worth a change",
+    ]
+
+
+def _budget(args: argparse.Namespace) -> measure.Budget:
+    text = args.budget
+    if args.seconds is not None:
+        options.say([f"--seconds is deprecated: write --budget {args.seconds:g}s"])
+        text = f"{args.seconds}s"
+    try:
+        number = float(text.removesuffix("s"))
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise UsageError(
+            f"a budget of '{text}' leaves nothing to measure",
+            "give seconds as --budget 60s, or kernels as --budget 200",
+        )
+    return measure.Budget(number) if text.endswith("s") else measure.Budget(math.inf, trials=number)
+
+
+def _proposer(args: argparse.Namespace) -> proposers.Make:
+    if args.proposer != proposers.LLM:
+        return proposers.make(args.proposer)
+    if not args.endpoint:
+        raise UsageError("--proposer llm asks nobody", "give --endpoint http://HOST:PORT/v1")
+    return proposers.make(args.proposer, Endpoint.of(args.endpoint, args.endpoint_model))
 
 
 # --- records --------------------------------------------------------------------------------------

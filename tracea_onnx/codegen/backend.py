@@ -96,6 +96,29 @@ class Backend(ABC):
 
         raise NoKernel(f"the backend '{self.name}' has no kernel for {request.family}")
 
+    def configs(self, request: Request, device: Any) -> Mapping[str, float]:
+        """The kernels that a request of known sizes could have on a device, by name, and their
+        prices: what `tracea-onnx tune` measures.
+        """
+        from tracea_onnx.codegen import kernel_choice
+
+        offers: kernel_choice.Offers = {}
+        with kernel_choice.choosing(kernel_choice.Choices(offers=offers)):
+            self.emit(request)
+        return offers.get(kernel_choice.cache_key(request), {})
+
+    def variant(self, request: Request) -> DimLike:
+        """Which variant of its kernel a launch of one of `families` gets, by its number; 0 where
+        nothing was measured.
+        """
+        return 0
+
+    def device(self, properties: Properties) -> Any:
+        """What tuning records of this compile request are kept for: `backend`, `name` and
+        `identity` of a device. None where the request names none, as of a file for any machine.
+        """
+        return self.caps(properties)
+
     def compile(self, sources: Sequence[str], properties: Properties) -> list[bytes]:
         """The blobs of the sources that launches have named (`Plan.code`). No device is needed.
         Raises TraceaError.

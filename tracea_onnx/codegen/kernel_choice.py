@@ -80,6 +80,11 @@ def measured(prices: Mapping[Any, float]) -> Any | None:
     return None if name is None else next((tile for tile in prices if repr(tile) == name), None)
 
 
+def recorded(request: Request) -> str | None:
+    """The name of the kernel that was measured to be the fastest for a request of known sizes."""
+    return _choices.get().records.get(cache_key(request))
+
+
 def cheapest(prices: Mapping[Any, float]) -> Any:
     """The fastest by measurement or, without one, by price."""
     fastest = measured(prices)

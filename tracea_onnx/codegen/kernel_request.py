@@ -48,12 +48,12 @@ class Request:
     @property
     def arch(self) -> int:
         """Compute capability x 10 (80, 89, 90)."""
-        return self.caps.arch
+        return self.caps.arch if self.caps else 0
 
     @property
     def sms(self) -> int:
         """Multiprocessors."""
-        return self.caps.sms
+        return self.caps.sms if self.caps else 0
 
     @property
     def symbols(self) -> list[str]:

@@ -17,14 +17,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tracea_onnx._version import __version__
 from tracea_onnx.codegen import backend, tuning_store
 from tracea_onnx.codegen.kernel_choice import BY_PRICE, Choices
 from tracea_onnx.codegen.tuning_store import default_folder as default_folder
 from tracea_onnx.errors import UsageError
-from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support.data_classes import dataclass
 
 #: No launch takes longer.
@@ -36,6 +35,18 @@ _KERNEL = re.compile(r"[A-Za-z_]\w*\([ -~]{0,500}\)")
 _WORD = 1000
 
 Sizes = Mapping[str, int]
+
+
+class Device(Protocol):
+    """What a record holds for. kind: everything that tells one kind from another, in words."""
+
+    @property
+    def backend(self) -> str:
+        """The one whose device it is."""
+
+    @property
+    def kind(self) -> str:
+        """As above."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Trial:
         return self.us / self.usual_us if self.us and self.usual_us else None
 
 
-def load(device: DeviceCaps) -> dict[str, Measured]:
+def load(device: Device) -> dict[str, Measured]:
     """What was measured on this kind of device, by launch (`kernel_choice.cache_key`); empty where
     nothing was.
     """
@@ -107,7 +118,7 @@ def require() -> None:
         pass
 
 
-def add(device: DeviceCaps, found: Mapping[str, Measured]) -> Path:
+def add(device: Device, found: Mapping[str, Measured]) -> Path:
     """Add to the device's record. Of two kernels for one launch the one that gained more stays, for
     the sizes of both.
 
@@ -132,7 +143,7 @@ def _add(db: sqlite3.Connection, head: tuning_store.Head, found: Mapping[str, Me
 
 
 def note(
-    device: DeviceCaps, trials: Iterable[Trial], requests: Mapping[str, Mapping[str, Any]]
+    device: Device, trials: Iterable[Trial], requests: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Keep trials. requests: what their launches compute (`kernel_choice.described`)."""
     with tuning_store.writing("the trials cannot be kept") as db:
@@ -152,7 +163,7 @@ def _note(db: sqlite3.Connection, number: int, trials: Iterable[Trial]) -> None:
     )
 
 
-def trials(device: DeviceCaps) -> list[Trial]:
+def trials(device: Device) -> list[Trial]:
     """All that were made on this kind of device, in their order."""
     try:
         with tuning_store.reading() as db:
@@ -161,7 +172,7 @@ def trials(device: DeviceCaps) -> list[Trial]:
         return []
 
 
-def similar(device: DeviceCaps) -> list[tuple[Mapping[str, Any], Trial]]:
+def similar(device: Device) -> list[tuple[Mapping[str, Any], Trial]]:
     """Trials of this backend with a time, on any device and driver and with any version, each with
     what its launch computes.
     """
@@ -235,7 +246,7 @@ def clear() -> int:
         return 0
 
 
-def choices(device: DeviceCaps) -> Choices:
+def choices(device: Device) -> Choices:
     """How kernels are chosen for this device: as its record says, else by price."""
     found = load(device)
     sizes = {tuple(sorted(one.items())) for entry in found.values() for one in entry.sizes if one}
@@ -345,10 +356,9 @@ def _merged(old: Measured | None, new: Measured) -> Measured:
     return Measured(best.kernel, best.us, best.usual_us, sizes[-_SIZES:])
 
 
-def _head(device: DeviceCaps) -> tuning_store.Head:
-    name = device.identity or f"{device.name}, sm_{device.arch}, {device.sms} multiprocessors"
+def _head(device: Device) -> tuning_store.Head:
     toolchain = backend.get(device.backend).toolchain()
-    return tuning_store.head(device.backend, name, toolchain, __version__)
+    return tuning_store.head(device.backend, device.kind, toolchain, __version__)
 
 
 def _heads(db: sqlite3.Connection) -> Iterator[tuple[int, tuning_store.Head]]:

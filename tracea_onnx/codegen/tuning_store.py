@@ -218,7 +218,7 @@ _WHERE = "backend = ? AND device = ? AND driver = ? AND toolchain = ? AND versio
 
 
 def head(backend: str, identity: str, toolchain: str, version: str) -> Head:
-    """identity: `DeviceCaps.identity`, which says the driver last."""
+    """identity: of a device, which says its driver last."""
     device, _, driver = identity.partition(_DRIVER)
     return backend, device, driver, toolchain, version
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from tracea_onnx.codegen import backend as backends
+from tracea_onnx.codegen import recorded_choices
 from tracea_onnx.compiler.code_identity import Code, code
 from tracea_onnx.support import process_memory
 from tracea_onnx.support.artifact_cache import Cache
@@ -108,7 +109,11 @@ def _text(value: int | memoryview) -> str:
 
 def _key(props: Mapping[str, str], code: Code) -> str:
     h = hashlib.sha256(code.contents.encode())
-    if code.fingerprint:
+    if not code.fingerprint:
+        h.update(recorded_choices.stamp().encode())
+    else:
         h.update(backends.get(props["backend"]).fingerprint(props).encode())
-    h.update(repr(sorted((k, v) for k, v in props.items() if k != "cache_dir")).encode())
+    tuned = recorded_choices.stamp()
+    other = {"cache_dir"} if tuned else {"cache_dir", *recorded_choices.OF_DEVICE}
+    h.update(repr(sorted((k, v) for k, v in props.items() if k not in other)).encode())
     return "plan " + h.hexdigest()

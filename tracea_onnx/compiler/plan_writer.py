@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from tracea_onnx.codegen import backend as backends
@@ -42,8 +42,8 @@ def writer_of(properties: Properties) -> Writer:
             f"a compile request asks for the backend '{name}', which this version does not have",
             "install the provider and the Python package again",
         ) from None
-    caps = backend.caps(properties)
-    choices = kernel_choice.BY_PRICE if caps is None else recorded_choices.choices(caps)
+    device = backend.device(properties)
+    choices = kernel_choice.BY_PRICE if device is None else recorded_choices.choices(device)
     return writer(backend, properties, choices)
 
 
@@ -70,12 +70,14 @@ class Emitter:
     """The launches for requests, with kernels chosen in one way.
 
     Networks ask for the same again and again, first to learn what can run: it is emitted once.
+    tuned: whether anything but prices counts.
     """
 
     def __init__(
         self, backend: Backend, choices: kernel_choice.Choices = kernel_choice.BY_PRICE
     ) -> None:
         self.backend, self.families, self._choices = backend, backend.families, choices
+        self.tuned = choices != kernel_choice.BY_PRICE
         self._made: dict[tuple[object, ...], Sequence[Launch]] = {}
 
     def __call__(self, r: Request) -> Sequence[Launch]:
@@ -90,6 +92,11 @@ class Emitter:
             with kernel_choice.choosing(self._choices):
                 self._made[key] = self.backend.emit(r)
         return self._made[key]
+
+    def variant(self, r: Request) -> DimLike:
+        """As of the backend, with kernels chosen in this way."""
+        with kernel_choice.choosing(self._choices):
+            return self.backend.variant(r)
 
 
 class BackendPlan(PlanBuilder):
@@ -146,22 +153,14 @@ class BackendPlan(PlanBuilder):
         dtype: DType,
         to: list[dict[str, Any]],
     ) -> None:
+        given = {n: r for n, r in refs.items() if r is not None}
         if family in self._emit.families:
             super()._append(family, refs, ints, floats, program, dtype, to)
+            if to is self._run and self._emit.tuned:
+                self._vary(self._request(family, given, ints, floats, program, dtype, constant=()))
             return
-        given = {n: r for n, r in refs.items() if r is not None}
-        request = Request(
-            family,
-            dtype,
-            dict(ints),
-            dict(floats),
-            program,
-            frozenset(given),
-            cast(DeviceCaps, self.caps),  # None for backends that do not ask
-            frozenset(n for n, r in given.items() if multiple_of(r.offset) % 16),
-            frozenset(n for n, r in given.items() if self.is_constant(r) and to is self._run),
-            self._properties.get("tf32") == "1",
-        )
+        constant = [n for n, r in given.items() if self.is_constant(r) and to is self._run]
+        request = self._request(family, given, ints, floats, program, dtype, constant)
         try:
             launches = self._emit(request)
         except NoKernel as e:
@@ -172,6 +171,36 @@ class BackendPlan(PlanBuilder):
         sizes = next((k.scratch for k in launches if k.scratch), ())
         places = {**refs, **{f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}}
         to.extend(self._record(k, places) for k in launches)
+
+    def _request(
+        self,
+        family: str,
+        given: Mapping[str, Ref],
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float],
+        program: Mapping[str, Any] | None,
+        dtype: DType,
+        constant: Collection[str],
+    ) -> Request:
+        return Request(
+            family,
+            dtype,
+            dict(ints),
+            dict(floats),
+            program,
+            frozenset(given),
+            cast(DeviceCaps, self.caps),  # None for backends that do not ask
+            frozenset(n for n, r in given.items() if multiple_of(r.offset) % 16),
+            frozenset(constant),
+            self._properties.get("tf32") == "1",
+        )
+
+    def _vary(self, request: Request) -> None:
+        """Give the launch that was written last the variant that was measured for it."""
+        variant = self._emit.variant(request)
+        if variant != 0:
+            self._run[-1]["i"].append(self.expr(variant))
+        self.asked.append(request)
 
     def _record(self, launch: Launch, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         return launch.record(self, places)

@@ -135,6 +135,8 @@ def _launches(
     for builder, (_, made, _) in zip(compiled.builders, compiled.entries, strict=True):
         assert isinstance(builder, BackendPlan)
         for request in {id(r): r for r in builder.asked}.values():  # some take several launches
+            if request.family in asked.families:
+                continue
             known = {n: d if isinstance(d, int) else "?" for n, d in request.ints.items()}
             what = tuning_records.in_words({**kernel_choice.described(request), "ints": known})
             yield what, *_why(request, choices.records, offers)

@@ -11,42 +11,11 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from tracea_onnx.errors import TraceaError, UsageError
-from tracea_onnx.ir.abi import DType
-from tracea_onnx.plan.builder import write_pack
 from tracea_onnx.runtime import device_caps
+from tracea_onnx.runtime.host_tensors import MESSAGE, Array, open_arguments, outputs_of, tensors_of
 from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.library import library_path
-
-Array = npt.NDArray[Any]
-
-#: How an element type appears in numpy; bfloat16 as its 16 bits.
-NUMPY: Mapping[int, type[np.generic]] = {
-    DType.F32: np.float32, DType.F16: np.float16, DType.BF16: np.uint16, DType.F64: np.float64,
-    DType.BOOL: np.bool_, DType.U8: np.uint8, DType.I8: np.int8,
-    DType.I32: np.int32, DType.I64: np.int64,
-}  # fmt: skip
-
-_MESSAGE = 512
-_OUTPUT = ctypes.CFUNCTYPE(
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_int64),
-    ctypes.c_size_t,
-)
-
-
-class _HostTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("type", ctypes.c_int32),
-        ("rank", ctypes.c_uint32),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-    ]
 
 
 @dataclass(frozen=True)
@@ -73,10 +42,10 @@ def properties(ordinal: int = 0) -> dict[str, str]:
     """
     text, message, size = (
         ctypes.create_string_buffer(4096),
-        ctypes.create_string_buffer(_MESSAGE),
+        ctypes.create_string_buffer(MESSAGE),
         ctypes.c_size_t,
     )
-    if _library().tracea_cuda_device(ordinal, text, size(len(text)), message, size(_MESSAGE)):
+    if _library().tracea_cuda_device(ordinal, text, size(len(text)), message, size(MESSAGE)):
         raise TraceaError(message.value.decode())
     return dict(line.split("=", 1) for line in text.value.decode().splitlines())
 
@@ -116,27 +85,14 @@ class LoadedPlan:
     ) -> None:
         self.plan = plan
         self._lib = _library()
-        pack = write_pack([(["plan"], dict(plan), list(blobs))], "native_cuda")
-        arrays = {n: np.ascontiguousarray(a) for n, a in (initializers or {}).items()}
-        count = max(len(arrays), 1)
-        names = (ctypes.c_char_p * count)(*(n.encode() for n in arrays))
-        data = (ctypes.c_void_p * count)(*(a.ctypes.data for a in arrays.values()))
-        sizes = (ctypes.c_size_t * count)(*(a.nbytes for a in arrays.values()))
-        message, size = ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
+        given, keep = open_arguments(plan, blobs, initializers or {})
+        message = ctypes.create_string_buffer(MESSAGE)
         self._handle = ctypes.c_void_p(
             self._lib.tracea_cuda_open(
-                device,
-                int(graphs),
-                pack,
-                size(len(pack)),
-                names,
-                data,
-                sizes,
-                size(len(arrays)),
-                message,
-                size(_MESSAGE),
+                device, int(graphs), *given, message, ctypes.c_size_t(MESSAGE)
             )
         )
+        del keep
         if not self._handle:
             raise TraceaError(message.value.decode())
 
@@ -147,41 +103,15 @@ class LoadedPlan:
         self._lib.tracea_cuda_close(self._handle)
         self._handle = ctypes.c_void_p()
 
-    def _tensors(self, inputs: Sequence[Array]) -> tuple[Any, list[Any]]:
-        specs = self.plan["inputs"]
-        if len(inputs) != len(specs):
-            raise UsageError(f"the plan has {len(specs)} inputs, {len(inputs)} were given")
-        keep: list[Any] = []
-        rows = []
-        for spec, given in zip(specs, inputs, strict=True):
-            a = np.ascontiguousarray(given).reshape(given.shape)
-            if a.dtype != np.dtype(NUMPY[spec["dtype"]]):
-                raise UsageError(
-                    f"input '{spec['name']}' must be {np.dtype(NUMPY[spec['dtype']])}, not "
-                    f"{a.dtype}"
-                )
-            dims = (ctypes.c_int64 * max(a.ndim, 1))(*a.shape)
-            keep += [a, dims]
-            rows.append(_HostTensor(a.ctypes.data, spec["dtype"], a.ndim, dims))
-        return (_HostTensor * max(len(rows), 1))(*rows), keep
-
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs for these inputs, in the Plan's order."""
-        tensors, keep = self._tensors(inputs)
+        tensors, keep = tensors_of(self.plan, inputs)
         outputs: list[Array] = []
-
-        def output(_: int, k: int, dims: Any, rank: int) -> int:
-            outputs.append(
-                np.empty(
-                    tuple(dims[i] for i in range(rank)), NUMPY[self.plan["outputs"][k]["dtype"]]
-                )
-            )
-            return int(outputs[-1].ctypes.data)
-
-        message, size = ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
+        message, size = ctypes.create_string_buffer(MESSAGE), ctypes.c_size_t
         if self._lib.tracea_cuda_run(
-            self._handle, tensors, size(len(inputs)), _OUTPUT(output), None, message, size(_MESSAGE)
-        ):
+            self._handle, tensors, size(len(inputs)), outputs_of(self.plan, outputs), None, message,
+            size(MESSAGE),
+        ):  # fmt: skip
             raise TraceaError(message.value.decode())
         del keep
         return outputs
@@ -195,12 +125,12 @@ class LoadedPlan:
         if replays < 1:
             raise UsageError("replays must be positive")
         self.run(inputs)
-        tensors, keep = self._tensors(inputs)
+        tensors, keep = tensors_of(self.plan, inputs)
         most = len(self.plan["run"]) + 1
         times = (ctypes.c_double * most)()
         names, message = (
             ctypes.create_string_buffer(256 * most),
-            ctypes.create_string_buffer(_MESSAGE),
+            ctypes.create_string_buffer(MESSAGE),
         )
         size = ctypes.c_size_t
         count = self._lib.tracea_cuda_time(
@@ -214,7 +144,7 @@ class LoadedPlan:
             names,
             size(len(names)),
             message,
-            size(_MESSAGE),
+            size(MESSAGE),
         )
         if count < 0:
             raise TraceaError(message.value.decode())

@@ -46,6 +46,11 @@ class DeviceCaps:
     backend: str = "cuda"
 
     @property
+    def kind(self) -> str:
+        """What tuning records are kept for."""
+        return self.identity or f"{self.name}, sm_{self.arch}, {self.sms} multiprocessors"
+
+    @property
     def cluster(self) -> int:
         """Blocks of the largest cluster that the device can launch; 1 without clusters."""
         return max((size for size, _ in self.clusters), default=1)

@@ -122,6 +122,7 @@ def _launch(
     ints: Mapping[str, int],
     floats: Mapping[str, float],
     program: Mapping[str, Any] | None,
+    variant: int = 0,
 ) -> tuple[list[Any], Any]:
     family = FAMILIES.get(name)
     if family is None:
@@ -145,7 +146,9 @@ def _launch(
             for o in family.operands
         )
     )
-    i = (ctypes.c_int64 * max(len(family.ints), 1))(*(int(ints.get(n, 0)) for n in family.ints))
+    i = (ctypes.c_int64 * (len(family.ints) + 1))(
+        *(int(ints.get(n, 0)) for n in family.ints), variant
+    )
     f = (ctypes.c_float * max(len(family.floats), 1))(
         *(float(floats.get(n, 0.0)) for n in family.floats)
     )
@@ -162,16 +165,18 @@ def run_kernel(
     isa: str | None = None,
     threads: int = 1,
     repeat: int = 1,
+    variant: int = 0,
 ) -> float:
     """Run kernel family `name` `repeat` times on the given arrays, in place.
 
     Parameters are given by the names in `kernel_families.FAMILIES`; a missing integer or float is
     0, a missing optional operand absent. `program` is a Plan's program: {"type", "n_in", "regs",
-    "out", "code": [[opcode or its name, dst, a, b, c, imm], ...]}. Returns the median seconds of
-    one run: thread CPU time when `threads` is 1, wall-clock time otherwise. Raises UsageError for
-    unknown or missing names, TraceaError when the kernel reports bad data (an index out of range).
+    "out", "code": [[opcode or its name, dst, a, b, c, imm], ...]}. variant: of the kernel. Returns
+    the median seconds of one run: thread CPU time when `threads` is 1, wall-clock time otherwise.
+    Raises UsageError for unknown or missing names, TraceaError when the kernel reports bad data
+    (an index out of range).
     """
-    arguments, keep = _launch(name, operands, ints or {}, floats or {}, program)
+    arguments, keep = _launch(name, operands, ints or {}, floats or {}, program, variant)
     lib, chosen = _library_for(name, isa)
     seconds = np.zeros(max(repeat, 1))
     message = ctypes.create_string_buffer(256)

@@ -1,73 +1,56 @@
 """Finding the fastest of some kernels by measuring few of them: Bayesian optimisation with the cost
 model as its prior.
 
-The logarithm of a kernel's time over that of what runs now is taken for normal: its mean is that of
-its price over the lowest, kernels of one kind err alike. What was measured narrows all of them down
-(a Gaussian process), and next is the one that can be expected to improve most on the best so far.
+The logarithm of a kernel's time over that of what runs now is taken for a Gaussian process. Its
+mean is that of the kernel's price over the lowest. Kernels of one kind err alike, the more the
+nearer their parameters are (Matern 5/2: numbers by their logarithms, other values by being the same
+or not). What was measured narrows all of them down, and so does what similar launches and devices
+have measured, the less the farther they are. Next is the one with the largest expected improvement
+on the best so far.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
+
+from tracea_onnx.tuning.proposer import Hint, Proposer, parameters
 
 #: By how much prices err, as a standard deviation of logarithms: all alike, those of one kind
-#: alike, each by itself; the same for a measurement.
-_ALL, _KIND, _OWN, _NOISE = 0.2, 0.08, 0.06, 0.01
-#: Prices, as multiples of the lowest, and kernels that may be worth measuring.
-_WORST, _MOST = 1.4, 40
+#: alike, neighbours alike, each by itself; the same for a measurement, and for a hint at a distance
+#: of 0 and of 1.
+_ALL, _KIND, _NEAR, _OWN, _NOISE, _HINT, _FAR = 0.2, 0.08, 0.05, 0.035, 0.01, 0.03, 0.15
+#: The distance in the space of parameters at which neighbours say little of each other: so many
+#: doublings of a number; another value that is no number counts as one doubling and a half.
+_LENGTH, _OTHER = 1.5, 1.5
 #: The improvement (of a logarithm) below which none is looked for.
 _LEAST = 0.003
+#: Hints that are taken: the nearest.
+_HINTS = 64
 
 
-class Search:
-    """prices: of each kernel by name, a kind and its parameters as in `HopperTile(bm=128, ...)`."""
+class Bayesian(Proposer):
+    """As above."""
 
-    def __init__(self, prices: Mapping[str, float]) -> None:
-        self.names = sorted(
-            (n for n in prices if prices[n] <= _WORST * min(prices.values())),
-            key=lambda n: (prices[n], n),
-        )[:_MOST]
-        self.seen: dict[str, float] = {}
-        self._dropped: set[str] = set()
-        self._mean = np.log([prices[n] / prices[self.names[0]] for n in self.names])
-        kinds = np.array([n.partition("(")[0] for n in self.names])
-        self._covariance = (
-            _ALL**2
-            + _KIND**2 * (kinds[:, None] == kinds[None, :])
-            + _OWN**2 * np.eye(len(self.names))
-        )
+    def __init__(self, prices: Mapping[str, float], hints: Sequence[Hint] = ()) -> None:
+        super().__init__(prices, hints)
+        self._mean = np.log([prices[n] / prices[self.first] for n in self.names])
+        self._covariance = _covariance(self.names)
+        at = {n: k for k, n in enumerate(self.names)}
+        near = sorted((h for h in hints if h.name in at), key=lambda h: h.distance)[:_HINTS]
+        self._hints = [(at[h.name], math.log(h.ratio), _HINT + _FAR * h.distance) for h in near]
 
-    @property
-    def first(self) -> str:
-        """The kernel with the lowest price."""
-        return self.names[0]
-
-    @property
-    def best(self) -> tuple[str, float]:
-        """The fastest measured kernel and its time over that of what runs now; the first before any
-        was measured.
-        """
-        name = min(self.seen, key=self.seen.__getitem__, default=self.first)
-        return name, math.exp(self.seen.get(name, 0.0))
-
-    def observe(self, name: str, ratio: float) -> None:
-        """A measured time over that of what runs now."""
-        self.seen[name] = math.log(ratio)
-
-    def drop(self, name: str) -> None:
-        """It cannot be measured."""
-        self._dropped.add(name)
-
-    def suggest(self) -> str | None:
-        """What to measure next; None where nothing promises enough."""
-        if not self.seen:
-            return next((n for n in self.names if n not in self._dropped), None)
-        at = [k for k, n in enumerate(self.names) if n in self.seen]
-        y = np.array([self.seen[self.names[k]] for k in at])
-        among = self._covariance[np.ix_(at, at)] + _NOISE**2 * np.eye(len(at))
+    def suggest(self) -> str | None:  # noqa: D102 -- as of `Proposer`
+        if not self.seen and not self._hints:
+            return next(iter(self.left), None)
+        rows = [(k, self.seen[n], _NOISE) for k, n in enumerate(self.names) if n in self.seen]
+        rows += self._hints
+        at = [k for k, _, _ in rows]
+        y, noise = (np.array([row[c] for row in rows]) for c in (1, 2))
+        among = self._covariance[np.ix_(at, at)] + np.diag(noise**2)
         weights = np.linalg.solve(among, self._covariance[at, :]).T
         mean = self._mean + weights @ (y - self._mean[at])
         deviation = np.sqrt(
@@ -75,14 +58,40 @@ class Search:
                 np.diag(self._covariance) - np.sum(weights * self._covariance[:, at], axis=1), 1e-12
             )
         )
-        best = min(0.0, y.min())
+        best = min(0.0, *self.seen.values()) if self.seen else 0.0
+        index = {n: k for k, n in enumerate(self.names)}
         improvement = {
-            n: _improvement(best - mean[k], deviation[k])
-            for k, n in enumerate(self.names)
-            if n not in self.seen and n not in self._dropped
+            n: _improvement(best - mean[index[n]], deviation[index[n]]) for n in self.left
         }
         name = max(improvement, key=improvement.__getitem__, default=None)
         return name if name is not None and improvement[name] >= _LEAST else None
+
+
+def _covariance(names: Sequence[str]) -> npt.NDArray[np.float64]:
+    points = [parameters(n) for n in names]
+    kinds = np.array([kind for kind, _ in points])
+    same = kinds[:, None] == kinds[None, :]
+    squared = np.zeros((len(names), len(names)))
+    for p in sorted({p for _, values in points for p in values}):
+        column = [values.get(p) for _, values in points]
+        numeric = [
+            math.log2(v)
+            if isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0
+            else None
+            for v in column
+        ]
+        if all(v is not None for v in numeric):
+            x = np.array(numeric, float)
+            squared += (x[:, None] - x[None, :]) ** 2
+        else:
+            other = np.array([repr(v) for v in column])
+            squared += _OTHER**2 * (other[:, None] != other[None, :])
+    d = math.sqrt(5) * np.sqrt(squared) / _LENGTH
+    matern = (1 + d + d**2 / 3) * np.exp(-d)
+    found: npt.NDArray[np.float64] = (
+        _ALL**2 + same * (_KIND**2 + _NEAR**2 * matern) + _OWN**2 * np.eye(len(names))
+    )
+    return found
 
 
 def _improvement(gain: float, deviation: float) -> float:

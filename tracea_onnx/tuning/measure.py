@@ -1,22 +1,22 @@
-"""Which kernels are the fastest for a model's launches on this GPU: measured, and kept as a tuning
-record (`tracea-onnx tune`).
+"""Which kernels are the fastest for a model's launches on this device: measured, and kept as a
+tuning record (`tracea-onnx tune`).
 
 A session over the model tells which Plans it wants. Each round compiles them with another candidate
-for every launch that has several (`bayesian.Search` proposes them), and times the launches of both
-in place, on what the others leave in cache, less what they take more there than in a run whose
-launches overlap. What was faster is measured once more, all together, and kept if the whole model
-is faster for it.
+for every launch that has several (a `proposer` names them), and times the launches of both in
+place, on what the others leave in cache, less what they take more there than in a run whose
+launches overlap. Results are compared first. Every trial is kept, and never made again. What was
+faster is measured once more, all together, and kept if the whole model is faster for it.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.backend import Backend
 from tracea_onnx.codegen.kernel_request import Request
-from tracea_onnx.codegen.tuning_records import Measured
+from tracea_onnx.codegen.tuning_records import Device, Measured, Trial, Verdict
 from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.errors import TraceaError, UsageError
@@ -36,8 +36,9 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
-from tracea_onnx.runtime.device_caps import DeviceCaps
-from tracea_onnx.tuning.bayesian import Search
+from tracea_onnx.runtime.host_tensors import NUMPY
+from tracea_onnx.tuning import in_place, proposers
+from tracea_onnx.tuning.proposer import Hint, Proposer
 from tracea_onnx.verify import input_values
 
 Sizes = Mapping[str, int]
@@ -47,6 +48,8 @@ _REPLAYS, _TURNS, _LAST_TURNS = 20, 3, 9
 #: A kernel's time over that of the one by price, the whole model's with it, and the whole model's
 #: with all that are kept, below which they are.
 _WORTH, _WORTH_ALONE, _WORTH_IN_ALL = 0.98, 0.999, 0.997
+#: A kernel's time over that of the one by price from which on it was not worth measuring well.
+_PRUNED = 1.1
 #: Microseconds that a launch takes at least.
 _LEAST_US = 0.2
 #: The largest difference of a result, relative to its largest value, that other orders of summation
@@ -72,14 +75,15 @@ class Tuned:
     """What `tune` found.
 
     before, after: microseconds of a whole run. alone: launches without a choice for these sizes.
-    kept: kernels that were added to `record`, the file. interrupted: it ended before its time
-    (Ctrl-C).
+    measured: kernels that were tried. known: trials of earlier runs that were not made again. kept:
+    kernels that were added to `record`, the file. interrupted: it ended before its time (Ctrl-C).
     """
 
-    device: DeviceCaps
+    device: Any
     launches: list[Launch] = field(default_factory=list)
     alone: int = 0
     measured: int = 0
+    known: int = 0
     before: float = 0.0
     after: float = 0.0
     kept: int = 0
@@ -103,47 +107,104 @@ class Part:
     requests: Mapping[str, Request]
 
 
-@cache
-def _backend() -> Backend:
-    """The one whose kernels can be timed."""
-    found = next((b for b in map(backends.get, backends.names()) if b.harness is not None), None)
-    if found is None:
-        raise UsageError("no backend of this installation has kernels to choose from")
-    return found
+@dataclass(frozen=True)
+class Budget:
+    """seconds: after the model was compiled, when no other candidates are tried. trials: how many
+    are tried at most.
+    """
+
+    seconds: float = 120.0
+    trials: float = math.inf
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """end: of `time.monotonic`. measured: of `Tuned`."""
+
+    end: float
+    measured: float
+
+
+def _tunable(name: str) -> Backend:
+    """The backend, or without a name the one whose kernels can be timed."""
+    for backend in map(backends.get, [name] if name else backends.names()):
+        if backend.harness is not None:
+            return backend
+    raise UsageError("no backend of this installation has kernels to choose from")
 
 
 def tune(
     model: str | Path,
     shapes: Mapping[str, Sequence[int]],
     *,
+    backend: str = "",
     device: int = 0,
-    seconds: float = 120.0,
+    threads: int = 0,
+    budget: Budget = Budget(),
+    proposer: proposers.Make = proposers.make("bayesian"),  # noqa: B008 -- holds no state
+    resume: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Measures the kernels of `model` for inputs of these shapes, and adds the fastest to the
-    tuning record of this kind of GPU. What is in the bodies of control flow goes by price.
+    tuning record of this kind of device. What is in the bodies of control flow goes by price.
 
-    seconds: after the model was compiled, when no other candidates are tried. Ctrl-C ends that
-    time: what was found until then is measured once more, and kept. Raises UsageError (a size that
-    is not known), TraceaError (no GPU, nothing that the provider runs).
+    device: of a GPU. threads: of a session on the host; 0: as many as there are processors. resume:
+    what was tried before is not tried again. Ctrl-C ends the search: what was found until
+    then is measured once more, and kept. Raises UsageError (a size that is not known), TraceaError
+    (no GPU, nothing that the provider runs).
     """
+    chosen = _tunable(backend)
     try:
-        result = Tuned(_backend().harness.device(device))
+        result = Tuned(chosen.harness.device(threads if chosen.host else device))
     except TraceaError as e:
         raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
     tuning_records.require()
-    requests = requests_of(model, {"backend": _backend().name, "device_id": str(device)})
-    end = time.monotonic() + seconds
+    options = {"num_threads": str(threads)} if chosen.host else {"device_id": str(device)}
+    requests = requests_of(model, {"backend": chosen.name, **options})
+    end = time.monotonic() + budget.seconds
+    history = _History(result.device) if resume else None
     for k, request in enumerate(requests):
-        now = time.monotonic()
-        share = now if result.interrupted else now + max(end - now, 0.0) / (len(requests) - k)
-        _tune(request, sizes_of(Graph(request), shapes), device, share, result, on_progress)
-    if not result.before:
+        now, left = time.monotonic(), len(requests) - k
+        share = now if result.interrupted else now + max(end - now, 0.0) / left
+        most = result.measured + (budget.trials - result.measured) / left
+        sizes = sizes_of(Graph(request), shapes)
+        kind = _HostSubject if chosen.host else _Subject
+        asking = kernel_choice.Choices(offers={}) if chosen.host else kernel_choice.BY_PRICE
+        usual = list(parts(chosen, request, sizes, asking))
+        subject = kind(chosen, request, sizes, usual, device, result.device)
+        with subject:
+            _tune(subject, proposer, history, _Limit(share, most), result, on_progress)
+    if not result.launches and not result.alone:
         raise TraceaError(
             "the provider runs no part of this model with sizes that follow from the inputs'",
-            f"see `tracea-onnx explain MODEL --backend {_backend().name}`",
+            f"see `tracea-onnx explain MODEL --backend {chosen.name}`",
         )
     return result
+
+
+class _History:
+    """What was tried before: on this device for the same launch, and elsewhere for similar ones."""
+
+    def __init__(self, device: Device) -> None:
+        self.own: dict[str, list[Trial]] = {}
+        for t in tuning_records.trials(device):
+            self.own.setdefault(t.launch, []).append(t)
+        self._similar: dict[tuple[str, str], list[tuple[Mapping[str, int], Trial]]] = {}
+        for what, t in tuning_records.similar(device):
+            kind = what["family"], what["dtype"]
+            self._similar.setdefault(kind, []).append((what["ints"], t))
+
+    def hints(self, key: str, request: Request) -> list[Hint]:
+        """Of other launches of the family, by how many doublings their sizes are away."""
+        sizes = request.ints
+        out = []
+        for ints, t in self._similar.get((request.family, request.dtype.name), ()):
+            if t.launch != key and ints.keys() == sizes.keys() and t.ratio is not None:
+                far = [
+                    abs(math.log2((abs(n) + 1) / (abs(int(sizes[p])) + 1))) for p, n in ints.items()
+                ]
+                out.append(Hint(t.kernel, t.ratio, sum(far) / max(len(far), 1)))
+        return out
 
 
 def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[ModelProto]:
@@ -202,13 +263,16 @@ def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
 
 
 def parts(
-    request: ModelProto, sizes: Sizes, choices: kernel_choice.Choices = kernel_choice.BY_PRICE
+    backend: Backend,
+    request: ModelProto,
+    sizes: Sizes,
+    choices: kernel_choice.Choices = kernel_choice.BY_PRICE,
 ) -> Iterator[Part]:
     """The Plans that answer a request, with data for inputs of these sizes; without those whose
     inputs' sizes do not follow from them.
     """
     graph, props = Graph(request), partition_compiler.properties(request)
-    writer = plan_writer.writer(_backend(), props, choices)
+    writer = plan_writer.writer(backend, props, choices)
     compiled = partition_compiler.compile_for(graph, props, writer)
     for (_, plan, blobs), made in zip(compiled.entries, compiled.builders, strict=True):
         assert isinstance(made, BackendPlan)
@@ -228,7 +292,7 @@ def parts(
         live = [
             key
             for key, launch in zip(keys, plan["run"], strict=True)
-            if all(value[g] > 0 for g in launch["grid"])
+            if all(value[g] > 0 for g in launch.get("grid", ()))
         ]
         constants = {
             b["name"]: np.array(graph.const(b["name"]))
@@ -242,7 +306,7 @@ def parts(
 
 def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
     """Random numbers; ones of other types, which are indices, lengths or masks."""
-    kind = _backend().harness.NUMPY[dtype]
+    kind = NUMPY[dtype]
     if dtype not in KERNEL_FLOATS:
         return np.ones(shape, kind)
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
@@ -264,15 +328,24 @@ class _Compared:
         return statistics.median(b / a for a, b in self.totals) if self.totals else 1.0
 
 
-def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: int) -> _Compared:
-    """Both sides in turn, Plan by Plan."""
-    found, totals, load = _Compared(), [(0.0, 0.0)] * turns, _backend().harness.LoadedPlan
+class _Differs(Exception):
+    """The results are others."""
+
+
+def _compare(
+    load: Any, usual: Sequence[Part], other: Sequence[Part], device: int, turns: int
+) -> _Compared:
+    """Both sides in turn, Plan by Plan, where they have the same results. load: the harness's
+    `LoadedPlan`. Raises _Differs.
+    """
+    found, totals = _Compared(), [(0.0, 0.0)] * turns
     for a, b in zip(usual, other, strict=True):
         with ExitStack() as stack:
             plans = [
                 stack.enter_context(load(p.plan, p.blobs, p.constants, device=device))
                 for p in (a, b)
             ]
+            _agree(a.plan, *(plan.run(a.inputs) for plan in plans))
             times: list[list[Any]] = [[], []]
             for turn in range(turns):
                 for side in (0, 1) if turn % 2 else (1, 0):
@@ -298,73 +371,194 @@ def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: i
     return found
 
 
+def _agree(plan: Mapping[str, Any], x: Sequence[Array], y: Sequence[Array]) -> None:
+    """Raises _Differs unless the results differ by no more than the order of terms explains."""
+    if not all(
+        _same(DType(spec["dtype"]), a, b) for spec, a, b in zip(plan["outputs"], x, y, strict=True)
+    ):
+        raise _Differs
+
+
 @dataclass
 class _Subject:
     """One graph as a session compiles it: what is asked, sizes of its symbols, and the Plans with
-    the kernels by price.
+    the kernels by price. on: the device, as records know it.
     """
 
+    backend: Backend
     request: ModelProto
     sizes: Sizes
     usual: Sequence[Part]
     device: int
+    on: Any = None
 
-    def compared(self, records: kernel_choice.Records, turns: int) -> _Compared | None:
-        """Times with these kernels; None where one of them does not compile or run, or where the
-        Plans are others with them.
+    def __enter__(self) -> _Subject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Lets go of what measuring took."""
+
+    def start(self) -> None:
+        """Raises TraceaError where nothing can be measured."""
+        load = self.backend.harness.LoadedPlan
+        try:
+            _compare(load, self.usual, self.usual, self.device, 1)
+        except _Differs:
+            raise TraceaError(
+                "the kernels by price give other results each time", "report this"
+            ) from None
+
+    def compared(self, records: kernel_choice.Records, turns: int) -> _Compared | Verdict:
+        """Times with these kernels; a verdict where one of them does not compile or run, where
+        results are others, or where the Plans are others with them.
         """
         try:
-            other = self._parts(records)
+            other = list(
+                parts(
+                    self.backend,
+                    self.request,
+                    self.sizes,
+                    kernel_choice.Choices(records, sizes=[self.sizes]),
+                )
+            )
             if [p.plan["inputs"] for p in other] != [p.plan["inputs"] for p in self.usual]:
-                return None
-            return _compare(self.usual, other, self.device, turns)
+                return Verdict.TOO_LARGE
+            load = self.backend.harness.LoadedPlan
+            return _compare(load, self.usual, other, self.device, turns)
+        except _Differs:
+            return Verdict.WRONG
         except TraceaError:
-            return None
+            return Verdict.REFUSED
 
-    def together(self, records: kernel_choice.Records) -> _Compared:
-        """The same of kernels that ran before, for longer."""
+    def together(self, records: kernel_choice.Records) -> _Compared | None:
+        """The same of kernels that ran before, for longer; None where they give wrong results
+        together.
+        """
         found = self.compared(records, _LAST_TURNS)
-        if found is None:
+        if found == Verdict.WRONG:
+            return None
+        if isinstance(found, Verdict):
             raise TraceaError(
                 "the kernels that were the fastest one by one do not run together", "report this"
             )
         return found
 
-    def ratios(self, trial: Mapping[str, str]) -> dict[str, float | None]:
-        """Times with these kernels over those of the usual ones; None of what does not run."""
+    def tried(self, trial: Mapping[str, str]) -> dict[str, tuple[float, float] | Verdict]:
+        """Microseconds of a run's launches with the usual kernels and with these; a verdict for
+        what does not run.
+        """
         found = self.compared(trial, _TURNS)
-        if found is not None:
+        if not isinstance(found, Verdict):
             return {
-                key: found.other[key] / found.usual[key]
+                key: (found.usual[key], found.other[key])
                 if key in found.other and found.usual[key]
-                else None
+                else Verdict.REFUSED
                 for key in trial
             }
         if len(trial) == 1:
-            return dict.fromkeys(trial)
+            return dict.fromkeys(trial, found)
         halves = [dict(half) for half in (list(trial.items())[::2], list(trial.items())[1::2])]
-        return self.ratios(halves[0]) | self.ratios(halves[1])
+        return self.tried(halves[0]) | self.tried(halves[1])
 
-    def alike(self, records: kernel_choice.Records) -> bool:
-        """Whether the results are those of the usual kernels but for the order in which terms are
-        added.
-        """
-        run = _backend().harness.run_plan
-        for a, b in zip(self.usual, self._parts(records), strict=True):
-            results = [
-                run(p.plan, p.blobs, a.inputs, p.constants, device=self.device) for p in (a, b)
-            ]
-            if not all(
-                _same(DType(spec["dtype"]), x, y)
-                for spec, x, y in zip(a.plan["outputs"], *results, strict=True)
-            ):
-                return False
-        return True
+    def kernels(self, request: Request) -> Mapping[str, float]:
+        """The kernels that a launch could have with these sizes, and their prices."""
+        return self.backend.configs(kernel_choice.specialize(request, self.sizes), self.on)
 
-    def _parts(self, records: kernel_choice.Records) -> list[Part]:
-        return list(
-            parts(self.request, self.sizes, kernel_choice.Choices(records, sizes=[self.sizes]))
-        )
+    def differs(self, key: str, request: Request, name: str) -> bool:
+        """Whether the launch gets another kernel with this name."""
+        plain = self.backend.emit(request)
+        with kernel_choice.choosing(kernel_choice.Choices({key: name}, sizes=[self.sizes])):
+            return self.backend.emit(request) != plain
+
+
+#: Seconds that a comparison on the host should take, and most turns of it; seconds that a trial may
+#: take beside so many times what the usual kernels take, and the first, which prepares constants.
+_ENOUGH, _MOST_TURNS, _PATIENCE, _TIMES, _FIRST = 0.2, 25, 20.0, 50, 600.0
+
+
+class _HostSubject(_Subject):
+    """Kernels in several variants: Plans stay as they are, in a process of its own."""
+
+    def __enter__(self) -> _Subject:
+        load = self.backend.harness.LoadedPlan
+        self._worker = in_place.Worker(self.usual, load, self.on.threads)
+        self._us, self._exact = 0.0, dict[tuple[str, str], bool]()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.__exit__(None, None, None)
+
+    def start(self) -> None:
+        found = self.compared({}, 1)
+        if isinstance(found, Verdict):
+            raise TraceaError(f"the kernels by price cannot be measured ({found})", "report this")
+        self._us = sum(a for a, _ in found.totals)
+
+    def tried(self, trial: Mapping[str, str]) -> dict[str, tuple[float, float] | Verdict]:
+        """Twice, the second time without those that are far from the fastest."""
+        rough = super().tried(trial)
+        near = {
+            key: trial[key]
+            for key, found in rough.items()
+            if not isinstance(found, Verdict) and found[1] < _PRUNED * found[0]
+        }
+        found = self.compared(near, _LAST_TURNS) if near else Verdict.PRUNED
+        if isinstance(found, Verdict):
+            return rough
+        return rough | {key: (found.usual[key], found.other[key]) for key in near}
+
+    def compared(self, records: kernel_choice.Records, turns: int) -> _Compared | Verdict:
+        found, totals = _Compared(), (0.0, 0.0)
+        if self._us:
+            turns = max(turns, min(_MOST_TURNS, int(_ENOUGH * 1e6 / self._us)))
+        patience = _PATIENCE + _TIMES * turns * self._us * 1e-6 if self._us else _FIRST
+        try:
+            for k, part in enumerate(self.usual):
+                variants = {
+                    n: self._variant(part, key, records[key])
+                    for n, key in enumerate(part.asked)
+                    if key in records
+                }
+                for n, variant in variants.items():
+                    if not self._right(k, n, part.asked[n], variant, records, patience):
+                        return Verdict.WRONG
+                a, b = self._worker.time(k, [{}, variants], turns, patience)
+                totals = totals[0] + a.total, totals[1] + b.total
+                for into, times in ((found.usual, a), (found.other, b)):
+                    for key, (_, us) in zip(part.asked, times.launches, strict=True):
+                        into[key] = into.get(key, 0.0) + us
+        except in_place.Crashed:
+            return Verdict.CRASH
+        except in_place.Hung:
+            return Verdict.HANG
+        except TraceaError:
+            return Verdict.REFUSED
+        found.totals = [totals]
+        return found
+
+    def _right(
+        self,
+        part: int,
+        launch: int,
+        key: str,
+        variant: int,
+        records: kernel_choice.Records,
+        patience: float,
+    ) -> bool:
+        known = (key, records[key])
+        if known not in self._exact:
+            self._exact[known] = self._worker.exact(part, launch, variant, patience)
+        return self._exact[known]
+
+    def _variant(self, part: Part, key: str, name: str) -> int:
+        request = kernel_choice.specialize(part.requests[key], part.sizes)
+        with kernel_choice.choosing(kernel_choice.Choices({key: name})):
+            return int(self.backend.variant(request))
+
+    def differs(self, key: str, request: Request, name: str) -> bool:
+        with kernel_choice.choosing(kernel_choice.Choices({key: name})):
+            known = kernel_choice.specialize(request, self.sizes)
+            return self.backend.variant(known) != 0
 
 
 def _same(kind: DType, x: Array, y: Array) -> bool:
@@ -380,78 +574,101 @@ def _same(kind: DType, x: Array, y: Array) -> bool:
 
 
 def _tune(
-    request: ModelProto,
-    sizes: Sizes,
-    device: int,
-    end: float,
+    subject: _Subject,
+    proposer: proposers.Make,
+    history: _History | None,
+    limit: _Limit,
     result: Tuned,
     on_progress: Callable[[str], None],
 ) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
-    usual = list(parts(request, sizes))
+    usual = subject.usual
     if not usual:
         return
     used = [key for part in usual for key in part.asked]
-    sizes = {**sizes, **{name: size for part in usual for name, size in part.sizes.items()}}
+    subject.sizes = {
+        **subject.sizes, **{name: size for part in usual for name, size in part.sizes.items()}
+    }  # fmt: skip
     asked = {key: r for part in usual for key, r in part.requests.items()}
-    offers = {key: _offers(key, asked[key], sizes) for key in dict.fromkeys(used)}
-    searches = {key: Search(prices) for key, prices in offers.items() if len(prices) > 1}
+    searches: dict[str, Proposer] = {}
+    for key in dict.fromkeys(used):
+        prices = subject.kernels(asked[key])
+        if len(prices) > 1:
+            known = kernel_choice.specialize(asked[key], subject.sizes)
+            hints = history.hints(key, known) if history else []
+            searches[key] = proposer(
+                prices, hints, text(asked[key], subject.sizes), result.device.name
+            )
+            result.known += _recall(searches[key], history.own.get(key, ()) if history else ())
     result.alone += sum(key not in searches for key in used)
-    _compare(usual, usual, device, 1)  # what keeps anything from being measured is said here
-    subject = _Subject(request, sizes, usual, device)
+    before = result.measured
+    if searches:
+        subject.start()
     try:
-        _search(subject, searches, asked, end, result, on_progress)
+        _search(subject, searches, asked, limit, result, on_progress)
     except KeyboardInterrupt:
         result.interrupted = True
         on_progress("interrupted: what was found is measured once more")
     chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
-    _keep(subject, chosen, list(searches), result)
+    if result.measured > before:
+        _keep(subject, chosen, list(searches), result)
+    else:
+        _recorded(subject, list(searches), result)
+
+
+def _recall(search: Proposer, trials: Sequence[Trial]) -> int:
+    """Tells a proposer what was tried before; how much that was."""
+    for t in trials:
+        if t.ratio is None:
+            search.drop(t.kernel)
+        else:
+            search.observe(t.kernel, t.ratio)
+    return len(trials)
 
 
 def _search(
     subject: _Subject,
-    searches: Mapping[str, Search],
+    searches: Mapping[str, Proposer],
     asked: Mapping[str, Request],
-    end: float,
+    limit: _Limit,
     result: Tuned,
     on_progress: Callable[[str], None],
 ) -> None:
-    """Measures candidates for all launches at a time, until there are none or the time is over."""
+    """Measures candidates for all launches at a time, until there are none or the limit."""
     rounds = 0
-    while time.monotonic() < end:
+    used = [key for part in subject.usual for key in part.asked]
+    while time.monotonic() < limit.end and result.measured < limit.measured:
         trial = {
             key: name
             for key, search in searches.items()
-            if (name := _next(search, key, asked[key], subject.sizes)) is not None
+            if (name := _next(search, key, asked[key], subject)) is not None
         }
         if not trial:
             break
         rounds += 1
         on_progress(f"round {rounds}: {len(trial)} of {len(searches)} kinds of launch")
-        for key, ratio in subject.ratios(trial).items():
-            result.measured += ratio is not None
-            if ratio is None:
+        made = []
+        for key, found in subject.tried(trial).items():
+            result.measured += 1
+            if isinstance(found, Verdict):
                 searches[key].drop(trial[key])
-            else:
-                searches[key].observe(trial[key], ratio)
+                made.append(Trial(key, trial[key], found))
+                continue
+            usual, us = found
+            searches[key].observe(trial[key], us / usual)
+            verdict = Verdict.PRUNED if us > _PRUNED * usual else Verdict.OK
+            each = used.count(key)
+            made.append(Trial(key, trial[key], verdict, us / each, usual / each))
+        what = {key: kernel_choice.specialize(asked[key], subject.sizes) for key in trial}
+        described = {key: kernel_choice.described(request) for key, request in what.items()}
+        tuning_records.note(result.device, made, described)
 
 
-def _offers(key: str, request: Request, sizes: Sizes) -> dict[str, float]:
-    """The kernels that the request could have with these sizes, and their prices."""
-    offers: kernel_choice.Offers = {}
-    with kernel_choice.choosing(kernel_choice.Choices(offers=offers)):
-        _backend().emit(kernel_choice.specialize(request, sizes))
-    return offers.get(key, {})
-
-
-def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | None:
+def _next(search: Proposer, key: str, request: Request, subject: _Subject) -> str | None:
     """What to measure next of what makes a difference to the request's kernels."""
-    emit, plain = _backend().emit, None
     while (name := search.suggest()) is not None:
-        plain = plain or emit(request)
-        with kernel_choice.choosing(kernel_choice.Choices({key: name}, sizes=[sizes])):
-            if emit(request) != plain:
-                break
+        if subject.differs(key, request, name):
+            break
         search.observe(name, 1.0)
     return name
 
@@ -465,37 +682,63 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
     lasting = {
         key: name
         for key, name in chosen.items()
-        if found.other.get(key, np.inf) < _WORTH * found.usual[key]
+        if found is not None and found.other.get(key, np.inf) < _WORTH * found.usual[key]
     }
     if lasting != chosen:
         chosen, found = lasting, subject.together(lasting)
-    if chosen and found.ratio > _WORTH_IN_ALL:
+    if chosen and found is not None and found.ratio > _WORTH_IN_ALL:
+        alone = {key: subject.together({key: name}) for key, name in chosen.items()}
         chosen = {
-            key: name
-            for key, name in chosen.items()
-            if subject.together({key: name}).ratio < _WORTH_ALONE
+            key: chosen[key]
+            for key, one in alone.items()
+            if one is not None and one.ratio < _WORTH_ALONE
         }
         found = subject.together(chosen)
-    if found.ratio > _WORTH_IN_ALL or not subject.alike(chosen):
+    if found is None or found.ratio > _WORTH_IN_ALL:
         chosen = {}
+        found = found or subject.together({})
+    if found is None:
+        raise TraceaError("the kernels by price give other results each time", "report this")
     whole = statistics.median(a for a, _ in found.totals)
     result.before += whole
     result.after += whole * found.ratio if chosen else whole
-    used = [key for part in subject.usual for key in part.asked]
-    what = {
-        key: text(part.requests[key], part.sizes) for part in subject.usual for key in part.asked
-    }
     kept: dict[str, Measured] = {}
-    for key in keys:
-        count = used.count(key)
+    for key, (what, count) in _counted(subject).items():
+        if key not in keys:
+            continue
         before = found.usual[key] / count
         after = found.other[key] / count if key in chosen else before
         if key in chosen:
             kept[key] = Measured(chosen[key], after, before, [dict(subject.sizes)])
-        result.launches.append(Launch(what[key], count, before, after, chosen.get(key, "")))
+        result.launches.append(Launch(what, count, before, after, chosen.get(key, "")))
     result.kept += len(chosen)
     if kept:
         result.record = str(tuning_records.add(result.device, kept))
+
+
+def _counted(subject: _Subject) -> dict[str, tuple[str, int]]:
+    """Each kind of launch: in words, and how many there are."""
+    used = [key for part in subject.usual for key in part.asked]
+    return {
+        key: (text(part.requests[key], part.sizes), used.count(key))
+        for part in subject.usual
+        for key in part.asked
+    }
+
+
+def _recorded(subject: _Subject, keys: Sequence[str], result: Tuned) -> None:
+    """Where nothing was tried, what is known of the launches; it is for these sizes, too."""
+    known, sizes = tuning_records.load(result.device), dict(subject.sizes)
+    found: dict[str, Measured] = {}
+    for key, (what, count) in _counted(subject).items():
+        if key in keys:
+            m = known.get(key)
+            times = (m.usual_us, m.us) if m else (0.0, 0.0)
+            result.launches.append(Launch(what, count, *times, m.kernel if m else ""))
+            if m and sizes not in m.sizes:
+                found[key] = Measured(m.kernel, m.us, m.usual_us, [sizes])
+    if found:
+        result.record = str(tuning_records.add(result.device, found))
 
 
 def text(request: Request, sizes: Sizes) -> str:

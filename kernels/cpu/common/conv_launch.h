@@ -2,6 +2,7 @@
 #pragma once
 #include "common/conv_layout.h"
 #include "common/epilogue.h"
+#include "common/tasks.h"
 
 namespace tracea {
 namespace TRACEA_NS {
@@ -17,6 +18,7 @@ struct Conv {
   float* y;
   bool by_row;  // an epilogue operand is read per pixel
   Epilogue epilogue;
+  fam::conv2d::Variant how;  // the others have the first of its parameters
 
   int64_t y_at(int64_t n, int64_t oh, int64_t ow) const { return n * y_ns + oh * y_rs + ow * y_cs; }
   int64_t r_at(int64_t n, int64_t oh, int64_t ow) const { return n * r_ns + oh * r_rs + ow * r_cs; }
@@ -41,6 +43,7 @@ static inline Conv read_conv(const Launch& l) {
   c.epilogue = make_epilogue(l, act, o0, p0, true);
   c.res =
       c.epilogue.prog || c.epilogue.res_mode == kNoResidual ? nullptr : (const float*)l.buf[res];
+  c.how = variant(i);
   c.by_row = false;
   for (int k = 0; c.epilogue.prog && k + 1 < c.epilogue.prog->n_in && k < 4; k++)
     c.by_row |= c.epilogue.kind[k] == kRow;
@@ -63,7 +66,7 @@ static inline int64_t conv_tasks(const Conv& c, int64_t major, int64_t minor, in
   if (c.N * c.OH * c.OW * c.OC == 0) return 0;
   const int64_t macs = c.N * c.OH * c.OW * c.OC * c.depth;
   int64_t want =
-      threads <= 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(4 * threads, macs / products));
+      threads <= 1 ? 1 : std::max<int64_t>(1, std::min(c.how.split * threads, macs / products));
   if (want > 1) want = conv_round_up(want, threads);  // every thread gets as many
   return want <= major ? want : major * std::min(minor, conv_div_up(want, major));
 }

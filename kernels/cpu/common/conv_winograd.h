@@ -27,7 +27,8 @@ static inline Winograd read_winograd(const Launch& l) {
   w.v_ld = conv_round_up(w.c.IC, 16);
   if (w.v_ld % 512 == 0) w.v_ld += 16;  // rows a multiple of 2 KiB apart collide in L1
   const int64_t fit =
-      std::max<int64_t>(conv_rows[kConvVectors], std::min<int64_t>(56, 10240 / w.v_ld));
+      std::max<int64_t>(conv_rows[kConvVectors],
+                        std::min(scaled(56, w.c.how.block), scaled(10240, w.c.how.block) / w.v_ld));
   w.block =
       std::max<int64_t>(1, conv_div_up(w.tiles, std::max<int64_t>(1, conv_div_up(w.tiles, fit))));
   // The transforms touch all 16 matrices at once: whole pages and a few lines apart, they fall into
@@ -43,7 +44,8 @@ static inline int64_t winograd_blocks(const Winograd& w) {
 
 static int64_t winograd_tasks(const Launch& l, int threads) {
   const Winograd w = read_winograd(l);
-  return conv_tasks(w.c, winograd_blocks(w), w.c.panels, threads);
+  return w.c.how.order ? conv_tasks(w.c, w.c.panels, winograd_blocks(w), threads)
+                       : conv_tasks(w.c, winograd_blocks(w), w.c.panels, threads);
 }
 
 static size_t winograd_scratch(const Launch& l, int) {
@@ -162,7 +164,9 @@ static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scr
   const Winograd w = read_winograd(l);
   const Conv& c = w.c;
   const int64_t blocks = winograd_blocks(w);
-  const ConvShare s = conv_share(blocks, c.panels, task, tasks);
+  ConvShare s = c.how.order ? conv_share(c.panels, blocks, task, tasks)
+                            : conv_share(blocks, c.panels, task, tasks);
+  if (c.how.order) std::swap(s.major0, s.minor0), std::swap(s.major1, s.minor1);
   float* v = (float*)scratch;
   float* m = v + 16 * w.v_step;
   float* tail = m + 16 * w.m_step;

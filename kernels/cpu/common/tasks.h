@@ -14,6 +14,9 @@ static inline int64_t even_tasks(int64_t pieces, int64_t ns, int threads) {
   return n < pieces ? n : pieces;
 }
 
+// What a variant makes of a size.
+static inline int64_t scaled(int64_t n, double factor) { return int64_t(double(n) * factor); }
+
 // Calls f with an element of so many bytes, 1, 2, 4 or 8, which kernels only move.
 template <class F>
 static inline void with_element(int64_t bytes, F f) {

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tracea_onnx.tuning.bayesian import Search
+from tracea_onnx.tuning.bayesian import Bayesian as Search
 
 
 def _drawn(seed: int, count: int = 24) -> tuple[dict[str, float], dict[str, float]]:

@@ -5,6 +5,7 @@ when the record has changed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -21,8 +22,9 @@ from tests.backend.cuda.cuda_requests import request
 from tests.host.pipeline_models import parse
 from tracea_onnx._version import __version__
 from tracea_onnx.cli import main
-from tracea_onnx.codegen import kernel_choice, tuning_records, tuning_store
+from tracea_onnx.codegen import backend, kernel_choice, tuning_records, tuning_store
 from tracea_onnx.codegen.kernel_choice import Choices
+from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.codegen.tuning_records import Measured, Trial, Verdict
 from tracea_onnx.compiler import plan_cache
 from tracea_onnx.errors import TraceaError, UsageError
@@ -31,7 +33,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.runtime import device_caps, nvrtc
 from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support.artifact_cache import Cache
-from tracea_onnx.tuning import measure
+from tracea_onnx.tuning import measure, proposers
 
 ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, [{"batch": 8}])
 H200 = usual(90, 132)
@@ -425,15 +427,21 @@ def test_shapes_that_do_not_fit_are_one_line(shapes: dict[str, tuple[int, ...]],
     assert str(e.value) == line
 
 
+_PRODUCT = request(
+    "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
+)
+
+
+def _subject(keys: str, sizes: dict[str, int]) -> measure._Subject:
+    part = measure.Part({}, [], {}, [], sizes, list(keys), dict.fromkeys(keys, _PRODUCT))
+    return measure._Subject(backend.get("cuda"), ModelProto(), sizes, [part], 0, H200)
+
+
 @pytest.mark.parametrize(("slower", "kept"), [("", {"a", "b"}), ("a", {"b"}), ("ab", set())])
 def test_kernels_that_make_the_whole_slower_are_left_out(
     monkeypatch: pytest.MonkeyPatch, slower: str, kept: set[str]
 ) -> None:
     """Each is faster by itself, but those in `slower` let the next launch begin later."""
-    product = request(
-        "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
-    )
-    part = measure.Part({}, [], {}, [], {"rows": 5}, ["a", "b", "b"], {"a": product, "b": product})
 
     def compared(_: measure._Subject, records: kernel_choice.Records, __: int) -> measure._Compared:
         total = 100.0 + sum(10.0 if key in slower else -2.0 for key in records)
@@ -444,14 +452,9 @@ def test_kernels_that_make_the_whole_slower_are_left_out(
         )
 
     monkeypatch.setattr(measure._Subject, "compared", compared)
-    monkeypatch.setattr(measure._Subject, "alike", lambda *_: True)
     result = measure.Tuned(usual(90, 132))
-    measure._keep(
-        measure._Subject(ModelProto(), {"rows": 5}, [part], 0),
-        {"a": "Tile(2)", "b": "Tile(2)"},
-        "ab",
-        result,
-    )
+    subject = _subject("abb", {"rows": 5})
+    measure._keep(subject, {"a": "Tile(2)", "b": "Tile(2)"}, ["a", "b"], result)
     assert tuning_records.load(H200) == {
         key: Measured("Tile(2)", 4.5, 9.0, [{"rows": 5}]) for key in kept
     }
@@ -465,41 +468,91 @@ def test_kernels_that_make_the_whole_slower_are_left_out(
 def test_tuning_that_finds_nothing_erases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time was left, or the whole was not faster this time."""
     tuning_records.add(H200, {"a": ONE})
-    product = request(
-        "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
-    )
-    part = measure.Part({}, [], {}, [], {}, ["a"], {"a": product})
     monkeypatch.setattr(
         measure._Subject,
         "compared",
         lambda *_: measure._Compared({"a": 9.0}, {"a": 9.0}, [(9.0, 9.0)]),
     )
-    monkeypatch.setattr(measure._Subject, "alike", lambda *_: True)
     for chosen in ({}, {"a": "Tile(2)"}):
-        measure._keep(
-            measure._Subject(ModelProto(), {}, [part], 0), chosen, "a", measure.Tuned(H200)
-        )
+        measure._keep(_subject("a", {}), chosen, ["a"], measure.Tuned(H200))
         assert tuning_records.load(H200) == {"a": ONE}
 
 
 def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = request(
-        "gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y")
-    )
-    part = measure.Part({}, [], {}, [], {}, ["a"], {"a": product})
-    monkeypatch.setattr(
-        measure._Subject,
-        "compared",
-        lambda *_: measure._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]),
-    )
-    monkeypatch.setattr(measure._Subject, "alike", lambda *_: False)
+    def compared(
+        _: measure._Subject, records: kernel_choice.Records, __: int
+    ) -> measure._Compared | Verdict:
+        return Verdict.WRONG if records else measure._Compared({"a": 9.0}, {}, [(9.0, 9.0)])
+
+    monkeypatch.setattr(measure._Subject, "compared", compared)
     result = measure.Tuned(usual(90, 132))
-    measure._keep(measure._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
+    measure._keep(_subject("a", {}), {"a": "Tile(2)"}, ["a"], result)
     assert (
         tuning_records.load(H200) == {}
         and result.kept == 0
         and result.before == result.after == 9.0
     )
+
+
+class _Fake(measure._Subject):
+    """Kernels T(1) to T(6) for each launch: T(3) crashes, T(4) is wrong, the others take their
+    number of tenths of the usual one's time.
+    """
+
+    def start(self) -> None:
+        pass
+
+    def kernels(self, request: Request) -> dict[str, float]:
+        return {f"T({k})": 10.0 + 0.1 * k for k in range(1, 7)}
+
+    def differs(self, key: str, request: Request, name: str) -> bool:
+        return name != "T(1)"
+
+    def compared(self, records: kernel_choice.Records, turns: int) -> measure._Compared | Verdict:
+        for name, verdict in (("T(3)", Verdict.CRASH), ("T(4)", Verdict.WRONG)):
+            if name in records.values():
+                return verdict
+        us = {key: 10.0 * float(name[2:-1]) / 10 for key, name in records.items()}
+        other = {"a": 10.0, "b": 10.0} | us
+        return measure._Compared(
+            {"a": 10.0, "b": 10.0}, other, [(20.0, sum(other.values()))] * turns
+        )
+
+
+def _tuned(limit: float, history: measure._History | None = None) -> measure.Tuned:
+    result, part = measure.Tuned(H200), _subject("ab", {"rows": 5}).usual
+    subject = _Fake(backend.get("cuda"), ModelProto(), {"rows": 5}, part, 0, H200)
+    limits = measure._Limit(math.inf, limit)
+    measure._tune(subject, proposers.make("grid"), history, limits, result, lambda _: None)
+    return result
+
+
+def test_every_trial_has_its_verdict_and_is_not_made_again() -> None:
+    first = _tuned(math.inf)
+    assert first.measured == 10 and first.known == 0
+    made = {(t.launch, t.kernel): t.verdict for t in tuning_records.trials(H200)}
+    ends = {2: "ok", 3: "crash", 4: "wrong", 5: "ok", 6: "ok"}
+    assert made == {(key, f"T({k})"): end for key in "ab" for k, end in ends.items()}
+    assert {m.kernel for m in tuning_records.load(H200).values()} == {"T(2)"}
+    again = _tuned(math.inf, measure._History(H200))
+    assert again.measured == again.kept == 0 and again.known == 10
+    assert [(x.kernel, x.after) for x in again.launches] == [("T(2)", 2.0)] * 2
+    assert len(tuning_records.trials(H200)) == 10
+
+
+def test_a_search_goes_on_where_its_budget_ended() -> None:
+    assert _tuned(2).measured == 2
+    later = _tuned(6, measure._History(H200))
+    assert later.known == 2 and later.measured == 6
+    assert len(tuning_records.trials(H200)) == 8
+
+
+def test_similar_launches_give_hints() -> None:
+    what = kernel_choice.described(_PRODUCT) | {"ints": {**_PRODUCT.ints, "M": 10, "N": 16}}
+    trial = Trial("other", "T(2)", Verdict.OK, 1.0, 2.0, 1.0)
+    tuning_records.note(usual(80), [trial], {"other": what})
+    (hint,) = measure._History(H200).hints("a", _PRODUCT)
+    assert (hint.name, hint.ratio) == ("T(2)", 0.5) and 0 < hint.distance < 1
 
 
 @pytest.mark.parametrize(

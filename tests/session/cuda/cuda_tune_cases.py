@@ -67,7 +67,7 @@ def _launches(path: Path, rows: int) -> list[str]:
 def _tune(path: Path, *more: str) -> dict[str, object]:
     out = StringIO()
     with redirect_stdout(out):
-        assert main.main(["tune", str(path), "--json", *more]) == 0
+        assert main.main(["tune", str(path), "--backend", "cuda", "--json", *more]) == 0
     found: dict[str, object] = json.loads(out.getvalue())
     return found
 
@@ -112,7 +112,7 @@ def case_requests_have_their_constants_when_the_session_is_gone() -> None:
 
 
 def case_a_size_that_is_not_known_is_one_line() -> None:
-    assert main.main(["tune", str(_model("batch"))]) == 2
+    assert main.main(["tune", str(_model("batch")), "--backend", "cuda"]) == 2
 
 
 def case_ctrl_c_keeps_what_was_found() -> None:
@@ -125,7 +125,7 @@ def case_ctrl_c_keeps_what_was_found() -> None:
         return real(*args)
 
     with mock.patch.object(measure, "_next", interrupted):
-        assert main.main(["tune", str(path)]) == 130
+        assert main.main(["tune", str(path), "--backend", "cuda"]) == 130
     assert tuning_records.load(cuda_harness.device())
 
 

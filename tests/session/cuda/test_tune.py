@@ -38,6 +38,6 @@ def test_without_a_gpu_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         path,
     )
-    assert main.main(["tune", str(path)]) == 1
+    assert main.main(["tune", str(path), "--backend", "cuda"]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("error: no NVIDIA driver is installed")

@@ -280,6 +280,8 @@ def test_request_holds_what_ort_shows(answer: Install) -> None:
         "specs": "rematch",
         "tf32": "0",
         "body": "0",
+        "isa": "base",
+        "threads": "1",
     }
     x = rng.standard_normal((1, 3, 8, 8)).astype(np.float32)
     reference = ort.InferenceSession(data, providers=["CPUExecutionProvider"])

@@ -35,7 +35,7 @@ enum Broadcast : int64_t {
 
 struct Launch {
   void* const* buf;  // operands in the family's declared order; an absent optional operand is null
-  const int64_t* i;  // integer parameters in the family's declared order
+  const int64_t* i;  // integer parameters in the family's declared order, and the variant's number
   const float* f;    // float parameters, idem
   const Program* prog;  // pointwise or epilogue program, or null
   int* error;  // a kernel that meets bad data (an index out of range) writes 1 here and goes on

@@ -68,7 +68,7 @@ void Partition::run_init(const std::vector<const char*>& base) {
       operands.push_back(const_cast<char*>(base[size_t(o.buffer)]) + offset);
       rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
     }
-    for (int e : l.ints) ints.push_back(value[size_t(e)]);
+    for (int e : l.ints) ints.push_back(e < 0 ? 0 : value[size_t(e)]);
     l.own->check(l, ints.data(), rooms.data(), before.data());
     const FamilyLaunch& family = family_launch(l);
     const Kernel& kernel = *family.kernel;
@@ -129,11 +129,38 @@ const Bound& Partition::Run::bind() {
   return *bound_;
 }
 
+const Bound& Partition::Run::bind(const std::vector<int64_t>& variants) {
+  const Plan& plan = partition_.plan();
+  auto changed =
+      std::make_shared<Bound>(*partition_.bounds_.get(plan, partition_.layout_, state_->inputs));
+  size_t end = 0;
+  for (size_t l = 0; l < plan.run.size(); l++) {
+    end += plan.run[l].ints.size();
+    if (variants[l] < 0) continue;
+    check_variant(family_launch(plan.run[l]), variants[l]);
+    changed->ints[end - 1] = variants[l];
+  }
+  bound_ = std::move(changed);
+  return *bound_;
+}
+
 void Partition::Run::execute(const Parallel& parallel) {
   if (!partition_.bad_constants_.empty()) throw Failure(partition_.bad_constants_);
-  const Plan& plan = partition_.plan();
-  state_->attach(plan, bound_, partition_.constants_.data(), parallel.threads);
+  state_->attach(partition_.plan(), bound_, partition_.constants_.data(), parallel.threads);
   state_->run(parallel);
+  finish();
+}
+
+std::vector<double> Partition::Run::time(const Parallel& parallel) {
+  if (!partition_.bad_constants_.empty()) throw Failure(partition_.bad_constants_);
+  state_->attach(partition_.plan(), bound_, partition_.constants_.data(), parallel.threads);
+  std::vector<double> found = state_->time(parallel);
+  finish();
+  return found;
+}
+
+void Partition::Run::finish() const {
+  const Plan& plan = partition_.plan();
   const int failed = state_->take_failure();
   if (failed >= 0)
     throw Failure(std::string("'") + plan.run[size_t(failed)].name() +

@@ -45,11 +45,17 @@ class Partition : Counted<&Stats::live_partitions> {
     std::vector<InputTensor>& inputs();  // the caller fills them, then binds,
     const Bound&
     bind();  // the plan for their shapes (the last sets of shapes are remembered; throws Failure),
+    // or the same with other variants of its launches, one number each, but for negative ones,
+    const Bound& bind(const std::vector<int64_t>& variants);
     std::vector<void*>& outputs();  // then fills these,
     void execute(
         const Parallel& parallel);  // and runs; throws Failure when a kernel reports bad data
+    // The same, launch after launch: microseconds of each.
+    std::vector<double> time(const Parallel& parallel);
 
    private:
+    void finish() const;
+
     Partition& partition_;
     std::unique_ptr<RunState> state_;
     std::shared_ptr<const Bound> bound_;

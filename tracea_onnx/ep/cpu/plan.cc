@@ -6,6 +6,7 @@
 namespace tracea {
 namespace {
 
+constexpr int kUsualVariant = -1;       // of a launch that does not name one
 constexpr int64_t kMaxRegisters = 256;  // as common/program.h and expr_program.py have it
 
 void read_program(const Json& p, FamilyLaunch& l) {
@@ -36,6 +37,13 @@ void read_program(const Json& p, FamilyLaunch& l) {
 void FamilyLaunch::check(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
                          const int64_t* before) const {
   check_extents(launch, ints, rooms, before);
+  check_variant(*this, ints[family->ints]);
+}
+
+void check_variant(const FamilyLaunch& launch, int64_t variant) {
+  if (variant < 0 || variant >= launch.family->variants)
+    throw Failure(std::string("'") + launch.family->name + "' has no variant " +
+                  std::to_string(variant) + "; the pack needs another version of tracea-onnx");
 }
 
 void read_family_launch(const Json& row, bool init, const Plan& plan, const char* isa,
@@ -51,7 +59,8 @@ void read_family_launch(const Json& row, bool init, const Plan& plan, const char
   const auto& operands = row.at("b").array("operands");
   const auto& ints = row.at("i").array("integers");
   const auto& floats = row.at("f").array("floats");
-  if (int(operands.size()) != l->family->operands || int(ints.size()) != l->family->ints ||
+  if (int(operands.size()) != l->family->operands ||
+      (int(ints.size()) != l->family->ints && int(ints.size()) != l->family->ints + 1) ||
       int(floats.size()) != l->family->floats)
     throw Failure(
         "'" + name +
@@ -78,6 +87,7 @@ void read_family_launch(const Json& row, bool init, const Plan& plan, const char
     if (init && !plan.exprs[size_t(launch.ints.back())].constant)
       throw Failure("an init launch may not depend on input shapes");
   }
+  if (int(ints.size()) == l->family->ints) launch.ints.push_back(kUsualVariant);
   for (const Json& v : floats) launch.floats.push_back(float(v.number("float")));
   read_program(row.at("p"), *l);
   launch.own = std::move(l);

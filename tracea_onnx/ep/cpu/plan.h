@@ -24,6 +24,9 @@ inline const FamilyLaunch& family_launch(const LaunchSpec& launch) {
   return static_cast<const FamilyLaunch&>(*launch.own);
 }
 
+// Throws Failure where the launch's kernel has no such variant.
+void check_variant(const FamilyLaunch& launch, int64_t variant);
+
 // As `Runtime::read_launch`. Throws Failure: an unknown family, or a kernel that `isa` lacks.
 void read_family_launch(const Json& row, bool init, const Plan& plan, const char* isa,
                         LaunchSpec& launch);

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "cpu/plan.h"
+#include "cpu/clock.h"
 #include "cpu/spin.h"
 #include "plan/failure.h"
 
@@ -127,6 +128,39 @@ void RunState::run(const Parallel& parallel) {
   parallel.run(parallel.self,
                Work([](void* self, size_t worker) { static_cast<RunState*>(self)->work(worker); }),
                size_t(threads_), this);
+}
+
+std::vector<double> RunState::time(const Parallel& parallel) {
+  std::vector<double> found(launches_.size(), 0.0);
+  for (const Phase& phase : phases_)
+    for (int s = phase.first; s < phase.last; s++) {
+      const Phase alone{s, s + 1, phase.tasks, 0, phase.tasks};
+      const double start = seconds(threads_ == 1);
+      share(alone, parallel);
+      found[size_t(steps_[size_t(s)])] = 1e6 * (seconds(threads_ == 1) - start);
+    }
+  return found;
+}
+
+void RunState::share(const Phase& phase, const Parallel& parallel) {
+  if (threads_ == 1 || phase.tasks == 1) {
+    for (int64_t task = 0; task < phase.tasks; task++) execute(phase, task, scratch_.data());
+    return;
+  }
+  struct Shared {
+    const RunState& state;
+    const Phase& phase;
+    std::atomic<int64_t> next{0};
+  } shared{*this, phase};
+  parallel.run(parallel.self, Work([](void* self, size_t worker) {
+                 Shared& all = *static_cast<Shared*>(self);
+                 char* scratch = all.state.scratch_.data()
+                                     ? all.state.scratch_.data() + worker * all.state.scratch_each_
+                                     : nullptr;
+                 for (int64_t t; (t = all.next.fetch_add(1)) < all.phase.tasks;)
+                   all.state.execute(all.phase, t, scratch);
+               }),
+               size_t(threads_), &shared);
 }
 
 int RunState::take_failure() {

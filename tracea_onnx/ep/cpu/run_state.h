@@ -16,6 +16,9 @@ struct RunState : Counted<&Stats::live_states> {
   void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants,
               int threads);
   void run(const Parallel& parallel);
+  // The same, one launch after the other: microseconds of each, of the thread's time where there is
+  // one thread.
+  std::vector<double> time(const Parallel& parallel);
   // Index of the first launch that reported bad data, or -1; forgets it.
   int take_failure();
 
@@ -40,6 +43,7 @@ struct RunState : Counted<&Stats::live_states> {
   void prepare(const Plan& plan);
   void work(size_t worker);
   void execute(const Phase& phase, int64_t task, void* scratch) const;
+  void share(const Phase& phase, const Parallel& parallel);
 
   int threads_ = 0;
   Memory arena_, scratch_;

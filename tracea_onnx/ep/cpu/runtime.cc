@@ -64,6 +64,10 @@ struct Session : DeviceSession {
       : isa(read_isa(session)), threads(std::make_shared<Threads>(num_threads)) {}
 
   const char* variant() const override { return isa.c_str(); }
+  // What tuning records are kept for; a Plan is the same without one.
+  std::vector<std::pair<std::string, std::string>> metadata() const override {
+    return {{"isa", isa}, {"threads", std::to_string(threads->limit())}};
+  }
   std::shared_ptr<Executable> compile(const Entry&, std::shared_ptr<const Plan> plan,
                                       const Initializers& initializers) override {
     return std::make_shared<Threaded>(std::move(plan), initializers, threads);

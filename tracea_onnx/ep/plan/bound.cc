@@ -204,7 +204,7 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
       rooms.push_back({true, bytes[k] - offset}), before.push_back(offset);
     }
     const size_t first = bound->ints.size();
-    for (int e : l.ints) bound->ints.push_back(value[size_t(e)]);
+    for (int e : l.ints) bound->ints.push_back(e < 0 ? 0 : value[size_t(e)]);
     l.own->check(l, bound->ints.data() + first, rooms.data(), before.data());
   }
   return bound;

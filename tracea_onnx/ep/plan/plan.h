@@ -85,7 +85,7 @@ struct RuntimeLaunch {
 
 struct LaunchSpec {
   std::vector<OperandSpec> operands;
-  std::vector<int> ints;  // expressions
+  std::vector<int> ints;  // expressions; a negative one is 0
   std::vector<float> floats;
   std::shared_ptr<const RuntimeLaunch> own;
 

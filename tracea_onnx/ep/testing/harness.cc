@@ -2,12 +2,11 @@
 // here runs inside a session.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <thread>
 #include <vector>
 
+#include "cpu/clock.h"
 #include "cpu/registry.h"
 #include "ort/boundary.h"
 #include "plan/memory.h"
@@ -15,17 +14,6 @@
 using namespace tracea;
 
 namespace {
-
-double now(bool thread_cpu) {
-#if defined(CLOCK_THREAD_CPUTIME_ID)
-  if (thread_cpu) {
-    timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-  }
-#endif
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 void run_once(const Kernel& k, const Launch& launch, int threads, std::vector<void*>& scratch) {
   const int64_t tasks = k.tasks(launch, threads);
@@ -74,9 +62,9 @@ TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* c
     std::vector<void*> scratch;
     for (int t = 0; t < threads; t++) scratch.push_back(owned.emplace_back(bytes).data());
     for (int r = 0; r < repeat; r++) {
-      const double start = now(threads == 1);
+      const double start = tracea::seconds(threads == 1);
       run_once(*k, launch, threads, scratch);
-      seconds[r] = now(threads == 1) - start;
+      seconds[r] = tracea::seconds(threads == 1) - start;
     }
     return error ? 2 : 0;
   });

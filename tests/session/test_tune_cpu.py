@@ -1,0 +1,233 @@
+"""Variants of CPU kernels: every one computes the same, records choose them in sessions, and the
+tuner survives those that crash or hang.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tracea_onnx import provider
+from tracea_onnx.cli import main
+from tracea_onnx.codegen import backend, kernel_choice, tuning_records
+from tracea_onnx.codegen.tuning_records import Measured, Verdict
+from tracea_onnx.compiler import partition_compiler, plan_writer
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.runtime import cpu_harness, native_library
+from tracea_onnx.support import discovery
+from tracea_onnx.tuning import in_place, measure
+
+CPU = backend.get("cpu")
+VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = discovery.module("kernels", "cpu").VARIANTS
+
+
+@pytest.fixture(autouse=True)
+def fresh_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def _model(folder: Path, batch: int | str = "batch") -> Path:
+    """A convolution of each kind, a linear layer, and a product of values of the run."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "w0": (40, 3, 5, 5), "w1": (48, 40, 3, 3), "w2": (48, 1, 3, 3), "w3": (700, 48, 1, 1),
+        "w4": (700, 330),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], strides=[2, 2], pads=[2, 2, 2, 2]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w1"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["c", "w2"], ["d"], group=48, pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["d", "w3"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["e"], ["f"]),
+        helper.make_node("Flatten", ["f"], ["g"]),
+        helper.make_node("MatMul", ["g", "w4"], ["h"]),
+        helper.make_node("Transpose", ["h"], ["i"], perm=[1, 0]),
+        helper.make_node("MatMul", ["i", "h"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 34, 37])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [330, 330])],
+        [
+            numpy_helper.from_array((0.1 * rng.standard_normal(s)).astype(np.float32), n)
+            for n, s in shapes.items()
+        ],
+    )
+    path = folder / "model.onnx"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path
+    )
+    return path
+
+
+def _parts(path: Path, batch: int, **options: str) -> tuple[onnx.ModelProto, list[measure.Part]]:
+    (request,) = measure.requests_of(path, {"backend": "cpu", "num_threads": "2", **options})
+    sizes = measure.sizes_of(Graph(request), {"x": (batch, 3, 34, 37)})
+    return request, list(measure.parts(CPU, request, sizes, kernel_choice.Choices(offers={})))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_variant_gives_every_bit_on_integers(tmp_path: Path, threads: int) -> None:
+    """Their sums are the same in float32 and float64, so that any order of terms is right."""
+    seen = set()
+    for batch in (1, 5):
+        _, parts = _parts(_model(tmp_path), batch)
+        for part in parts:
+            integers = in_place._Integers(part, threads)
+            for n, launch in enumerate(part.plan["run"]):
+                for variant in range(1, _count(launch["k"])):
+                    assert integers.same(n, variant), (launch["k"], variant)
+                    seen.add(launch["k"])
+    assert seen == VARIANTS.keys()
+
+
+def _count(family: str) -> int:
+    return int(np.prod([len(values) for values in VARIANTS.get(family, {}).values()], dtype=int))
+
+
+def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of one element."""
+    _, (part,) = _parts(_model(tmp_path), 1)
+    real = native_library.run_kernel
+
+    def wrong(name: str, operands: Any, *args: Any, **more: Any) -> float:
+        seconds = real(name, operands, *args, **more)
+        array, offset = operands["y"]
+        array[offset] ^= more["variant"] == 2
+        return seconds
+
+    monkeypatch.setattr(native_library, "run_kernel", wrong)
+    launch = next(n for n, row in enumerate(part.plan["run"]) if row["k"] == "gemm")
+    integers = in_place._Integers(part, 1)
+    assert integers.same(launch, 1) and not integers.same(launch, 2)
+
+
+def _record(part: measure.Part, sizes: Mapping[str, int]) -> dict[str, Measured]:
+    """The last variant of each launch."""
+    out = {}
+    for key, request in part.requests.items():
+        known = kernel_choice.specialize(request, part.sizes)
+        names = list(CPU.configs(known, cpu_harness.device(2)))
+        if len(names) > 1:
+            out[key] = Measured(names[-1], 1.0, 2.0, [dict(sizes)])
+    return out
+
+
+@pytest.mark.parametrize("batch", [3, "batch"])
+def test_sessions_run_the_variants_of_the_record(tmp_path: Path, batch: int | str) -> None:
+    path, x = _model(tmp_path, batch), np.ones((3, 3, 34, 37), np.float32)
+    request, (part,) = _parts(path, 3)
+    before = provider.create_session(path, {"num_threads": "2"}).run(None, {"x": x})[0]
+    record = _record(part, {"batch": 3} if batch == "batch" else {})
+    assert len(record) >= len(VARIANTS)
+    properties = partition_compiler.properties(request)
+    tuning_records.add(CPU.device(properties), record)
+    compiled = partition_compiler.compile_for(
+        Graph(request), properties, plan_writer.writer_of(properties)
+    )
+    ((_, plan, _),) = compiled.entries
+    for launch in plan["run"]:
+        family = launch["k"]
+        assert len(launch["i"]) == len(FAMILIES[family].ints) + (family in VARIANTS)
+        if family in VARIANTS and batch != "batch":
+            assert plan["exprs"][launch["i"][-1]] == ["const", _count(family) - 1]
+    tuned = provider.create_session(path, {"num_threads": "2"})
+    np.testing.assert_allclose(tuned.run(None, {"x": x})[0], before, rtol=1e-4, atol=1e-4)
+    if batch == "batch":
+        tuned.run(None, {"x": x[:1]})
+
+
+def test_a_file_for_any_machine_has_no_variants(tmp_path: Path) -> None:
+    request, (part,) = _parts(_model(tmp_path, 3), 3)
+    properties = partition_compiler.properties(request)
+    tuning_records.add(CPU.device(properties), _record(part, {}))
+    for gone in ("threads", "isa"):
+        properties.pop(gone)
+    assert CPU.device(properties) is None
+    compiled = partition_compiler.compile_for(
+        Graph(request), properties, plan_writer.writer_of(properties)
+    )
+    ((_, plan, _),) = compiled.entries
+    assert all(len(row["i"]) == len(FAMILIES[row["k"]].ints) for row in plan["run"])
+
+
+@pytest.mark.parametrize("variant", [-1, 16, 1 << 40])
+def test_a_plan_with_a_variant_that_is_not_there_is_one_line(tmp_path: Path, variant: int) -> None:
+    _, (part,) = _parts(_model(tmp_path, 1), 1)
+    plan = {**part.plan, "exprs": [*part.plan["exprs"], ["const", variant]]}
+    launch = next(row for row in plan["run"] if row["k"] == "gemm")
+    launch["i"] = [*launch["i"], len(plan["exprs"]) - 1]
+    with (
+        cpu_harness.LoadedPlan(plan, part.blobs, part.constants) as loaded,
+        pytest.raises(TraceaError, match="'gemm' has no variant"),
+    ):
+        loaded.run(part.inputs)
+
+
+def test_tune_measures_keeps_every_trial_and_ends_at_once_the_second_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _model(tmp_path)
+    arguments = [
+        "tune", str(path), "--backend", "cpu", "--threads", "1", "--input-shape", "x:2,3,34,37",
+        "--proposer", "grid",
+    ]  # fmt: skip
+    assert main.main([*arguments, "--budget", "6"]) == 0
+    device = cpu_harness.device(1)
+    first = tuning_records.trials(device)
+    assert 6 <= len(first) < 18
+    assert {t.verdict for t in first} <= {Verdict.OK, Verdict.PRUNED}
+    assert all(t.us and t.usual_us for t in first)
+    assert main.main([*arguments, "--budget", "600s"]) == 0
+    kinds = len({t.launch for t in first})
+    assert len(tuning_records.trials(device)) == 3 * kinds  # but the usual one of the four
+    capsys.readouterr()
+    assert main.main([*arguments, "--budget", "600s"]) == 0
+    assert "nothing promises more" in capsys.readouterr().err
+    assert len(tuning_records.trials(device)) == 3 * kinds
+
+
+class _Plan:
+    """Stands for a loaded Plan: variant 1 of launch 0 ends the process, variant 2 never ends."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def time(self, _: object, sides: Sequence[Mapping[int, int]], turns: int) -> list[Any]:
+        if sides[-1].get(0) == 1:
+            os._exit(1)
+        if sides[-1].get(0) == 2:
+            time.sleep(60)
+        if sides[-1].get(0) == 3:
+            raise TraceaError("refused")
+        return [len(sides), turns]
+
+
+@pytest.fixture
+def worker() -> Iterator[in_place.Worker]:
+    part = SimpleNamespace(plan={}, blobs=[], constants={}, inputs=[])
+    with in_place.Worker([part], _Plan, 1) as made:
+        yield made
+
+
+def test_a_worker_survives_what_it_measures(worker: in_place.Worker) -> None:
+    good: list[Mapping[int, int]] = [{}, {0: 4}]
+    assert worker.time(0, good, 3, 60) == [2, 3]
+    for variant, error in ((1, in_place.Crashed), (2, in_place.Hung), (3, TraceaError)):
+        with pytest.raises(error):
+            worker.time(0, [{}, {0: variant}], 3, 0.5 if variant == 2 else 60)
+        assert worker.time(0, good, 3, 60) == [2, 3]
