@@ -201,6 +201,24 @@ def test_tune_measures_keeps_every_trial_and_ends_at_once_the_second_time(
     assert len(tuning_records.trials(device)) == 3 * kinds
 
 
+def test_optimize_tunes_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _model(tmp_path)
+    arguments = ["optimize", str(path), "--backend", "cpu", "--input-shape", "x:2,3,34,37"]
+    assert main.main([*arguments, "--tune", "1"]) == 0
+    assert "kinds of launch" in capsys.readouterr().err
+    assert tuning_records.trials(cpu_harness.device())
+    assert main.main([*arguments, "--tune", "--dry-run"]) == 2
+    assert "--tune measures the model that is written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("budget", ["0", "-3s", "soon", "nans", "infs", "1e400"])
+def test_a_budget_of_nothing_is_one_line(
+    tmp_path: Path, budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["tune", str(tmp_path / "x.onnx"), f"--budget={budget}"]) == 2
+    assert f"a budget of '{budget}' leaves nothing to measure" in capsys.readouterr().err
+
+
 class _Plan:
     """Stands for a loaded Plan: variant 1 of launch 0 ends the process, variant 2 never ends."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tracea_onnx.cli import options
+from tracea_onnx.cli import options, tune
 from tracea_onnx.cli.progress import Bar
+from tracea_onnx.errors import UsageError
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer, report
 
@@ -57,6 +58,13 @@ def add(subparsers: options.Subparsers) -> None:
         help="also compile the model and write the pack a program without Python loads",
     )
     p.add_argument(
+        "--tune",
+        nargs="?",
+        const="120s",
+        metavar="60s|200",
+        help="then measure kernels for the written model, as `tracea-onnx tune --budget` does",
+    )
+    p.add_argument(
         "-v", "--verbose", action="store_true", help="show every refusal and every fusion"
     )
     options.add_json(p)
@@ -70,11 +78,18 @@ def default_output(model: Path) -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    budget = None if args.tune is None else tune.budget(args.tune)
+    if budget and (args.dry_run or args.pack):
+        raise UsageError(
+            "--tune measures the model that is written, after a pack was made",
+            "tune first, and give --pack or --dry-run later",
+        )
+    output = args.output or default_output(args.model)
     bar = Bar()
     try:
         result = optimizer.optimize(
             args.model,
-            output=None if args.dry_run else args.output or default_output(args.model),
+            output=None if args.dry_run else output,
             backend=args.backend,
             precision=args.precision,
             only=args.only,
@@ -100,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bar.done()
     _show(args, result.report)
+    if budget:
+        tune.tune(output, options.shapes(args), args.backend, budget)
     return 0
 
 

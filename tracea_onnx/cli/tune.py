@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -100,37 +100,54 @@ def run(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace) -> int:
     if args.threads < 0:
         raise UsageError(f"--threads {args.threads} is no number of threads", "give 0 or more")
-    budget, make = _budget(args), _proposer(args)
-    model_file.load(Path(args.model))  # what is wrong with the model, in this tool's words
+    text = args.budget
+    if args.seconds is not None:
+        options.say([f"--seconds is deprecated: write --budget {args.seconds:g}s"])
+        text = f"{args.seconds}s"
+    more = {
+        "device": args.device_id, "threads": args.threads, "proposer": _proposer(args),
+        "resume": args.resume,
+    }  # fmt: skip
+    found = tune(Path(args.model), options.shapes(args), args.backend, budget(text), **more)
+    if args.json:
+        options.emit(asdict(found))
+    return _INTERRUPTED if found.interrupted else 0
+
+
+def tune(
+    model: Path,
+    shapes: Mapping[str, Sequence[int]],
+    backend_name: str,
+    limit: measure.Budget,
+    **more: Any,
+) -> measure.Tuned:
+    """Tune a model and say what was found. backend_name: of an option; more: of `measure.tune`."""
+    model_file.load(model)  # what is wrong with the model, in this tool's words
     found = measure.tune(
-        args.model,
-        options.shapes(args),
-        backend=backend.fastest() if args.backend == "auto" else args.backend,
-        device=args.device_id,
-        threads=args.threads,
-        budget=budget,
-        proposer=make,
-        resume=args.resume,
+        model,
+        shapes,
+        backend=backend.fastest() if backend_name == "auto" else backend_name,
+        budget=limit,
         on_progress=lambda line: options.say([line]),
+        **more,
     )
     changed = [x for x in found.launches if x.kernel]
     rows = [
         ("launch", "times", "us before", "us after", "kernel"),
         *((x.what, str(x.count), f"{x.before:.2f}", f"{x.after:.2f}", x.kernel) for x in changed),
     ]
-    lines = [
-        *(table(rows) if changed else []),
-        (
-            f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} "
-            f"kinds of launch ({found.alone} launches have one alone; {found.known} trials are "
-            "known)"
-        ),
-        *_outcome(found),
-    ]
-    options.say(lines)
-    if args.json:
-        options.emit(asdict(found))
-    return _INTERRUPTED if found.interrupted else 0
+    options.say(
+        [
+            *(table(rows) if changed else []),
+            (
+                f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} "
+                f"kinds of launch ({found.alone} launches have one alone; {found.known} trials are "
+                "known)"
+            ),
+            *_outcome(found),
+        ]
+    )
+    return found
 
 
 def _outcome(found: measure.Tuned) -> list[str]:
@@ -145,11 +162,8 @@ def _outcome(found: measure.Tuned) -> list[str]:
     ]
 
 
-def _budget(args: argparse.Namespace) -> measure.Budget:
-    text = args.budget
-    if args.seconds is not None:
-        options.say([f"--seconds is deprecated: write --budget {args.seconds:g}s"])
-        text = f"{args.seconds}s"
+def budget(text: str) -> measure.Budget:
+    """Of an option: seconds (`60s`) or kernels (`200`). Raises UsageError."""
     try:
         number = float(text.removesuffix("s"))
     except ValueError:
@@ -157,7 +171,7 @@ def _budget(args: argparse.Namespace) -> measure.Budget:
     if not 0 < number < math.inf:
         raise UsageError(
             f"a budget of '{text}' leaves nothing to measure",
-            "give seconds as --budget 60s, or kernels as --budget 200",
+            "give seconds as 60s, or a number of kernels as 200",
         )
     return measure.Budget(number) if text.endswith("s") else measure.Budget(math.inf, trials=number)
 

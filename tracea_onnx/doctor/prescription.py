@@ -181,7 +181,7 @@ def _advice(
     if priced and asked.harness is not None and asked.probe().devices:
         yield Advice(
             f"launches with kernels by price, which were never measured here: {priced}",
-            f"{command} tune {name}",
+            f"{command} tune {name} --backend {asked.name}",
         )
     wide = any(t.data_type == TensorProto.FLOAT for t in account.model.graph.initializer)
     if wide and DType.F16 in asked.target(asked.caps(None)).types:
