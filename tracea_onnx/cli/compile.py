@@ -10,7 +10,6 @@ from pathlib import Path
 from tracea_onnx.cli import options
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import UsageError
-from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline.compiled_model import compile_model
 
 
@@ -30,12 +29,7 @@ def add(subparsers: options.Subparsers) -> None:
         default="auto",
         help="what to compile for (default: auto, the provider's choice)",
     )
-    p.add_argument(
-        "--external-data",
-        choices=model_file.EXTERNAL_DATA,
-        default="auto",
-        help="weights in a file of their own (default: as the model has them)",
-    )
+    options.add_external_data(p)
     p.add_argument(
         "--provider-option",
         action="append",

@@ -19,12 +19,7 @@ def add(subparsers: options.Subparsers) -> None:
     )
     p.add_argument("model", type=Path, help="an ONNX file")
     p.add_argument("-o", "--output", type=Path, required=True, help="where to write")
-    p.add_argument(
-        "--external-data",
-        choices=model_file.EXTERNAL_DATA,
-        default="auto",
-        help="weights in a file of their own (default: as the model has them)",
-    )
+    options.add_external_data(p)
     options.add_json(p)
     p.set_defaults(run=run)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from tracea_onnx.cli import options, tune
 from tracea_onnx.cli.progress import Bar
 from tracea_onnx.errors import UsageError
-from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import optimizer, report
 
 
@@ -45,12 +44,7 @@ def add(subparsers: options.Subparsers) -> None:
     )
     options.add_verification(p)
     options.add_initializer_inputs(p)
-    p.add_argument(
-        "--external-data",
-        choices=model_file.EXTERNAL_DATA,
-        default="auto",
-        help="weights in a file of their own (default: as the model has them)",
-    )
+    options.add_external_data(p)
     p.add_argument(
         "--pack",
         type=Path,

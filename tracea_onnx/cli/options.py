@@ -11,6 +11,7 @@ from typing import Any
 
 from tracea_onnx.cli import colour
 from tracea_onnx.codegen import backend
+from tracea_onnx.model_io import model_file
 from tracea_onnx.support.log import printable
 from tracea_onnx.verify import input_values
 from tracea_onnx.verify.verification import TIME_LIMIT
@@ -43,6 +44,16 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         choices=("auto", *backend.names()),
         default="auto",
         help="what the fusions are priced for (default: auto)",
+    )
+
+
+def add_external_data(parser: argparse.ArgumentParser) -> None:
+    """Add --external-data."""
+    parser.add_argument(
+        "--external-data",
+        choices=model_file.EXTERNAL_DATA,
+        default="auto",
+        help="weights in a file of their own (default: as the model has them)",
     )
 
 

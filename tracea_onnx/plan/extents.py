@@ -182,9 +182,12 @@ def _gemm(p: Launch) -> dict[str, Extent]:
 
 
 def _pack_gemm(p: Launch) -> dict[str, Extent]:
-    n, k, turned = p["N"], p["K"], p["trans"]
+    n, k, transposed = p["N"], p["K"], p["trans"]
     by_row, by_column = p.span((n, p["ldw"]), (k, 1)), p.span((k, p["ldw"]), (n, 1))
-    w = (D.select(turned, by_row[0], by_column[0]), D.select(turned, by_row[1], by_column[1]))
+    w = (
+        D.select(transposed, by_row[0], by_column[0]),
+        D.select(transposed, by_row[1], by_column[1]),
+    )
     columns = D.maximum(p["N_total"], p["n0"] + n)  # this source fills columns n0..n0+N
     packed = p.line(k, _up(columns, 32) if p.border else columns)
     return {"w": w, "scale": p.line(n, size=_F32), "gamma": p.line(k), "packed": packed}

@@ -403,7 +403,7 @@ class Lowering:
                 "copies" not in self.target.families
                 or len(rows) > 3
                 or rows[-1][1][1] != 1
-                or _is_turned(rows)
+                or _is_transposed(rows)
                 or (k == len(parts) - 1 and not few)
             ):
                 self.copy(
@@ -528,7 +528,7 @@ def wider(a: Border, b: Border | None) -> Border:
     return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
 
-def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
+def _is_transposed(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
     """Whether a copy should go through tiles: its source jumps along the last dim, but not along
     another.
     """

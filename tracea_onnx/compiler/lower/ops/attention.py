@@ -167,11 +167,11 @@ def attention(ctx: Lowering, op: Op) -> None:
     out = ctx.define(op.outputs[0], source.dtype, shape)
     # Kernels write the elements of a head side by side; where they lie apart, the result is read as
     # a view of those.
-    turned = layout in ("bxs", "bhds", "hds")
-    own = layout if not turned else "bhsd" if merged else "bshd"
+    transposed = layout in ("bxs", "bhds", "hds")
+    own = layout if not transposed else "bhsd" if merged else "bshd"
     made = (
         ctx.define(out.name + "\0rows", out.dtype, tuple({**size, "h": heads}[c] for c in own))
-        if turned
+        if transposed
         else out
     )
     _, stride, _ = strides(own, made.shape if not parts else tuple(size[c] for c in own), heads)
@@ -182,7 +182,7 @@ def attention(ctx: Lowering, op: Op) -> None:
     dst = ctx.new_plain(made)
     ints |= {"y_b": stride["b"], "y_s": stride["s"], "y_h": stride["h"]}
     ctx.plan.launch("attention", operands, {"y": dst}, ints, floats, dtype=out.dtype)
-    if turned:
+    if transposed:
         out.view = View(dst, tuple({**stride, "x": 1}[c] for c in layout))
 
 

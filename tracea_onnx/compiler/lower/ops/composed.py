@@ -14,7 +14,7 @@ from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.contrib import counted
-from tracea_onnx.compiler.lower.ops.gemm import product
+from tracea_onnx.compiler.lower.ops.gemm import matmul
 from tracea_onnx.compiler.lower.ops.image import pool
 from tracea_onnx.compiler.lower.ops.movement import gather
 from tracea_onnx.compiler.lower.ops.norm import reduce
@@ -154,7 +154,7 @@ def cast_like(ctx: Lowering, op: Op) -> None:
 
 def affine_grid(ctx: Lowering, op: Op) -> None:
     """theta @ (x, y, [z,] 1) of the centers of pixels, which are constants: a plane of each
-    coordinate, turned around in memory where a reader needs it.
+    coordinate, transposed in memory where a reader needs it.
     """
     theta = ctx.value(op.input(0))
     ctx.require(theta, "a grid")
@@ -181,7 +181,7 @@ def affine_grid(ctx: Lowering, op: Op) -> None:
         base.prepared = True
     matrices = ctx.define(f"{name}\0matrices", theta.dtype, dims)
     matrices.view = ctx.strided(theta)
-    made = product(ctx, matrices, base, None, False, f"{name}\0product")
+    made = matmul(ctx, matrices, base, None, False, f"{name}\0product")
     view = ctx.strided(made)
     steps = tuple(D.mul(view.strides[2], d) for d in contiguous(inner))
     out = ctx.define(name, theta.dtype, shape)

@@ -12,7 +12,7 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.attention import attention as attention_of
 from tracea_onnx.compiler.lower.ops.copies import range_
-from tracea_onnx.compiler.lower.ops.gemm import product
+from tracea_onnx.compiler.lower.ops.gemm import matmul
 from tracea_onnx.compiler.lower.ops.movement import gather
 from tracea_onnx.compiler.lower.ops.norm import layernorm
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
@@ -129,7 +129,7 @@ def attention(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"{op.kind} with {' and '.join(more) or 'projections of unknown widths'}")
     if op.input(3) and op.input(5):
         raise Unsupported(f"no kernel computes {op.kind} with both a mask and a bias of the scores")
-    qkv = product(
+    qkv = matmul(
         ctx, x, w, ctx.value(op.input(2)) if op.input(2) else None, False, f"{op.outputs[0]}\0qkv"
     )
     view, size = ctx.strided(qkv), width // 3

@@ -268,11 +268,11 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     ):
         to, order = ctx.new_nhwc(out), (0, 2, 3, 4, 5, 1)
         dst = (to.ns, 1, D.mul(to.rs, b), to.rs, D.mul(to.cs, b), to.cs)
-        turned = (
+        transposed = (
             View(view.ref, tuple(src[k] for k in order)),
             View(to.ref, tuple(dst[k] for k in order)),
         )
-        ctx.copy(*turned, tuple(six[k] for k in order), x.dtype, whole=False)
+        ctx.copy(*transposed, tuple(six[k] for k in order), x.dtype, whole=False)
         return
     ctx.copy(View(view.ref, src), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)
 

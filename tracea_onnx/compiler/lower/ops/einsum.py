@@ -48,7 +48,7 @@ def einsum(ctx: Lowering, op: Op) -> None:
         return
     if not set(spelled[0]) & set(spelled[1]) - set(out):
         sides = [
-            _turned(ctx, v, t, out, size, f"{op.outputs[0]}\0{k}")
+            _transposed(ctx, v, t, out, size, f"{op.outputs[0]}\0{k}")
             for k, (v, t) in enumerate(zip(values, spelled, strict=True))
         ]
         lower_expression(
@@ -65,12 +65,12 @@ def _laid(ctx: Lowering, v: Value, term: str, out: str) -> View:
     return View(view.ref, tuple(steps.get(c, 0) for c in out))
 
 
-def _turned(
+def _transposed(
     ctx: Lowering, v: Value, term: str, out: str, size: dict[str, DimLike], name: str
 ) -> Value:
-    turned = ctx.define(name, v.dtype, tuple(size[c] if c in term else 1 for c in out))
-    turned.view = _laid(ctx, v, term, out)
-    return turned
+    transposed = ctx.define(name, v.dtype, tuple(size[c] if c in term else 1 for c in out))
+    transposed.view = _laid(ctx, v, term, out)
+    return transposed
 
 
 def _product(
@@ -97,7 +97,7 @@ def _product(
     n, k = [c for c in out if c not in first], [c for c in first if c not in out]
     views = []
     for v, order, side in ((values[0], [*batch, *m, *k], "a"), (values[1], [*batch, *k, *n], "b")):
-        copied = _turned(ctx, v, spelled[len(views)], "".join(order), size, f"{name}\0{side}")
+        copied = _transposed(ctx, v, spelled[len(views)], "".join(order), size, f"{name}\0{side}")
         steps = dict(
             zip(order, View(ctx.plain(copied), contiguous(copied.shape)).strides, strict=True)
         )

@@ -16,7 +16,7 @@ import numpy as np
 from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.ops.gemm import product
+from tracea_onnx.compiler.lower.ops.gemm import matmul
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -182,7 +182,7 @@ def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
     """
     if len(merge_dims(x.shape[:-1], [ctx.strided(x).strides[:-1]])) > 1:
         matrix.view, matrix.data, matrix.prepared = ctx.strided(matrix), None, False
-    return product(ctx, x, matrix, None, False, name)
+    return matmul(ctx, x, matrix, None, False, name)
 
 
 def _is_real(ctx: Lowering, op: Op, x: Value, real: bool | None) -> bool:

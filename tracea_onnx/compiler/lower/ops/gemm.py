@@ -273,7 +273,7 @@ def swiglu(ctx: Lowering, op: Op) -> None:
     halves: list[Value] = []
     if op.role("w"):
         w, b = ctx.value(op.role("w")), ctx.optional(op.role("b"))
-        both = product(ctx, x, w, b, trans_b, op.outputs[0] + "\0both")
+        both = matmul(ctx, x, w, b, trans_b, op.outputs[0] + "\0both")
         view = ctx.strided(both)
         n = both.shape[-1]
         if not isinstance(n, int) or n % 2:
@@ -295,14 +295,14 @@ def swiglu(ctx: Lowering, op: Op) -> None:
             for half in ("gate", "up")
         ]
         halves = (
-            sibling_gemms.product(ctx, x, parts)
+            sibling_gemms.merged(ctx, x, parts)
             if sibling_gemms.fits(ctx, x, parts)
-            else [product(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
+            else [matmul(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
         )
     lower_expression(ctx, spec.expr, halves, op.outputs[0], x.dtype)
 
 
-def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
+def matmul(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
     """X [.., K] times w [K, N] ([N, K] with trans_b), plus b [N]; defines and returns `name`."""
     roles = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
     gemm(ctx, of_roles(GemmSpec(trans_b=int(trans_b)), roles, (name,), (), name))

@@ -108,9 +108,9 @@ def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
     if regrouped(View(view.ref, (1, 1, 1, 1)), out.shape, old) is None:
         return False
     to = ctx.new_nhwc(out)
-    turned = regrouped(View(to.ref, (to.ns, 1, to.rs, to.cs)), out.shape, old)
-    assert turned is not None  # dims are split, never joined
-    ctx.copy(view, turned, old, out.dtype, whole=False)
+    transposed = regrouped(View(to.ref, (to.ns, 1, to.rs, to.cs)), out.shape, old)
+    assert transposed is not None  # dims are split, never joined
+    ctx.copy(view, transposed, old, out.dtype, whole=False)
     return True
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.ops.gemm import product
+from tracea_onnx.compiler.lower.ops.gemm import matmul
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
@@ -261,7 +261,7 @@ def _projection(ctx: Lowering, layer: _Layer) -> Value:
         row = ctx.define(f"{name}\0b", bias.dtype, (columns,))
         row.view, row.prepared = View(ctx.plain(halves), (1,)), bias.is_constant
         bias = row
-    return product(ctx, layer.x, flat, bias, True, f"{name}\0projection")
+    return matmul(ctx, layer.x, flat, bias, True, f"{name}\0projection")
 
 
 OPS = dict.fromkeys(_CELLS, recurrent)

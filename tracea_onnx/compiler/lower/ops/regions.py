@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.ops.gemm import product
+from tracea_onnx.compiler.lower.ops.gemm import matmul
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.value import Nhwc, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -95,10 +95,12 @@ def deform_conv(ctx: Lowering, op: Op) -> None:
     operands |= {} if mask is None else {"mask": ctx.plain(mask)}
     y, pitches = ctx.new_plain(seen), src.pitches("x")
     ctx.plan.launch("deform_columns", operands, {"y": y}, {**ints, **pitches}, dtype=x.dtype)
-    turned = _turned(ctx, w, groups, (made // groups, kh, kw, c // groups), f"{name}\0weights")
+    transposed = _transposed(
+        ctx, w, groups, (made // groups, kh, kw, c // groups), f"{name}\0weights"
+    )
     if groups == 1:
         rows = _alike(ctx, seen, (*places, k))
-        ref = ctx.plain(product(ctx, rows, turned, b, True, f"{name}\0product"))
+        ref = ctx.plain(matmul(ctx, rows, transposed, b, True, f"{name}\0product"))
         out = ctx.define(name, x.dtype, result(ctx, op))
         row = D.mul(across.out, made)
         image = Nhwc(ref, made, row, D.mul(down.out, row))
@@ -110,7 +112,7 @@ def deform_conv(ctx: Lowering, op: Op) -> None:
     pixels, share = D.product(places), made // groups
     rows = ctx.define(f"{name}\0rows", x.dtype, (groups, pixels, k))
     rows.view = View(y, (k, groups * k, 1))
-    ref = ctx.plain(product(ctx, rows, turned, None, True, f"{name}\0product"))
+    ref = ctx.plain(matmul(ctx, rows, transposed, None, True, f"{name}\0product"))
     out = ctx.define(name if b is None else f"{name}\0sums", x.dtype, result(ctx, op))
     each = D.mul(down.out, across.out)
     from_groups = View(ref, (D.mul(each, share), D.mul(pixels, share), 1, share))
@@ -132,7 +134,7 @@ def _alike(ctx: Lowering, v: Value, shape: tuple[DimLike, ...]) -> Value:
     return out
 
 
-def _turned(
+def _transposed(
     ctx: Lowering, w: Value, groups: int, sizes: tuple[int, int, int, int], name: str
 ) -> Value:
     """Weights [groups * made, channels, KH, KW] as rows of [KH, KW, channels]."""

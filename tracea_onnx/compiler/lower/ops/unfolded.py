@@ -18,7 +18,7 @@ from tracea_onnx.shapes.operators import result
 
 
 def col2im(ctx: Lowering, op: Op) -> None:
-    """Blocks that tile an image: [N, C * block, blocks] turned around in memory."""
+    """Blocks that tile an image: [N, C * block, blocks] transposed in memory."""
     x, shape = ctx.value(op.input(0)), result(ctx, op)
     block = [int(d) for d in ctx.contents(op.input(2), "the blocks of an image").reshape(-1)]
     axes = len(block)

@@ -137,11 +137,11 @@ def placed(ctx: Lowering, x: Value, axes: Sequence[int | None], out: Value) -> b
     def leaf(v: Value) -> Value:
         view, before = ctx.strided(v), x.rank - v.rank
         kept = [None if a is None or a < before else a - before for a in axes]
-        turned = Value(
+        transposed = Value(
             f"{v.name}\0placed", v.dtype, tuple(1 if k is None else v.shape[k] for k in kept)
         )
-        turned.view = View(view.ref, tuple(0 if k is None else view.strides[k] for k in kept))
-        return turned
+        transposed.view = View(view.ref, tuple(0 if k is None else view.strides[k] for k in kept))
+        return transposed
 
     def again(s: Value | Stage) -> Value | Stage:
         if id(s) not in moved:

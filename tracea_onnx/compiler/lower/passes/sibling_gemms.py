@@ -1,7 +1,7 @@
-"""Products of one input that become one product, its weights side by side: the query, key and value
+"""GEMMs of one input, merged into one with concatenated weights: the query, key and value
 projections of attention, the halves of a gate.
 
-Each result is a column slice of the wide one, so this pays where the readers take strided operands.
+Each result is a column slice of the merged one; this pays where readers accept strided operands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALIGNED = 8  # a slice starts at a vector boundary
 
 @dataclass(frozen=True)
 class Part:
-    """One weight [K, N] (or [N, K] with `trans`) and bias, and the value their product defines."""
+    """A weight [K, N] (or [N, K] with `trans`), a bias, and the value that their GEMM defines."""
 
     name: str
     w: Value
@@ -48,7 +48,7 @@ class Part:
 
 
 def fits(ctx: Lowering, x: Value, parts: Sequence[Part]) -> bool:
-    """Whether `product` can compute these."""
+    """Whether `merged` can compute these."""
     for p in parts:
         constant = p.w.is_constant and p.w.rank == 2 and p.w.dtype == x.dtype
         row = p.b is None or (
@@ -61,7 +61,7 @@ def fits(ctx: Lowering, x: Value, parts: Sequence[Part]) -> bool:
     )
 
 
-def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
+def merged(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
     """x @ [w0 | w1 | ...] + [b0 | b1 | ...] as one launch; the parts' values are slices of its
     rows.
     """
@@ -136,7 +136,7 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
 
 
 def part_of(ctx: Lowering, op: Op) -> Part | None:
-    """A product as a part, when nothing but a bias follows it."""
+    """A GEMM as a part, where nothing but a bias follows it."""
     roles = op.by_role
     if op.kind not in MATMUL_OPS:
         return None
@@ -211,8 +211,8 @@ def find(
 
 
 def lower(ctx: Lowering, x: Value, group: Sequence[Op]) -> Mapping[str, Value] | None:
-    """All products of a group at once; None when they do not fit together."""
+    """All GEMMs of a group at once; None where they do not fit together."""
     parts = [p for p in (part_of(ctx, op) for op in group) if p is not None]
     if len(parts) != len(group) or not fits(ctx, x, parts):
         return None
-    return {v.name: v for v in product(ctx, x, parts)}
+    return {v.name: v for v in merged(ctx, x, parts)}
