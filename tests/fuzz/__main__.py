@@ -43,6 +43,7 @@ _INPUTS = (
     "inputs.pickle",
     "baseline.json",
     "records.json",
+    "given.npz",
 )
 
 

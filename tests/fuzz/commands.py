@@ -4,6 +4,7 @@ its kind.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,7 +18,8 @@ from onnx import ModelProto
 
 from tests.fuzz import mutations
 from tests.fuzz.cases import OK, REFUSED, Case, DecodeError, failure
-from tests.fuzz.seeds import model_of
+from tests.fuzz.seeds import model_of, seed_model
+from tests.fuzz.sessions import feeds, resized
 from tests.fuzz.workers import Verdict
 from tracea_onnx.cli import main
 from tracea_onnx.compiler import partition_compiler
@@ -175,6 +177,20 @@ def verify(c: Case) -> Verdict:
         other = c.write(model_of(Case(c.key, c.folder, frozenset(range(100)))), "other.onnx")
     more = ["--bisect"] if c.random.random() < 0.3 else []
     return command(["verify", str(other), str(path), *more], unlike_is_fine=True)
+
+
+def given_inputs(c: Case) -> Verdict:
+    """A model that compares with itself, on a file of inputs that is damaged or does not fit."""
+    r, model = c.random, seed_model(c)
+    fed = feeds(model, r) or {}
+    if r.random() < 0.5:
+        fed = resized(fed, r)
+    file = io.BytesIO()
+    (np.savez_compressed if r.random() < 0.3 else np.savez)(file, **fed)
+    data = file.getvalue()
+    given = str(c.write(mutations.damage(data, r) if r.random() < 0.8 else data, "given.npz"))
+    path = str(c.write(bytes(model.SerializeToString())))
+    return command(["verify", path, path, "--load-inputs", given])
 
 
 def compile_model(c: Case) -> Verdict:

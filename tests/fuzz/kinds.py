@@ -19,6 +19,7 @@ from tests.fuzz.commands import (
     compile_model,
     doctor,
     explain,
+    given_inputs,
     inline,
     inspect,
     optimize,
@@ -30,7 +31,9 @@ from tests.fuzz.sessions import changed_model, unfit_inputs
 from tests.fuzz.workers import Verdict
 
 #: Kinds whose command runs the model on ONNX Runtime alone, too.
-RUNS_STOCK = frozenset({"optimize", "verify", "explain", "session", "sizes", "check", "compile"})
+RUNS_STOCK = frozenset(
+    {"optimize", "verify", "explain", "session", "sizes", "check", "compile", "inputs"}
+)
 
 
 def _of_the_fuzzer(e: BaseException) -> bool:
@@ -64,6 +67,7 @@ _RUN: Mapping[str, Callable[[Case], Verdict]] = {
     "tuning": changed_tuning,
     "request": changed_request,
     "check": check,
+    "inputs": given_inputs,
     "compile": compile_model,
 }
 
@@ -88,5 +92,6 @@ WEIGHTS: Mapping[str, int] = {
     "tuning": 1,
     "request": 4,
     "check": 1,
+    "inputs": 1,
     "compile": 2,
 }

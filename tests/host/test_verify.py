@@ -240,10 +240,17 @@ def test_inputs_are_loaded_without_pickles(tmp_path: Path) -> None:
     np.savez(tmp_path / "ok.npz", x=normal(2))
     np.savez(tmp_path / "bad.npz", x=np.array([object()], object))
     (tmp_path / "text.npz").write_text("hello")
+    whole = (tmp_path / "ok.npz").read_bytes()
+    (tmp_path / "short.npz").write_bytes(whole[:-9])
+    (tmp_path / "odd.npz").write_bytes(whole.replace(normal(2).tobytes()[:4], b"\1\2\3\4"))
+    np.savez_compressed(tmp_path / "packed.npz", x=np.arange(99))
+    packed = bytearray((tmp_path / "packed.npz").read_bytes())
+    packed[60:90] = bytes(30)
+    (tmp_path / "packed.npz").write_bytes(packed)
     assert input_values.load_inputs(tmp_path / "ok.npz")["x"].shape == (2,)
-    for name in ("bad.npz", "text.npz", "none.npz"):
+    for name in ("bad", "text", "none", "short", "odd", "packed"):
         with pytest.raises(UsageError):
-            input_values.load_inputs(tmp_path / name)
+            input_values.load_inputs(tmp_path / f"{name}.npz")
 
 
 def test_comparing_large_outputs_takes_little_memory() -> None:

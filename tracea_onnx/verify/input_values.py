@@ -328,13 +328,15 @@ def _table_size(graph: Graph, n: Node, value: str) -> int | None:
 def load_inputs(path: Path) -> dict[str, Value]:
     """Arrays of an .npz file by name (no pickles). Raises UsageError."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as data, np.load(data, allow_pickle=False) as file:
             return {k: file[k] for k in file.files}
     except FileNotFoundError:
         raise UsageError(
             f"{path} does not exist", "check the path given to --load-inputs"
         ) from None
-    except (OSError, ValueError, AttributeError, TypeError):
+    except MemoryError:
+        raise
+    except Exception:  # numpy's, zipfile's and zlib's errors share no other class
         raise UsageError(
             f"{path} is not an .npz file of plain arrays",
             "write it with numpy.savez(path, name=array, ...)",
