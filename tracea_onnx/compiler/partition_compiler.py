@@ -40,7 +40,7 @@ from tracea_onnx.match import find, rule_set
 from tracea_onnx.plan.builder import PlanBuilder, write_pack
 from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
-from tracea_onnx.shapes.ranks import Ranks
+from tracea_onnx.shapes.ranks import known_ranks
 from tracea_onnx.support import discovery
 from tracea_onnx.support.data_classes import dataclass
 
@@ -379,7 +379,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
     that what reads it takes; False when its rank is unknown.
     """
     shape = ctx.graph.shape(name)
-    if shape is None and (rank := ctx.graph.derived(Ranks)[name]) is not None:
+    if shape is None and (rank := ctx.graph.derived(known_ranks).get(name)) is not None:
         shape = (None,) * rank
     try:
         dtype = element_type(name, ctx.graph.dtype(name))

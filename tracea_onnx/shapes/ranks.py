@@ -31,15 +31,18 @@ _DEEP = 12
 
 class _Scope:
     """A graph with the sets of ranks that are known of its values. `dead`: where it runs, it
-    fails.
+    fails. `vectors`: ONNX Runtime's Gemm takes one for its first operand, which ONNX does not say.
     """
 
-    def __init__(self, graph: Graph, outer: _Scope | None = None) -> None:
+    def __init__(self, graph: Graph, outer: _Scope | None = None, *, vectors: bool) -> None:
         self.graph, self.outer, self.dead, self.changed = graph, outer, False, False
+        self.vectors = vectors
         self._sets: dict[str, int] = {}
         self.bodies = {
             n.index: [
-                _Scope(Graph(graph.model, g, folder=graph.folder, outer=graph), self)
+                _Scope(
+                    Graph(graph.model, g, folder=graph.folder, outer=graph), self, vectors=vectors
+                )
                 for g in (n.attr("then_branch"), n.attr("else_branch"))
             ]
             for n in graph.nodes
@@ -208,8 +211,8 @@ def _visit(s: _Scope) -> None:
     for n in s.graph.nodes:
         if n.unread or not n.outputs or not n.outputs[0]:
             continue
-        for name, rank in zip(n.inputs, RANKS.get(n.op, ()), strict=False):
-            s.narrow(name, 1 << rank)
+        for k, (name, rank) in enumerate(zip(n.inputs, RANKS.get(n.op, ()), strict=False)):
+            s.narrow(name, 1 << rank | (s.vectors and n.op == "Gemm" and k == 0) << 1)
         if n.index in s.bodies:
             _branch(s, n)
         elif n.op in _BROADCAST:
@@ -292,8 +295,8 @@ _TESTS: dict[str, Callable[[int, int], bool]] = {
 
 
 # --- what is found --------------------------------------------------------------------------------
-def _settled(graph: Graph) -> _Scope:
-    root = _Scope(graph)
+def _settled(graph: Graph, *, vectors: bool = False) -> _Scope:
+    root = _Scope(graph, vectors=vectors)
     for _ in range(_PASSES):
         root.changed = False
         _visit(root)
@@ -302,17 +305,14 @@ def _settled(graph: Graph) -> _Scope:
     return root
 
 
-class Ranks:
-    """The ranks of the values of a graph that have one."""
-
-    def __init__(self, graph: Graph) -> None:
-        root = _settled(graph)
-        self._broken = root.impossible()
-        self._root = root
-
-    def __getitem__(self, name: str) -> int | None:
-        ranks = 0 if self._broken else self._root[name]
-        return _lowest(ranks) if ranks and not ranks & (ranks - 1) else None
+def known_ranks(graph: Graph) -> dict[str, int]:
+    """The ranks of the values of a graph that can have one alone."""
+    root = _settled(graph)
+    if root.impossible():
+        return {}
+    names = {*graph.inputs, *(name for n in graph.nodes for name in (*n.inputs, *n.outputs))}
+    found = ((name, root[name]) for name in names if name)
+    return {name: _lowest(ranks) for name, ranks in found if ranks and not ranks & (ranks - 1)}
 
 
 #: Ifs by the identity of their nodes, which are kept: the node, and which branch it takes.
@@ -323,7 +323,7 @@ def decided_ifs(graph: Graph) -> Decided:
     """The Ifs, those of their bodies too, of which one branch alone can be run without an error."""
     if not any(n.op == "If" for n in graph.nodes):
         return {}
-    root = _settled(graph)
+    root = _settled(graph, vectors=True)
     found: dict[int, tuple[NodeProto, bool]] = {}
 
     def collect(s: _Scope) -> None:
