@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ import onnx
 import pytest
 
 from tests.host.pipeline_models import parse, small_cnn
-from tracea_onnx.bench import comparison
+from tracea_onnx.bench import comparison, round_functions, rounds
 from tracea_onnx.bench.comparison import Comparison, Settings
 from tracea_onnx.cli.main import main
 
@@ -95,6 +96,23 @@ def test_throughput_counts_what_all_sessions_do(model: Path, capsys: Captured) -
     assert "3 sessions of 1 thread each" in said and "a second" in said
 
 
+def test_the_processors_time_is_no_longer_than_that_of_the_clock(model: Path) -> None:
+    settings = Settings("cpu", seconds=0.01, clock="cpu")
+    found = comparison.compare(model, ["ort-cpu"], settings)
+    assert found.ok and "processor time" in str(found.settings)
+    assert all(0 < m.low <= m.high for m in found.rows[0].programs.values() if m.low and m.high)
+
+
+def test_a_busy_machine_is_named() -> None:
+    found = Comparison("m", Settings("cpu"))
+    found.rows.append(comparison.Row(None, {}, {"ours": comparison.Measured(waited=0.04)}))
+    assert not any("other work" in line for line in found.text())
+    found.rows[0].programs["ours"].waited = 0.3
+    assert any("waited 30% of its time for a core" in line for line in found.text())
+    found.settings = replace(found.settings, clock="cpu")
+    assert not any("other work" in line for line in found.text())
+
+
 @pytest.mark.parametrize("whose", ["ours", "ort-cpu"])
 def test_a_wrong_result_is_said_first_and_has_no_figures(
     model: Path, other: Any, whose: str
@@ -105,7 +123,16 @@ def test_a_wrong_result_is_said_first_and_has_no_figures(
     wrong = found.rows[0].programs[whose]
     assert wrong.us is None and all(m.ratio is None for m in found.rows[0].programs.values())
     assert not any(line.startswith(f"{whose} ") for line in found.text()[1:])
-    assert comparison.picture(found) is None
+    assert found.picture() is None
+
+
+def test_a_result_that_is_wrong_behind_the_timing_has_no_figures(model: Path, other: Any) -> None:
+    later = other(each="worker.late = len(runs) > 9", result="v * (1 + worker.late)")
+    found = compared(model, later, "ort-cpu")
+    assert found.text()[0].startswith("ort-cpu is WRONG: output 'scores' differs by")
+    assert found.rows[0].programs["ort-cpu"].us is None
+    ours = found.rows[0].programs["ours"]
+    assert ours.us is not None and not found.ok
 
 
 def test_another_number_of_outputs_is_wrong(model: Path, other: Any) -> None:
@@ -160,6 +187,10 @@ def test_a_peer_that_does_not_run_stops_nothing(
         (["cnn.onnx", "--batch", "1,0"], 2, "--batch has '0'"),
         (["cnn.onnx", "--batch", "two"], 2, "--batch has 'two'"),
         (["cnn.onnx", "--threads", "0"], 2, "--threads is 0"),
+        (["cnn.onnx", "--runs", "0"], 2, "--runs is 0"),
+        (["cnn.onnx", "--clock", "cpu", "--threads", "2"], 2, "--clock cpu counts the time of all"),
+        (["rounds", "--batch", "1"], 2, "--batch is for a model; leave it out of rounds"),
+        (["rounds", "--against", "nobody"], 2, "there is no peer 'nobody'"),
         (["cnn.onnx", "--sessions", "-1"], 2, "--sessions is -1"),
         (["cnn.onnx", "--seconds", "nan"], 2, "--seconds nan"),
         (["cnn.onnx", "--python", "torch"], 2, "--python torch names no program"),
@@ -182,6 +213,52 @@ def test_bad_input_is_one_line(
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and len(err.splitlines()) == 1 and said in err
     assert before == {p.name: p.read_bytes() for p in Path().iterdir()}
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+SMALL = rounds.Round(
+    "product", "a small product", {"x": (64, 64)}, {"w": (64, 64)}, "y = MatMul(x, w)", 64, 5e5
+)
+
+
+def played(chosen: rounds.Round, python: dict[str, str] | None = None) -> rounds.Verdicts:
+    settings = Settings("cpu", seconds=0.01, pythons=python or {})
+    return rounds.play(["ort-cpu"], settings, chosen=[chosen])
+
+
+def test_a_round_has_a_verdict_by_measurement() -> None:
+    found = played(SMALL)
+    assert found.ok and found.most > 1
+    said = found.text()[0]
+    assert said.startswith("round 1: a small product: ") and "against ort-cpu" in said
+    assert found.to_json()["verdicts"][0] == said
+    for ratio, word in (
+        ((1.2, 1.1, 1.3), "won"),
+        ((1.0, 0.9, 1.1), "drawn"),
+        ((0.9, 0.8, 0.99), "lost"),
+    ):
+        found.rows[0].programs["ort-cpu"].ratio = ratio
+        assert found.verdict(found.rows[0]).startswith(f"{word} against ort-cpu")
+
+
+def test_no_figure_is_above_what_the_device_can_do() -> None:
+    found = played(replace(SMALL, operations=1e15))
+    assert not found.ok and "GFLOP/s are more than this device reaches" in found.text()[0]
+    assert all(m.us is None and m.ratio is None for m in found.rows[0].programs.values())
+    assert "round 1: a small product: not measured" in found.text()
+
+
+def test_a_round_is_compared_with_float64(other: Any) -> None:
+    found = played(SMALL, {"ours": other(result="v * 1.0001")["ours"]})
+    assert not found.ok
+    assert found.text()[0].startswith("ours at a small product is WRONG: it is off by 1.0e-04")
+
+
+@pytest.mark.parametrize("r", rounds.rounds(large=True), ids=lambda r: str(r.name))
+def test_rounds_of_a_gpu_are_those_of_a_cpu_at_other_sizes(r: rounds.Round) -> None:
+    (same,) = (s for s in rounds.rounds(large=False) if s.name == r.name)
+    assert (r.nodes, r.inputs.keys()) == (same.nodes, same.inputs.keys())
+    assert r.operations > 4 * same.operations and r.name in round_functions.FUNCTIONS
 
 
 @pytest.mark.skipif(

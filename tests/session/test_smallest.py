@@ -43,7 +43,7 @@ def test_nodes_that_leave_the_provider_are_a_fault(
 def test_what_a_backend_has_no_kernel_for_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(smallest.CASES, "softmax", ("x:3,3", "y = Det(x)"))
+    monkeypatch.setitem(smallest.CASES, "softmax", ("x:3,3", "y = RandomNormalLike(x)"))
     found = smallest.attempt("softmax", "cpu", str(tmp_path))
     assert found.ok and found.left
 

@@ -8,11 +8,14 @@ has the bounds). What differs is not timed.
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +38,15 @@ Ratio = tuple[float, float, float]
 #: Rounds at least; where they take longer than so many times the seconds that were asked for less,
 #: but no less than the fewest.
 _ROUNDS, _PATIENCE, _FEWEST = 15, 4, 5
+#: Share of the time that a program may wait for a core.
+_BUSY = 0.05
 
 
 @dataclass(frozen=True)
 class Settings:
     """sessions: how many run at once, of so many `threads` each. seconds: of timing for each batch
-    at least. pythons: of peers that have one of their own.
+    at least. runs: samples of each program at least. clock: of single runs, as
+    `sampling.CLOCKS` calls them. pythons: of peers that have one of their own.
     """
 
     backend: str
@@ -48,12 +54,15 @@ class Settings:
     sessions: int = 1
     threads: int = 1
     seconds: float = 5.0
+    runs: int | None = None
+    clock: str = "wall"
     seed: int = 0
     pythons: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         sessions = f"{self.sessions} session{'s' * (self.sessions > 1)}"
-        return f"{self.mode}, {sessions} of {self.threads} thread{'s' * (self.threads > 1)} each"
+        said = f"{self.mode}, {sessions} of {self.threads} thread{'s' * (self.threads > 1)} each"
+        return said if self.clock == "wall" else f"{said}, processor time"
 
 
 @dataclass
@@ -63,7 +72,8 @@ class Measured:
     us: median of the samples, each the time by the runs of all sessions. low, high: the 5th and
     95th of 100 single runs. ratio: its time over ours, with a 95 % interval. load: seconds. memory:
     bytes that the process has more behind the first runs than before it loaded the model, peak:
-    the most that it ever had. difference: from the reference, relative to the output's largest
+    the most that it ever had. waited: the share of the time in which its threads waited for a core.
+    difference: from the reference, relative to the output's largest
     value. wrong: what differs by more than the bounds; then nothing was timed. failed: why there
     is nothing else.
     """
@@ -79,17 +89,19 @@ class Measured:
     low: float | None = None
     high: float | None = None
     ratio: Ratio | None = None
+    waited: float = 0.0
     wrong: str = ""
     failed: str = ""
 
 
 @dataclass
 class Row:
-    """Of one batch; None where the model was run as it is."""
+    """Of one batch; None where the model was run as it is. name: of the model among several."""
 
     batch: int | None
     inputs: dict[str, list[int]]
     programs: dict[str, Measured]
+    name: str = ""
 
     @property
     def per_run(self) -> int:
@@ -98,8 +110,25 @@ class Row:
 
     @property
     def title(self) -> str:
-        """Empty where the model was run as it is."""
-        return "" if self.batch is None else f"batch {self.batch}"
+        """Empty where one model was run as it is."""
+        return self.name if self.batch is None else f"batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all programs run. fault: what of their results is wrong, or "". more: of the request to
+    a program. operations: floating-point ones of a run; most: GFLOP/s that no program can reach.
+    """
+
+    model: Path
+    fed: Mapping[str, Any]
+    expected: Sequence[Any]
+    fault: Callable[[Sequence[Any]], str]
+    batch: int | None = None
+    name: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    operations: float = 0.0
+    most: float = math.inf
 
 
 @dataclass
@@ -153,18 +182,45 @@ class Comparison:
         """As `bench --json` writes it."""
         return {**asdict(self), "ok": self.ok, "wrong": self.wrong, "failed": self.failed}
 
+    def picture(self) -> Picture | None:
+        """Each batch beside each peer; None where nothing was timed."""
+        rows = [row for row in self.rows if any(m.ratio for m in row.programs.values())]
+        peers = list(dict.fromkeys(n for row in rows for n, m in row.programs.items() if m.ratio))
+        if not rows:
+            return None
+        return Picture(
+            f"{self.model}: times as fast as each peer",
+            f"{self.settings}; {self.date}, {self.machine.partition(';')[0]}",
+            tuple(row.title or "as it is" for row in rows),
+            {
+                peer: tuple(m.ratio if (m := row.programs.get(peer)) else None for row in rows)
+                for peer in peers
+            },
+        )
+
+    def verdicts(self) -> Iterator[str]:
+        """Ours beside the peers of each row, in words."""
+        for row in self.rows:
+            yield from _verdict(row)
+
     def text(self) -> list[str]:
         """What was wrong, then the verdict, then a table for each batch."""
         lines = [*self.wrong, *(f for f in self.failed if f.startswith(OURS))]
-        lines += [v for row in self.rows for v in _verdict(row)]
+        lines += self.verdicts()
         lines += [f for f in self.failed if not f.startswith(OURS)]
         lines += [f"{name} was left out: {why}" for name, why in self.unavailable.items()]
+        waited = max((m.waited for _, _, m in self._all()), default=0.0)
+        if waited > _BUSY and self.settings.clock == "wall":
+            lines.append(
+                f"other work on this machine: a program waited {waited:.0%} of its time for a core,"
+                " so these figures say little; with one thread --clock cpu does not count that"
+            )
         lines += ["", f"{self.model}, {self.settings}", self.machine]
         for row in self.rows:
             shapes = ", ".join(
                 f"{k} {'x'.join(map(str, v)) or 'scalar'}" for k, v in row.inputs.items()
             )
-            lines += ["", f"{row.title}{': ' * (row.batch is not None)}{shapes}"]
+            lines += ["", f"{row.title}{': ' * bool(row.title)}{shapes}"]
             timed = [(n, m) for n, m in row.programs.items() if m.us is not None]
             if timed:
                 lines += tables.table(
@@ -177,25 +233,8 @@ class Comparison:
         return lines
 
 
-def picture(found: Comparison) -> Picture | None:
-    """Each batch beside each peer; None where nothing was timed."""
-    rows = [row for row in found.rows if any(m.ratio for m in row.programs.values())]
-    peers = list(dict.fromkeys(n for row in rows for n, m in row.programs.items() if m.ratio))
-    if not rows:
-        return None
-    return Picture(
-        f"{found.model}: times as fast as each peer",
-        f"{found.settings}; {found.date}, {found.machine.partition(';')[0]}",
-        tuple(row.title or "as it is" for row in rows),
-        {
-            peer: tuple(m.ratio if (m := row.programs.get(peer)) else None for row in rows)
-            for peer in peers
-        },
-    )
-
-
 def _titled(name: str, row: Row) -> str:
-    return name if row.batch is None else f"{name} at {row.title}"
+    return f"{name} at {row.title}" if row.title else name
 
 
 def _verdict(row: Row) -> Iterator[str]:
@@ -234,6 +273,16 @@ def _cells(mode: str, row: Row, name: str, m: Measured) -> tuple[str, ...]:
     return (name, *rate, *spread, *ratio, f"{m.load:.2f}", *sizes, f"{m.difference:.1e}")
 
 
+def check_peers(peers: Sequence[str], settings: Settings) -> None:
+    """Raises UsageError for one that there is not, and where there is none."""
+    known = f"choose from {', '.join(program.PEERS)}"
+    for name in (*peers, *(p for p in settings.pythons if p != OURS)):
+        if name not in program.PEERS:
+            raise UsageError(f"there is no peer '{name}'", known)
+    if not peers:
+        raise UsageError("there is no peer to compare with", known)
+
+
 def compare(
     model: Path,
     peers: Sequence[str],
@@ -249,12 +298,7 @@ def compare(
     Raises ModelError, VerificationError (the model does not run on any input), UsageError (an
     unknown peer, a batch of a model whose batch is fixed).
     """
-    known = f"choose from {', '.join(program.PEERS)}"
-    for name in (*peers, *(p for p in settings.pythons if p != OURS)):
-        if name not in program.PEERS:
-            raise UsageError(f"there is no peer '{name}'", known)
-    if not peers:
-        raise UsageError("there is no peer to compare with", known)
+    check_peers(peers, settings)
     source = model_file.load(model)
     found = Comparison(model.name, settings)
     first = verification.measure(source, seed=settings.seed, values=values, shapes=shapes)
@@ -268,11 +312,9 @@ def compare(
             ))
             for b in batch
         ]  # fmt: skip
-    for b, reference in references:
-        with tempfile.TemporaryDirectory(prefix="tracea-bench-") as folder:
-            found.rows.append(
-                _row(model, b, reference, peers, settings, Path(folder), found, on_progress)
-            )
+    for b, r in references:
+        task = Task(model, r.fed, r.expected, partial(_fault, r), b)
+        found.rows.append(measure(task, peers, settings, found.unavailable, on_progress))
     return found
 
 
@@ -291,65 +333,74 @@ def _free(
     return batches.sizes_of(source.model, batches.shapes_of(first.fed)), symbol
 
 
-def _row(
-    model: Path, batch: int | None, reference: verification.Reference, peers: Sequence[str],
-    settings: Settings, folder: Path, found: Comparison, on_progress: Callable[[str], None],
-) -> Row:  # fmt: skip
-    shapes = {k: list(v) for k, v in batches.shapes_of(reference.fed).items()}
-    row = Row(batch, shapes, {})
-    request = {
-        "model": str(model.resolve()),
-        "inputs": str(program.inputs_file(folder, reference.fed)),
-        "names": list(reference.fed),
-        "shapes": [list(np.shape(v)) for v in reference.expected],
-        "backend": settings.backend,
-        "threads": settings.threads,
-        "sessions": settings.sessions,
-    }
-    device = not backends.get(settings.backend).host
+def measure(
+    task: Task,
+    peers: Sequence[str],
+    settings: Settings,
+    unavailable: dict[str, str],
+    on_progress: Callable[[str], None],
+) -> Row:
+    """Loads, compares and times all programs; the unavailable ones are left out, and added to."""
+    shapes = {k: list(v) for k, v in batches.shapes_of(task.fed).items()}
+    row, device = Row(task.batch, shapes, {}, task.name), not backends.get(settings.backend).host
+    head = f"{row.title}: ".removeprefix(": ")
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tracea-bench-")))
+        request = {
+            "model": str(task.model.resolve()),
+            "inputs": str(program.inputs_file(folder, task.fed)),
+            "names": list(task.fed),
+            "shapes": [list(np.shape(v)) for v in task.expected],
+            "backend": settings.backend,
+            "threads": settings.threads,
+            "sessions": settings.sessions,
+            "clock": settings.clock,
+            **task.more,
+        }
         running: dict[str, Program] = {}
         for name in (OURS, *peers):
-            if name in found.unavailable:
+            if name in unavailable:
                 continue
-            on_progress(f"{row.title + ': ' if row.title else ''}{name} loads the model")
+            on_progress(f"{head}{name} loads the model")
             row.programs[name] = measured = Measured()
+            asked = {
+                **request,
+                "device": device and name not in program.ON_HOST,
+                "outputs": str(folder / f"{name}.npz"),
+            }
             try:
-                started = Program(
-                    name,
-                    {
-                        **request,
-                        "device": device and name not in program.ON_HOST,
-                        "outputs": str(folder / f"{name}.npz"),
-                    },
-                    settings.pythons.get(name),
-                )
+                started = stack.enter_context(Program(name, asked, settings.pythons.get(name)))
+                measured.version, measured.note = started.version, started.note
+                measured.load, measured.memory = started.load, started.memory
+                measured.device_memory = started.device_memory
+                _compare(task, measured, started)
             except program.Unavailable as e:
-                found.unavailable[name] = str(e)
+                unavailable[name] = str(e)
                 del row.programs[name]
-                continue
             except program.Failed as e:
                 measured.failed = str(e)
-                continue
-            stack.enter_context(started)
-            measured.version, measured.note = started.version, started.note
-            measured.load, measured.memory = started.load, started.memory
-            measured.device_memory = started.device_memory
-            results = started.results()
-            measured.difference = _difference(reference.expected, results)
-            measured.wrong = _fault(reference, results)
-            if measured.wrong:
-                started.close()
             else:
-                running[name] = started
+                if not measured.wrong:
+                    running[name] = started
         if running:
-            on_progress(f"{row.title + ': ' if row.title else ''}timing {', '.join(running)}")
-            _time(row, running, settings)
+            on_progress(f"{head}timing {', '.join(running)}")
+            _time(task, row, running, settings)
     return row
 
 
-def _time(row: Row, running: Mapping[str, Program], settings: Settings) -> None:
-    """Times what runs; a program that stops on the way has no figures."""
+def _compare(task: Task, measured: Measured, started: Program) -> None:
+    """The results of the last run with those that are right."""
+    results = started.results()
+    measured.difference = max(measured.difference, _difference(task.expected, results))
+    measured.wrong = task.fault(results)
+    if measured.wrong:
+        started.close()
+
+
+def _time(task: Task, row: Row, running: Mapping[str, Program], settings: Settings) -> None:
+    """Times what runs. A program that stops on the way, or whose last result is wrong, has no
+    figures.
+    """
     left = dict(running)
     while left:
         try:
@@ -359,7 +410,7 @@ def _time(row: Row, running: Mapping[str, Program], settings: Settings) -> None:
             fit = int(_PATIENCE * settings.seconds / (time.perf_counter() - began))
             times = sampling.interleaved(
                 {name: p.sample for name, p in left.items()},
-                rounds=max(_FEWEST, min(_ROUNDS, fit)),
+                rounds=settings.runs or max(_FEWEST, min(_ROUNDS, fit)),
                 seconds=settings.seconds,
                 seed=settings.seed,
             )
@@ -372,9 +423,23 @@ def _time(row: Row, running: Mapping[str, Program], settings: Settings) -> None:
         return
     for name, p in left.items():
         measured = row.programs[name]
-        measured.us, measured.peak = times.us[name], p.peak
-        measured.low, measured.high = (float(v) for v in np.percentile(p.taken, (5, 95)))
-        measured.ratio = times.ratios.get(name)
+        try:
+            _compare(task, measured, p)
+        except program.Failed as e:
+            measured.failed = str(e)
+            continue
+        fast = task.operations / times.us[name] / 1e3  # GFLOP/s
+        if fast > task.most:
+            measured.wrong = (
+                f"{fast:.0f} GFLOP/s are more than this device reaches, {task.most:.0f} at most"
+            )
+        if not measured.wrong:
+            measured.us, measured.peak = times.us[name], p.peak
+            measured.waited = statistics.fmean(p.waited)
+            measured.low, measured.high = (float(v) for v in np.percentile(p.taken, (5, 95)))
+    for name in left:
+        if row.programs[name].us is not None and row.programs.get(OURS, Measured()).us is not None:
+            row.programs[name].ratio = times.ratios.get(name)
 
 
 def _fault(reference: verification.Reference, results: Sequence[Any]) -> str:

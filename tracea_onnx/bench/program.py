@@ -18,11 +18,11 @@ import numpy as np
 
 from tracea_onnx.bench import sampling
 from tracea_onnx.errors import TraceaError
+from tracea_onnx.support import child
 
 #: Seconds that a sample should take, that it takes at most (but for its last run), and after which
 #: a process that does not answer is ended.
 _SAMPLE, _LONGEST, _PATIENCE = 0.03, 0.3, 900.0
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,13 @@ class Program:
         self.name = name
         self._sessions = int(request["sessions"])
         self.taken: list[float] = []  # microseconds of each timed call
+        self.waited: list[float] = []  # share of each sample
         self.peak: int | None = None
         self._repeats = 0
         self._results = Path(str(request["outputs"]))
         threads = str(request["threads"])
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-        if python is None:
-            env["PYTHONPATH"] = os.pathsep.join(
-                [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-            )
+        env = dict(os.environ) if python is not None else child.environment()
+        env |= {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         self._errors = self._results.with_suffix(".err")
         try:
             with self._errors.open("wb") as errors:
@@ -124,7 +122,8 @@ class Program:
         return self._process.poll() is None
 
     def results(self) -> list[Any]:
-        """Of the run after loading, in the order of the model's outputs."""
+        """Of the last run, in the order of the model's outputs. Raises Failed."""
+        self._ask(None)
         with np.load(self._results) as file:
             made = [file[f"arr_{k}"] for k in range(len(file.files))]
         return [v.astype(object) if v.dtype.kind == "U" else v for v in made]
@@ -139,6 +138,7 @@ class Program:
         found = self._timed(self._repeats)
         calls = [ns / 1e3 for ns in found["calls"]]
         self.taken += calls
+        self.waited.append(found["waited"])
         if self._sessions == 1:
             return float(statistics.median(calls))
         return float(found["wall"]) / 1e3 / len(calls)
@@ -163,9 +163,11 @@ class Program:
             late = not timer.is_alive()
             timer.cancel()
         if not line:
+            self._process.kill()
             raise Failed(f"it did not answer in {_PATIENCE:g} s" if late else self._last_words())
         found: dict[str, Any] = json.loads(line)
         if "failed" in found:
+            self.close()
             raise Failed(str(found["failed"]))
         if "missing" in found:
             fix = f"; {PEERS[self.name].install}" if found["install"] and self.name in PEERS else ""

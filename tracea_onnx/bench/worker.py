@@ -5,8 +5,9 @@ Peers have pools of threads that spin, and packages that exclude each other; a p
 them apart, and shows what memory each takes. A peer may have a Python of its own (`--python`), so
 this file imports nothing of tracea-onnx but for ours.
 
-The first line on stdin is a request, each of the others says how many calls to time, and for how
-many seconds at most. Replies are lines of JSON on stdout.
+The first line on stdin is a request. Each of the others says how many calls to time, and for how
+many seconds at most, or asks for the results of the last run (null). Replies are lines of JSON on
+stdout.
 """
 
 from __future__ import annotations
@@ -225,7 +226,8 @@ def _openvino_ep(given: Given, inputs: Arrays) -> Peer:
 
 
 def _torch(given: Given, inputs: Arrays, compiled: bool = False) -> Peer:
-    torch, convert = _need("torch"), _need("onnx2torch").convert
+    torch, function = _need("torch"), given.get("function")
+    convert = None if function else _need("onnx2torch").convert
     torch.set_num_threads(given["threads"])
     if given["device"] and not torch.cuda.is_available():
         raise Missing("this PyTorch has no CUDA device", install=False)
@@ -233,7 +235,11 @@ def _torch(given: Given, inputs: Arrays, compiled: bool = False) -> Peer:
     place = _CUDA_MEMORY[0] if given["device"] else "cpu"
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    model = convert(given["model"]).eval().to(place)
+    model = (
+        _function(torch, given, place)
+        if convert is None
+        else convert(given["model"]).eval().to(place)
+    )
     if compiled:
         importlib.import_module("torch._inductor.config")  # loaded before it is set
         torch._inductor.config.freezing = True
@@ -255,6 +261,18 @@ def _torch(given: Given, inputs: Arrays, compiled: bool = False) -> Peer:
 
         pairs.append((run, read))
     yield pairs, ""
+
+
+def _function(torch: Any, given: Given, place: str) -> Any:
+    """One of `round_functions.py`, with its weights on the device."""
+    path = Path(__file__).with_name("round_functions.py")
+    spec = importlib.util.spec_from_file_location("round_functions", path)
+    assert spec is not None and spec.loader is not None
+    functions = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(functions)
+    with importlib.import_module("numpy").load(given["weights"]) as file:
+        weights = {k: torch.from_numpy(file[k]).to(place) for k in file.files}
+    return functions.FUNCTIONS[given["function"]](torch.nn.functional, weights)
 
 
 def _torch_compile(given: Given, inputs: Arrays) -> Peer:
@@ -306,30 +324,43 @@ class _Gpu:
 
 
 # --- what the process does ------------------------------------------------------------------------
-def _timed(runs: Sequence[Callable[[], object]], calls: int, most: float) -> dict[str, Any]:
-    """Wall time of `calls` calls of each session at once, and of each call, in nanoseconds; less
-    calls where they take longer than `most` seconds. Before several one that is not timed wakes the
-    threads.
+def _waited() -> int:
+    """Nanoseconds that this thread has waited for a core while it could have run."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text("ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _timed(
+    runs: Sequence[Callable[[], object]], calls: int, most: float, clock: str
+) -> dict[str, Any]:
+    """Time of `calls` calls of each session at once, and of each call, in nanoseconds; less calls
+    where they take longer than `most` seconds. Before several one that is not timed wakes the
+    threads. waited: how much of the time the sessions' own threads waited for a core.
     """
     each: list[list[int]] = [[] for _ in runs]
-    ends = [0] * len(runs)
     start = threading.Barrier(len(runs))
-    begins = [0] * len(runs)
+    begins, ends, waits = ([0] * len(runs) for _ in range(3))
+    now = {"wall": time.perf_counter_ns, "cpu": time.process_time_ns}[clock]
 
     def caller(k: int) -> None:
-        run, taken, now = runs[k], each[k], time.perf_counter_ns
+        run, taken = runs[k], each[k]
         if calls > 1:
             run()
         start.wait()
-        begins[k] = before = now()
+        waits[k] -= _waited()
+        begins[k] = time.perf_counter_ns()
+        before = now()
         for _ in range(calls):
             run()
             after = now()
             taken.append(after - before)
             before = after
-            if after - begins[k] > most * 1e9:
+            if time.perf_counter_ns() - begins[k] > most * 1e9:
                 break
-        ends[k] = before
+        ends[k] = time.perf_counter_ns()
+        waits[k] += _waited()
 
     others = [threading.Thread(target=caller, args=(k,)) for k in range(1, len(runs))]
     for t in others:
@@ -337,7 +368,12 @@ def _timed(runs: Sequence[Callable[[], object]], calls: int, most: float) -> dic
     caller(0)
     for t in others:
         t.join()
-    return {"wall": max(ends) - min(begins), "calls": [ns for taken in each for ns in taken]}
+    wall = max(ends) - min(begins)
+    return {
+        "wall": wall,
+        "calls": [ns for taken in each for ns in taken],
+        "waited": sum(waits) / len(runs) / max(wall, 1),
+    }
 
 
 def _loaded(given: Given, arrays: Arrays) -> tuple[dict[str, Any], list[Pair]]:
@@ -385,12 +421,19 @@ def main() -> None:
         found, pairs = _loaded(given, {
             k: v.astype(object) if v.dtype.kind == "U" else v for k, v in arrays.items()
         })  # fmt: skip
-        results = [np.asarray(v) for v in pairs[0][1]()]
-        np.savez(given["outputs"], *(v.astype(str) if v.dtype == object else v for v in results))
         reply(found)
         for line in sys.stdin:
-            timed = _timed([run for run, _ in pairs], *json.loads(line))
-            reply({**timed, "peak": _memory("VmHWM")})
+            asked = json.loads(line)
+            if asked is None:
+                results = [np.asarray(v) for v in pairs[-1][1]()]
+                np.savez(
+                    given["outputs"], *(v.astype(str) if v.dtype == object else v for v in results)
+                )
+                reply({})
+            else:
+                calls, most = asked
+                timed = _timed([run for run, _ in pairs], calls, most, given["clock"])
+                reply({**timed, "peak": _memory("VmHWM")})
     except Exception as e:
         reply(_failure(e))
 

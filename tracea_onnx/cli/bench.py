@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tracea_onnx.bench import comparison, plot, program
+from tracea_onnx.bench import comparison, plot, program, rounds, sampling
+from tracea_onnx.bench.comparison import Comparison, Settings
 from tracea_onnx.cli import options
 from tracea_onnx.cli.progress import Bar
 from tracea_onnx.codegen import backend as backends
@@ -20,18 +21,25 @@ from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline.optimizer import choose_backend
 from tracea_onnx.support.machine import usable_cores
 
+#: What stands in place of a file.
+_ROUNDS = "rounds"
+
 
 def add(subparsers: options.Subparsers) -> None:
     """Add the command and its options."""
     p = subparsers.add_parser(
         "bench", help="time a model on the provider beside its peers", description=__doc__
     )
-    p.add_argument("model", type=Path, help="an ONNX file")
+    p.add_argument(
+        "model",
+        type=Path,
+        help=f"an ONNX file; {_ROUNDS}: five chains beside PyTorch, compared with float64",
+    )
     p.add_argument(
         "--against",
         metavar="PEER,PEER",
         help=f"what to compare with, of {', '.join(program.PEERS)} (default: ort-cpu, on a GPU "
-        "ort-cuda)",
+        "ort-cuda; of rounds torch,torch-compile)",
     )
     p.add_argument(
         "--backend",
@@ -52,6 +60,19 @@ def add(subparsers: options.Subparsers) -> None:
     )
     p.add_argument(
         "--seconds", type=float, default=5.0, help="of timing for each batch, at least (default: 5)"
+    )
+    p.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        help="samples of each program, at least (default: 15, and 5 where a run is long)",
+    )
+    p.add_argument(
+        "--clock",
+        choices=tuple(sampling.CLOCKS),
+        default="wall",
+        help="what times single runs; the second is the processor's time, for one session of one "
+        "thread on a machine with other work (default: wall)",
     )
     p.add_argument("--seed", type=int, default=0, help="seed of the generated inputs (default: 0)")
     p.add_argument(
@@ -76,28 +97,31 @@ def add(subparsers: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     backend = choose_backend(args.backend)
-    settings = comparison.Settings(
-        backend, args.mode, *_parallel(args), seconds=args.seconds, seed=args.seed,
+    settings = Settings(
+        backend, args.mode, *_parallel(args), seconds=args.seconds, runs=args.runs,
+        clock=args.clock, seed=args.seed,
         pythons=dict(_python(text) for text in args.python),
     )  # fmt: skip
+    alone = (settings.sessions, settings.threads) == (1, 1) and backends.get(backend).host
+    if args.clock != "wall" and not alone:
+        raise UsageError(
+            f"--clock {args.clock} counts the time of all threads",
+            "give --sessions 1 --threads 1, or leave it out",
+        )
     if not args.seconds > 0:
         raise UsageError(f"--seconds {args.seconds:g} leaves no time to measure", "give more")
-    default = "ort-cpu" if backends.get(backend).host else "ort-cuda"
-    peers = list(dict.fromkeys(_split(default if args.against is None else args.against)))
-    batch = [_positive("--batch", text) for text in _split(args.batch or "")]
     for file in (args.plot, args.json):
         if file is not None:
             model_file.check_output(file)
     if args.plot is not None:
         plot.library()
-    written = [file for file in (args.plot, args.json) if file is not None]
-    model_file.check_apart(model_file.load(args.model), None, written)
     bar = Bar()
+
+    def progress(said: str) -> None:
+        bar(said, 0, 0)
+
     try:
-        found = comparison.compare(
-            args.model, peers, settings, shapes=options.shapes(args), values=options.values(args),
-            batch=batch, on_progress=lambda said: bar(said, 0, 0),
-        )  # fmt: skip
+        found = (_rounds if args.model == Path(_ROUNDS) else _model)(args, settings, progress)
     finally:
         bar.done()
     options.say(found.text())
@@ -105,12 +129,39 @@ def run(args: argparse.Namespace) -> int:
         made = json.dumps(options.plain(found.to_json()), indent=1)
         model_file.write_bytes(args.json, f"{made}\n".encode())
     if args.plot is not None:
-        drawn = comparison.picture(found)
+        drawn = found.picture()
         if drawn is None:
             options.say([f"{args.plot} was not written: there is nothing to draw"])
         else:
             model_file.write_bytes(args.plot, plot.svg(drawn).encode())
     return 0 if found.ok else 1
+
+
+def _model(
+    args: argparse.Namespace, settings: Settings, progress: Callable[[str], None]
+) -> Comparison:
+    default = "ort-cpu" if backends.get(settings.backend).host else "ort-cuda"
+    batch = [_positive("--batch", text) for text in _split(args.batch or "")]
+    written = [file for file in (args.plot, args.json) if file is not None]
+    model_file.check_apart(model_file.load(args.model), None, written)
+    return comparison.compare(
+        args.model, _peers(args, default), settings, shapes=options.shapes(args),
+        values=options.values(args), batch=batch, on_progress=progress,
+    )  # fmt: skip
+
+
+def _rounds(
+    args: argparse.Namespace, settings: Settings, progress: Callable[[str], None]
+) -> Comparison:
+    given = {"batch": args.batch, "input-shape": args.input_shape, "load-inputs": args.load_inputs}
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--{name} is for a model", f"leave it out of {_ROUNDS}")
+    return rounds.play(_peers(args, "torch,torch-compile"), settings, progress)
+
+
+def _peers(args: argparse.Namespace, default: str) -> list[str]:
+    return list(dict.fromkeys(_split(default if args.against is None else args.against)))
 
 
 def _split(text: str) -> Sequence[str]:
@@ -133,7 +184,7 @@ def _python(text: str) -> tuple[str, str]:
 
 def _parallel(args: argparse.Namespace) -> tuple[int, int]:
     """Sessions, and threads of each: together all cores, unless both are given."""
-    for name in ("sessions", "threads"):
+    for name in ("sessions", "threads", "runs"):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= 1024:
             raise UsageError(f"--{name} is {value}", "give a number from 1 to 1024")

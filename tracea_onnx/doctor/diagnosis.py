@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from tracea_onnx.bench import rates
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.doctor import conflicts, rates, smallest
+from tracea_onnx.doctor import conflicts, smallest
 from tracea_onnx.doctor.smallest import Tried
 from tracea_onnx.support import machine
 from tracea_onnx.support.artifact_cache import Cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from onnx import TensorProto
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
-from tracea_onnx.codegen.backend import Backend, Properties
+from tracea_onnx.codegen.backend import Backend
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
@@ -25,10 +25,13 @@ from tracea_onnx.explain.coverage import search_around
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io import model_file
+from tracea_onnx.runtime.device_caps import DeviceCaps
 from tracea_onnx.support import tables
 
 #: Launches that are listed.
 _LISTED = 40
+#: How it begins, why a launch has a kernel that was not measured.
+_PRICED, _USUAL = "priced", "usual"
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,12 @@ def prescribe(model: str | os.PathLike[str], backend: str) -> Prescription:
         model, backend=backend, provider=True, keep_initializer_inputs=bool(inputs)
     )
     assert account.coverage is not None
-    properties, of = _device(asked)
+    device, of = _device(asked)
     found: Counter[tuple[str, str, str]] = Counter()
     for graph in canonical_form.views(account.model, account.folder):
         whole = Graph(account.model, graph.proto, folder=account.folder, outer=graph.outer)
         if asked.host or search_around(whole) is None:
-            found.update(_launches(whole, asked, properties))
+            found.update(_launches(whole, asked, device))
     launches = tuple(Chosen(*key, count) for key, count in found.most_common())
     return Prescription(
         os.fspath(model), backend, of, account.coverage.total, len(account.coverage.leaving),
@@ -106,58 +109,54 @@ def prescribe(model: str | os.PathLike[str], backend: str) -> Prescription:
     )  # fmt: skip
 
 
-def _device(asked: Backend) -> tuple[Properties | None, str]:
-    """What a session's compile request would say of the device, and what it is."""
+def _device(asked: Backend) -> tuple[Any, str]:
+    """What tuning records are kept for, and what it is in words; None where there is no device."""
     devices = asked.probe().devices
-    if asked.host:
-        return None, devices[0]
     if asked.harness is None or not devices:
-        return None, "no such device here: as files are made"
-    properties: Properties = asked.harness.properties()
-    return properties, properties.get("device", devices[0])
+        return None, devices[0] if devices else "no such device here: as files are made"
+    device = asked.harness.device()
+    return device, str(device.name)
 
 
-def _launches(
-    graph: Graph, asked: Backend, properties: Properties | None
-) -> Iterator[tuple[str, str, str]]:
+def _launches(graph: Graph, asked: Backend, device: Any) -> Iterator[tuple[str, str, str]]:
     """What each launch of a run computes, its kernel, and why it got that."""
-    caps = asked.caps(properties)
-    records = kernel_choice.BY_PRICE if caps is None else tuning_records.choices(caps)
-    offers: kernel_choice.Offers = {}
-    choices = replace(records, offers=offers)
+    records = kernel_choice.BY_PRICE if device is None else tuning_records.choices(device)
+    # which are no prices alone, so that a Plan notes what each launch was made for
+    choices = replace(records, offers={})
+    caps = device if isinstance(device, DeviceCaps) else asked.caps(None)
     emitter = plan_writer.Emitter(asked, choices)
 
     def plan(name: str, probe: bool) -> BackendPlan:
-        return BackendPlan(name, emitter, properties or {}, caps, compile_code=False)
+        return BackendPlan(name, emitter, {}, caps, compile_code=False)
 
     writer = plan_writer.Writer(asked.target(caps), plan)
     compiled = partition_compiler.compile_graph(graph, writer, trust=True)
-    for builder, (_, made, _) in zip(compiled.builders, compiled.entries, strict=True):
+    for builder in compiled.builders:
         assert isinstance(builder, BackendPlan)
         for request in {id(r): r for r in builder.asked}.values():  # some take several launches
-            if request.family in asked.families:
-                continue
-            known = {n: d if isinstance(d, int) else "?" for n, d in request.ints.items()}
-            what = tuning_records.in_words({**kernel_choice.described(request), "ints": known})
-            yield what, *_why(request, choices.records, offers)
-        for launch in made["run"]:
-            if launch.get("k") in asked.families:
-                yield launch["k"], "of the library", "the only kernel for it"
+            yield _chosen(request, asked, device, choices.records)
 
 
-def _why(
-    request: Request, records: kernel_choice.Records, offers: kernel_choice.Offers
-) -> tuple[str, str]:
-    """The kernel that a launch gets, and why."""
-    if request.symbols:
-        return "one that takes all sizes", "priced: the sizes are known in a run only"
-    key = kernel_choice.cache_key(request)
-    prices: Mapping[str, float] = offers.get(key, {})
-    if records.get(key) in prices:
-        return records[key], f"tuned: the fastest of {len(prices)} by measurement"
+def _chosen(
+    request: Request, asked: Backend, device: Any, records: kernel_choice.Records
+) -> tuple[str, str, str]:
+    """What a launch computes, where there is a choice with its sizes; its kernel, and why."""
+    # prices follow from sizes on a GPU, on the host from the family alone
+    priced = asked.host or not request.symbols
+    prices = asked.configs(request, device) if priced else dict[str, float]()
+    known = {n: d if isinstance(d, int) else "?" for n, d in request.ints.items()}
+    what = tuning_records.in_words({**kernel_choice.described(request), "ints": known})
+    if not priced:
+        return what, "one that takes all sizes", f"{_PRICED}: the sizes are known in a run only"
     if len(prices) < 2:
-        return next(iter(prices), request.family), "the only kernel for it"
-    return min(prices, key=prices.__getitem__), f"priced: the cheapest of {len(prices)}"
+        return request.family, request.family, "the only kernel for it"
+    name = None if request.symbols else records.get(kernel_choice.cache_key(request))
+    if name in prices:
+        return what, str(name), f"tuned: the fastest of {len(prices)} by measurement"
+    best = min(prices, key=prices.__getitem__)
+    if len({*prices.values()}) > 1:
+        return what, best, f"{_PRICED}: the cheapest of {len(prices)}"
+    return what, best, f"{_USUAL}: one of {len(prices)}, none of which was measured"
 
 
 def _overridable(model: str | os.PathLike[str]) -> int:
@@ -177,10 +176,10 @@ def _advice(
             f"weights that are inputs, too, so that a session must expect others: {overridable}",
             f"{command} optimize {name}",
         )
-    priced = sum(c.count for c in launches if c.why.startswith("priced"))
+    priced = sum(c.count for c in launches if c.why.startswith((_PRICED, _USUAL)))
     if priced and asked.harness is not None and asked.probe().devices:
         yield Advice(
-            f"launches with kernels by price, which were never measured here: {priced}",
+            f"launches whose kernels were never measured here: {priced}",
             f"{command} tune {name} --backend {asked.name}",
         )
     wide = any(t.data_type == TensorProto.FLOAT for t in account.model.graph.initializer)

@@ -9,13 +9,11 @@ machine cannot run ends the process that tries it.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +25,11 @@ from tracea_onnx.codegen import backend as backends
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.shapes.onnx_inference import first_line
+from tracea_onnx.support import child
 
 Arrays = dict[str, Any]
 #: Of a result in fp32, relative to its largest value.
 _LARGEST = 1e-4
-_ROOT = Path(__file__).resolve().parents[2]
 
 #: For each family: its operands, and nodes in ONNX's text form that give `y`. `name:dims` is an
 #: input of random numbers, `name=dims` are weights, `name:dims<n` and `name=dims<n` are integers
@@ -66,6 +64,12 @@ CASES: dict[str, tuple[str, str]] = {
         "q:1,2,4,8 t:1,2,8,4 v:1,2,4,8",
         "s = MatMul(q, t) p = Softmax<axis = -1>(s) y = MatMul(p, v)",
     ),
+    "deform_columns": ("x:1,3,5,5 w=4,3,3,3 o:1,18,3,3", "y = DeformConv(x, w, o)"),
+    "roi_align": (
+        "x:1,2,6,6 r:2,4 i:2<1",
+        "y = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, r, i)",
+    ),
+    "determinant": ("x:2,3,3", "y = Det(x)"),
     "recurrent_layer": ("x:3,2,4 w=1,20,4 r=1,20,5", "y, h, c = LSTM<hidden_size = 5>(x, w, r)"),
     "layernorm": ("x:3,8 g=8 b=8", "y = LayerNormalization<axis = -1>(x, g, b)"),
     "groupnorm": ("x:2,4,3,3 g=4 b=4", "y = InstanceNormalization(x, g, b)"),
@@ -193,7 +197,7 @@ def run(backend: str) -> Iterator[Tried]:
     while left:
         with subprocess.Popen(
             [*command, *left], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])},
+            env=child.environment(),
         ) as process:  # fmt: skip
             assert process.stdout is not None and process.stderr is not None
             for line in process.stdout:

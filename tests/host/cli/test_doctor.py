@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import tracea_onnx
+from tracea_onnx.bench import rates
 from tracea_onnx.codegen import backend as backends
-from tracea_onnx.doctor import conflicts, diagnosis, rates, smallest
+from tracea_onnx.doctor import conflicts, diagnosis, smallest
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.runtime import nvrtc
 from tracea_onnx.support import discovery, machine

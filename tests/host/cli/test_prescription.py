@@ -12,10 +12,13 @@ import pytest
 
 from tests.host.pipeline_models import normal, parse, small_cnn
 from tracea_onnx.cli.main import main
+from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.doctor import prescription
+from tracea_onnx.runtime import host_device
 
+HOST = host_device.device("avx2", 2)
 Captured = pytest.CaptureFixture[str]
 
 
@@ -29,25 +32,32 @@ def product() -> onnx.ModelProto:
     return parse("g (float[64,64] x) => (float[64,64] y) { y = MatMul (x, w) }", w=normal(64, 64))
 
 
-def test_of_a_model_that_is_right_there_is_nothing_to_say(tmp_path: Path) -> None:
-    found = prescription.prescribe(saved(tmp_path, small_cnn()), "cpu")
-    families = {c.what: c.count for c in found.launches}
-    assert families["conv2d"] >= 1 and found.leaving == 0 and found.nodes > 0
+def test_a_model_on_the_host(tmp_path: Path) -> None:
+    path = saved(tmp_path, small_cnn())
+    found = prescription.prescribe(path, "cpu")
+    kinds = {c.what.split()[0]: c for c in found.launches}
+    assert kinds["nchw_to_nhwc"].why == "the only kernel for it"
+    assert kinds["conv2d"].why == "usual: one of 32, none of which was measured"
+    assert kinds["conv2d"].kernel.startswith("conv2d(block=1.0, split=4")
+    assert found.leaving == 0 and found.nodes > 0
+    (advice,) = found.advice
     assert (
-        not found.advice and found.text()[-1] == "nothing that this tool knows of would be faster"
+        advice.command == f"tracea-onnx tune '{path}' --backend cpu"
+        and "never measured" in advice.what
     )
 
 
 def test_weights_that_are_inputs_too(tmp_path: Path) -> None:
     model = product()
     model.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [64, 64]))
-    (advice,) = prescription.prescribe(saved(tmp_path, model), "cpu").advice
+    advice = prescription.prescribe(saved(tmp_path, model), "cpu").advice[0]
     assert advice.what.endswith("others: 1") and "optimize '" in advice.command
 
 
 def test_nodes_that_leave(tmp_path: Path) -> None:
     model = parse(
-        "g (float[64,64] x) => (float[64,64] y, float d) { y = MatMul (x, w) d = Det (y) }",
+        "g (float[64,64] x) => (float[64,64] y, float[64,64] d)"
+        "{ y = MatMul (x, w) d = RandomNormalLike (y) }",
         w=normal(64, 64),
     )
     found = prescription.prescribe(saved(tmp_path, model), "cpu")
@@ -57,25 +67,31 @@ def test_nodes_that_leave(tmp_path: Path) -> None:
     assert advice.command.startswith("tracea-onnx explain '") and "--backend cpu" in advice.command
 
 
-def test_by_price_and_by_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = saved(tmp_path, product()), {}
-    honest = prescription._why
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_by_price_and_by_measurement(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, offered = saved(tmp_path, product()), {}
+    asked = backends.get(backend)
+    honest = asked.configs
 
-    def why(request: Request, records: Any, offers: Any) -> tuple[str, str]:
-        asked[kernel_choice.cache_key(request)] = offers[kernel_choice.cache_key(request)]
-        return honest(request, records, offers)
+    def configs(request: Request, device: Any) -> Mapping[str, float]:
+        offered[kernel_choice.cache_key(request)] = honest(request, device)
+        return offered[kernel_choice.cache_key(request)]
 
-    monkeypatch.setattr(prescription, "_why", why)
-    (priced,) = prescription.prescribe(path, "cuda").launches
-    ((key, prices),) = asked.items()
+    monkeypatch.setattr(asked, "configs", configs)
+    (priced,) = prescription.prescribe(path, backend).launches
+    ((key, prices),) = offered.items()
     assert len(prices) > 1 and priced.kernel == min(prices, key=prices.__getitem__)
-    assert priced.why == f"priced: the cheapest of {len(prices)}"
-    worst = max(prices, key=prices.__getitem__)
-    monkeypatch.setattr(
-        tuning_records, "choices", lambda device: kernel_choice.Choices({key: worst})
-    )
-    (tuned,) = prescription.prescribe(path, "cuda").launches
-    assert tuned.kernel == worst and tuned.why.startswith("tuned: the fastest of ")
+    assert f" of {len(prices)}" in priced.why
+    assert priced.why.startswith("usual" if backend == "cpu" else "priced: the cheapest")
+    last = list(prices)[-1] if backend == "cpu" else max(prices, key=prices.__getitem__)
+    assert last != priced.kernel
+    records = kernel_choice.Choices({key: last})
+    monkeypatch.setattr(tuning_records, "choices", lambda device: records)
+    monkeypatch.setattr(prescription, "_device", lambda asked: (asked.caps(None) or HOST, "it"))
+    (tuned,) = prescription.prescribe(path, backend).launches
+    assert tuned.kernel == last and tuned.why.startswith("tuned: the fastest of ")
 
 
 def test_sizes_of_a_run_and_what_would_help_on_a_gpu(

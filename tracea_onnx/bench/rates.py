@@ -28,7 +28,7 @@ def best(run: Run, seconds: float = _SECONDS) -> float:
     return shortest
 
 
-def products(backend: str, threads: int) -> float:
+def products(backend: str, threads: int, n: int = _PRODUCT) -> float:
     """GFLOP/s of a product of fp32 matrices in a session on the provider: what its kernels reach of
     the multiply-adds that the device has.
     """
@@ -36,7 +36,6 @@ def products(backend: str, threads: int) -> float:
 
     from tracea_onnx import provider
 
-    n = _PRODUCT
     weight = np.ones((n, n), np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
