@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
 import textwrap
@@ -22,6 +24,15 @@ SENTENCES = ["The cat sat on the mat", "A dog ran", "the tree under the dog ran 
 #: Fewer than `my_model` has, and nearly all of them.
 NODES = 100
 _WORDS = "the a cat dog sat ran on under mat tree and then slept"
+
+
+def library(name: str) -> Any:
+    """A module of a library; skips where the library is not installed, but not where it is and what
+    it needs is missing.
+    """
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
+    return importlib.import_module(name)
 
 
 def blocks(heading: str) -> list[str]:
@@ -53,9 +64,9 @@ def since() -> Callable[[str], int]:
 @pytest.fixture(scope="session")
 def my_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT as Optimum exports it, with a tokenizer of a few words."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    optimum = pytest.importorskip("optimum.onnxruntime")
+    torch = library("torch")
+    transformers = library("transformers")
+    optimum = library("optimum.onnxruntime")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import runpy
@@ -12,14 +13,14 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.recipes.conftest import blocks, run, stock
+from tests.recipes.conftest import blocks, library, run, stock
 from tests.session.test_models import SMALL
 from tracea_onnx import optimize
 from tracea_onnx.match import rule_set
 from tracea_onnx.support import discovery
 
-olive = pytest.importorskip("olive.workflows")
-plugin = pytest.importorskip("tracea_onnx.olive")
+olive = library("olive.workflows")
+plugin = importlib.import_module("tracea_onnx.olive")
 MODEL = "my-model/model.onnx"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Olive's packages for one another
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tracea_onnx
-from tests.recipes.conftest import NODES, SENTENCES, run, stock
+from tests.recipes.conftest import NODES, SENTENCES, library, run, stock
 from tracea_onnx import provider
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries for one another
@@ -29,7 +29,7 @@ def test_optimum(inside: Path, since: Since) -> None:
 
 
 def test_optimum_takes_an_optimized_file_and_options(inside: Path, since: Since) -> None:
-    optimum = pytest.importorskip("optimum.onnxruntime")
+    optimum = library("optimum.onnxruntime")
     tracea_onnx.optimize("my-model/model.onnx", output="my-model/model.tracea.onnx", verify=False)
     options = {"num_threads": "1"}
     model = optimum.ORTModelForFeatureExtraction.from_pretrained(
@@ -44,11 +44,11 @@ def test_optimum_takes_an_optimized_file_and_options(inside: Path, since: Since)
 
 
 def test_sentence_transformers(inside: Path, since: Since) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    their = library("sentence_transformers")
     model = run("sentence-transformers")["model"]
     assert model[0].auto_model.session.get_providers() == OURS
     assert since("claimed_nodes") >= NODES and since("runs") == 1
-    plain = library.SentenceTransformer(
+    plain = their.SentenceTransformer(
         "my-model", backend="onnx", model_kwargs={"provider": "CPUExecutionProvider"}
     )
     got, expected = model.encode(SENTENCES), plain.encode(SENTENCES)
@@ -57,11 +57,11 @@ def test_sentence_transformers(inside: Path, since: Since) -> None:
 
 
 def test_fastembed(inside: Path, since: Since) -> None:
-    library = pytest.importorskip("fastembed")
+    their = library("fastembed")
     model = run("fastembed")["model"]
     assert model.model.model.get_providers() == OURS
     assert since("claimed_nodes") >= NODES and since("runs") == 1
-    plain = library.TextEmbedding(
+    plain = their.TextEmbedding(
         "my-model", specific_model_path="my-model", providers=["CPUExecutionProvider"]
     )
     got, expected = (np.array(list(m.embed(SENTENCES))) for m in (model, plain))
