@@ -1,11 +1,11 @@
-// LSTM, GRU and RNN over the steps of a sequence. A block has units of one direction, a warp one of
-// them at a time: it multiplies ROWS rows of h by the unit's rows of R, one for each gate, which
-// stay in the first cache from step to step. h lies in global memory, where the blocks meet after
-// each stage of a step.
+// LSTM, GRU and RNN over the steps of a sequence. A CTA has some units of one direction. A warp has
+// one unit at a time: it multiplies ROWS rows of h by the unit's rows of R, one per gate, which
+// stay in L1 from step to step. h is in global memory; the CTAs synchronise there after each stage
+// of a step.
 //
-// The work of a ticket, the units of a block in one stage, is done by that block; by another one
-// where it has not begun. So a block only ever waits for one that runs, and the launch ends however
-// few of its blocks are on the device at a time.
+// A ticket is the work of one CTA's units in one stage. That CTA does it, or another one if it has
+// not started yet. So a CTA only waits for CTAs that run, and the launch ends however few CTAs are
+// resident at a time.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -24,8 +24,8 @@ DEV float act_h(float x, float, float) { return x; }
 #include "common/base.cuh"
 
 constexpr int STAGES = GATES == 3 && !BEFORE ? 2 : 1, WARPS = 8;
-constexpr int WIDE = 16 / sizeof(T);          // elements of R that a lane reads at once
-constexpr int UNITS_UP = (H + 31) / 32 * 32;  // from row to row of the state
+constexpr int WIDE = 16 / sizeof(T);          // elements of R in a load of a lane
+constexpr int UNITS_UP = (H + 31) / 32 * 32;  // elements between rows of the state
 
 struct Layer {
   const T *x, *r, *bias, *peephole, *h0, *c0;
@@ -43,7 +43,7 @@ struct Layer {
   METHOD float g(float v) const { return act_g(clipped(v), g0, g1); }
 };
 
-// Lane l gets the total of v[l % N] over all lanes.
+// Lane l gets the sum of v[l % N] over all lanes.
 template <int N>
 DEV float totals(float (&v)[N]) {
 #pragma unroll
@@ -64,9 +64,9 @@ DEV float totals(float (&v)[N]) {
   return v[0];
 }
 
-// Rows of `from` into shared memory; what other blocks wrote is not taken from the first cache.
+// Copies rows of `from` to shared memory, bypassing L1 (other CTAs wrote them).
 DEV void read_rows(const float* from, int rows, float* kept) {
-  __syncthreads();  // readers of the rows before these are done
+  __syncthreads();  // all threads have read the previous rows
   for (int k = threadIdx.x; k < ROWS * PITCH; k += WARPS * 32) {
     const int row = k / PITCH, at = k % PITCH;
     kept[k] = row < rows && at < H ? __ldcg(from + i64(row) * UNITS_UP + at) : 0.f;
@@ -74,7 +74,7 @@ DEV void read_rows(const float* from, int rows, float* kept) {
   __syncthreads();
 }
 
-// Lane row * SPAN + gate gets h[row] times R of that gate of the unit.
+// Lane row * SPAN + gate gets the dot product of h[row] and the unit's row of R for that gate.
 template <int FIRST, int COUNT, int SPAN>
 DEV float product(const T* r, int unit, const float* kept) {
   constexpr int N = ROWS * SPAN;
@@ -106,7 +106,7 @@ DEV float product(const T* r, int unit, const float* kept) {
   return totals<N>(sum);
 }
 
-// Units u0..u1 of rows b..b+ROWS in one stage of a step, gates FIRST..FIRST+COUNT.
+// One stage of a step for units u0..u1 of batch rows b0..b0 + ROWS, gates FIRST..FIRST + COUNT.
 template <int STAGE, int FIRST, int COUNT>
 DEV void units(const Layer& l, int step, int b0, int u0, int u1, const float* kept) {
   constexpr int SPAN = COUNT == 3 ? 4 : COUNT;
@@ -118,7 +118,8 @@ DEV void units(const Layer& l, int step, int b0, int u0, int u1, const float* ke
   const int t = live && l.backward ? len - 1 - step : step;
   const float* const before = l.h[step & 1] + i64(b) * UNITS_UP;
   for (int u = u0 + threadIdx.x / 32; u < u1; u += WARPS) {
-    // what is added to the sum: of x, and the bias; the fourth lane of a GRU has x of its last gate
+    // added to the sum: the projection of x, and the bias; the fourth lane of a GRU has x of its
+    // last gate
     const bool split = BEFORE && GATES == 3;
     const bool spare = gate >= COUNT;
     const int mine = FIRST + (spare ? 2 : gate);
@@ -161,7 +162,7 @@ DEV void units(const Layer& l, int step, int b0, int u0, int u1, const float* ke
   }
 }
 
-// One ticket for units u0..u1.
+// Does one ticket for units u0..u1.
 DEV void work(const Layer& l, int ticket, int u0, int u1, float* kept, u32* fault) {
   const bool start = ticket == 0;
   if (start || ticket == l.steps * STAGES + 1) {
@@ -173,7 +174,7 @@ DEV void work(const Layer& l, int ticket, int u0, int u1, float* kept, u32* faul
         l.h[0][at] = l.h0 ? to_float(l.h0[out]) : 0.f;
         if (GATES == 4) l.c[at] = l.c0 ? to_float(l.c0[out]) : 0.f;
       } else {
-        const bool some = l.length(int(b)) > 0;  // else zeros, as ONNX Runtime has it
+        const bool some = l.length(int(b)) > 0;  // else zeros, as in ONNX Runtime
         if (l.y_h) from_float(l.y_h[out], some ? __ldcg(l.h[l.steps & 1] + at) : 0.f);
         if (GATES == 4 && l.y_c) from_float(l.y_c[out], some ? __ldcg(l.c + at) : 0.f);
       }
@@ -191,8 +192,8 @@ DEV void work(const Layer& l, int ticket, int u0, int u1, float* kept, u32* faul
   }
 }
 
-// Tickets that are done, blocks that have begun; then of each part its next ticket, and whether its
-// block has begun.
+// Words in global memory: tickets done; CTAs started; then per part its next ticket, and whether
+// its CTA has started.
 struct Meeting {
   u32* words;
 

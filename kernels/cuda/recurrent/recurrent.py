@@ -1,4 +1,4 @@
-"""CUDA kernels for LSTM, GRU and RNN, and for their packed weights."""
+"""LSTM, GRU and RNN, and packing of their weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..common.instantiate import floats, instantiate, ints, longs, pointer
 from ..common.launch import known, parameters, static
 from ..common.prelude import activation_source
 
-#: Warps of a block, which has that many units at least, and most blocks of a direction.
+#: Warps of a CTA (and its least units); most CTAs per direction.
 _WARPS, _PARTS = 8, 128
-#: Rows of a batch that a warp multiplies at once, and how many where the batch is not known.
+#: Most batch rows per warp and iteration; rows where the batch is symbolic.
 _ROWS, _SOME = 8, 4
 
 
