@@ -1,8 +1,8 @@
 """tracea-onnx tune: measure which kernels are the fastest for a model on this device.
 
-Sessions on this kind of device use what was found from then on. `tune history` shows every trial;
-`tune export FILE`, `tune import FILE ...` and `tune merge INTO FILE ...` carry records to other
-machines.
+Sessions on this kind of device use what was found from then on. `tune history` shows every trial,
+`tune report FILE.html` (or .csv, .json) writes them; `tune export FILE`, `tune import FILE ...` and
+`tune merge INTO FILE ...` carry records to other machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.model_io import model_file
 from tracea_onnx.support import files
 from tracea_onnx.support.tables import table
-from tracea_onnx.tuning import measure, proposers
+from tracea_onnx.tuning import measure, proposers, report
 from tracea_onnx.tuning.language_model import Endpoint
 
 #: The exit status of a program that Ctrl-C ended.
@@ -35,8 +35,8 @@ def add(subparsers: options.Subparsers) -> None:
         help="measure which kernels are the fastest for a model on this device, and remember",
         description=__doc__,
     )
-    p.add_argument("model", help="an ONNX file; or history, export, import, merge")
-    p.add_argument("files", nargs="*", type=Path, help="of export, import and merge")
+    p.add_argument("model", help="an ONNX file; or history, report, export, import, merge")
+    p.add_argument("files", nargs="*", type=Path, help="of report, export, import and merge")
     options.add_input_shapes(p)
     p.add_argument(
         "--backend",
@@ -86,9 +86,11 @@ def add(subparsers: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    act = {"history": _history, "export": _export, "import": _import, "merge": _merge}.get(
-        args.model
-    )
+    actions = {
+        "history": _history, "report": _report, "export": _export, "import": _import,
+        "merge": _merge,
+    }  # fmt: skip
+    act = actions.get(args.model)
     if act is not None:
         act(args.files, args)
         return 0
@@ -204,10 +206,22 @@ def _us(us: float | None) -> str:
     return "" if us is None else f"{us:.2f}"
 
 
+def _report(given: Sequence[Path], _: argparse.Namespace) -> None:
+    _count(given, 1, 1, "report FILE.html")
+    made = report.FORMATS.get(given[0].suffix)
+    if made is None:
+        raise UsageError(
+            f"{given[0]} would be of no known form", f"end it with {' or '.join(report.FORMATS)}"
+        )
+    found = report.kinds()
+    _write(given[0], made(found))
+    options.say([f"{len(found)} kinds of launch in {given[0]}"])
+
+
 def _export(given: Sequence[Path], _: argparse.Namespace) -> None:
     _count(given, 1, 1, "export FILE")
     found = tuning_records.exported()
-    _write(given[0], found)
+    _write(given[0], json.dumps(found, sort_keys=True))
     options.say([f"{len(found['devices'])} devices in {given[0]}"])
 
 
@@ -220,7 +234,7 @@ def _import(given: Sequence[Path], _: argparse.Namespace) -> None:
 def _merge(given: Sequence[Path], _: argparse.Namespace) -> None:
     _count(given, 2, None, "merge INTO FILE ...")
     found = tuning_records.merged((_read(path), str(path)) for path in given[1:])
-    _write(given[0], found)
+    _write(given[0], json.dumps(found, sort_keys=True))
     options.say([f"{len(found['devices'])} devices in {given[0]}"])
 
 
@@ -238,10 +252,10 @@ def _read(path: Path) -> Any:
         return None
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(path: Path, text: str) -> None:
     try:
         with files.folder(path.absolute().parent) as folder, folder.new(path.name) as f:
-            f.write(json.dumps(value, sort_keys=True).encode())
+            f.write(text.encode())
             f.mode(0o666 & ~files.umask())
             f.place()
     except OSError as e:

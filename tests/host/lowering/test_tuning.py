@@ -4,6 +4,7 @@ when the record has changed.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -312,6 +313,33 @@ def test_records_are_carried_by_the_command_line(
     out, err = capsys.readouterr()
     assert "gemm F16 M=3" in err and "crash" in err
     assert [t["verdict"] for t in json.loads(out)] == 2 * ["ok", "crash", "pruned"]
+
+
+def test_reports_have_every_trial_and_run_no_name_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["tune", "report", str(tmp_path / "empty.html")]) == 0
+    assert "Nothing was tried yet." in (tmp_path / "empty.html").read_text()
+    odd = Trial("b", "Tile('<script>alert(1)</script>')", Verdict.OK, 3.0, 2.0, 4.0)
+    tuning_records.note(H200, [*_TRIALS, odd], _WHAT)
+    for suffix in ("html", "csv", "json"):
+        assert main.main(["tune", "report", str(tmp_path / f"r.{suffix}")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "://" not in page
+    assert "gemm F16 M=3" in page and "1 ok, 1 crash" in page and page.count("<svg") == 2
+    assert "<code>Tile(1)</code> takes 0.500 of the time" in page
+    rows = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
+    assert [(r["kernel"], r["verdict"], r["us"]) for r in rows] == [
+        ("Tile(1)", "ok", "1.0"), ("Tile(2)", "crash", ""), ("Tile(1)", "pruned", "5.0"),
+        (odd.kernel, "ok", "3.0"),
+    ]  # fmt: skip
+    best = json.loads((tmp_path / "r.json").read_text())
+    assert [(b["what"], b["kernel"], b["ratio"]) for b in best] == [
+        ("gemm F16 M=3", "Tile(1)", 0.5), ("", odd.kernel, 1.5),
+    ]  # fmt: skip
+    capsys.readouterr()
+    assert main.main(["tune", "report", str(tmp_path / "r.pdf")]) == 2
+    assert "r.pdf would be of no known form; end it with .html" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
