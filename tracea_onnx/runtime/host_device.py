@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from functools import cache
@@ -38,19 +39,16 @@ def usable_threads() -> int:
 
 @cache
 def _processor() -> tuple[str, str]:
-    name = platform.processor() or platform.machine()
-    try:
+    """Its name with family and model, and its caches, as far as the system says."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                name = value.strip()
-                break
-    except OSError:
-        pass
-    sizes = []
-    for level in ("LEVEL1_DCACHE", "LEVEL2_CACHE", "LEVEL3_CACHE"):
-        try:
-            sizes.append(os.sysconf(f"SC_{level}_SIZE") >> 10)
-        except (AttributeError, ValueError, OSError):
-            sizes.append(0)
-    return name, f"caches of {'/'.join(map(str, sizes))} KiB"
+            found.setdefault(key.strip(), value.strip())
+    name = found.get("model name") or platform.processor() or platform.machine()
+    numbers = [found[key] for key in ("cpu family", "model", "stepping") if key in found]
+    caches = []
+    with contextlib.suppress(OSError):
+        for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+            caches.append((index / "size").read_text().strip())
+    return " ".join([name, "/".join(numbers)]).strip(), f"caches of {', '.join(caches)}"

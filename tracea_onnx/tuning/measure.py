@@ -316,12 +316,19 @@ def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
 @dataclass
 class _Compared:
     """Microseconds that the launches of each kind take of a run on both sides, and of the whole in
-    each turn.
+    each turn. noise: by how much the usual ones differed from themselves, of their time; 0 where
+    that was not measured.
     """
 
     usual: dict[str, float] = field(default_factory=dict)
     other: dict[str, float] = field(default_factory=dict)
     totals: list[tuple[float, float]] = field(default_factory=list)
+    noise: float = 0.0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the whole is faster, by more than twice the noise."""
+        return self.ratio <= min(_WORTH_IN_ALL, 1 - 2 * self.noise)
 
     @property
     def ratio(self) -> float:
@@ -508,7 +515,8 @@ class _HostSubject(_Subject):
         return rough | {key: (found.usual[key], found.other[key]) for key in near}
 
     def compared(self, records: kernel_choice.Records, turns: int) -> _Compared | Verdict:
-        found, totals = _Compared(), (0.0, 0.0)
+        found, totals, again = _Compared(), (0.0, 0.0), 0.0
+        last = turns >= _LAST_TURNS  # what is measured to be kept, beside the usual ones twice
         if self._us:
             turns = max(turns, min(_MOST_TURNS, int(_ENOUGH * 1e6 / self._us)))
         patience = _PATIENCE + _TIMES * turns * self._us * 1e-6 if self._us else _FIRST
@@ -522,8 +530,10 @@ class _HostSubject(_Subject):
                 for n, variant in variants.items():
                     if not self._right(k, n, part.asked[n], variant, records, patience):
                         return Verdict.WRONG
-                a, b = self._worker.time(k, [{}, variants], turns, patience)
+                sides = [{}, variants, {}] if last else [{}, variants]
+                a, b, *more = self._worker.time(k, sides, turns, patience)
                 totals = totals[0] + a.total, totals[1] + b.total
+                again += more[0].total if more else a.total
                 for into, times in ((found.usual, a), (found.other, b)):
                     for key, (_, us) in zip(part.asked, times.launches, strict=True):
                         into[key] = into.get(key, 0.0) + us
@@ -533,7 +543,7 @@ class _HostSubject(_Subject):
             return Verdict.HANG
         except TraceaError:
             return Verdict.REFUSED
-        found.totals = [totals]
+        found.totals, found.noise = [totals], abs(again / totals[0] - 1) if totals[0] else 0.0
         return found
 
     def _right(
@@ -686,7 +696,7 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
     }
     if lasting != chosen:
         chosen, found = lasting, subject.together(lasting)
-    if chosen and found is not None and found.ratio > _WORTH_IN_ALL:
+    if chosen and found is not None and not found.lasting:
         alone = {key: subject.together({key: name}) for key, name in chosen.items()}
         chosen = {
             key: chosen[key]
@@ -694,8 +704,10 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
             if one is not None and one.ratio < _WORTH_ALONE
         }
         found = subject.together(chosen)
-    if found is None or found.ratio > _WORTH_IN_ALL:
+    if found is None or not found.lasting:
         chosen = {}
+    elif any(found.other[key] >= found.usual[key] for key in chosen):
+        chosen = {}  # faster as a whole by chance: what takes longer by itself is no gain
         found = found or subject.together({})
     if found is None:
         raise TraceaError("the kernels by price give other results each time", "report this")

@@ -114,11 +114,11 @@ def _curve(timed: Sequence[tuple[str, float]]) -> str:
     if not timed:
         return ""
     ratios = [min(ratio, _HIGHEST) for _, ratio in timed]
-    low = min([*ratios, 0.9])
+    low, high = min([*ratios, 0.95]), max([*ratios, 1.05])
     step = _WIDTH / max(len(ratios), 2)
 
     def at(k: float, ratio: float) -> tuple[float, float]:
-        return 30 + step * (k + 0.5), 5 + _HEIGHT * (_HIGHEST - ratio) / (_HIGHEST - low)
+        return 30 + step * (k + 0.5), 5 + _HEIGHT * (high - ratio) / (high - low)
 
     points = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"><title>{escape(name)}: {ratio:.3f}</title>'

@@ -506,6 +506,35 @@ def test_tuning_that_finds_nothing_erases_nothing(monkeypatch: pytest.MonkeyPatc
         assert tuning_records.load(H200) == {"a": ONE}
 
 
+@pytest.mark.parametrize(("noise", "kept"), [(0.0, 1), (0.04, 1), (0.06, 0)])
+def test_a_gain_that_is_no_larger_than_the_noise_is_none(
+    monkeypatch: pytest.MonkeyPatch, noise: float, kept: int
+) -> None:
+    """On a machine that does other work, too."""
+    monkeypatch.setattr(
+        measure._Subject,
+        "compared",
+        lambda *_: measure._Compared({"a": 9.0}, {"a": 8.0}, [(100.0, 90.0)], noise),
+    )
+    result = measure.Tuned(H200)
+    measure._keep(_subject("a", {}), {"a": "Tile(2)"}, ["a"], result)
+    assert result.kept == len(tuning_records.load(H200)) == kept
+
+
+def test_a_kernel_that_takes_longer_at_last_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faster when it was tried, and the whole seemed faster with it."""
+    later = iter([9.0, 12.0, 12.0, 12.0])
+
+    def compared(_: measure._Subject, records: kernel_choice.Records, __: int) -> measure._Compared:
+        us = 8.0 if next(later) == 9.0 else 12.0
+        return measure._Compared({"a": 9.0}, {"a": us}, [(100.0, 100.0 if us == 8.0 else 90.0)])
+
+    monkeypatch.setattr(measure._Subject, "compared", compared)
+    result = measure.Tuned(H200)
+    measure._keep(_subject("a", {}), {"a": "Tile(2)"}, ["a"], result)
+    assert result.kept == 0 and tuning_records.load(H200) == {}
+
+
 def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(
         _: measure._Subject, records: kernel_choice.Records, __: int
