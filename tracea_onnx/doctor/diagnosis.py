@@ -61,7 +61,8 @@ def run(
         probe = b.probe()
         if b.name == backend and not probe.devices:
             why = probe.why or "this machine has no device of its"
-            fix = f"use a machine that has one, or one of {', '.join(backends.names())}"
+            others = ", ".join(name for name in backends.names() if name != b.name)
+            fix = f"use a machine that has one, or another backend: {others}"
             found.checks.append(Check(f"{b.name} devices", False, why, fix))
         elif measure and works and probe.devices and (b.host or backend in (None, b.name)):
             required = b.host or b.name == backend

@@ -64,6 +64,7 @@ def test_a_backend_without_a_device_cannot_work(monkeypatch: pytest.MonkeyPatch)
     found = diagnosis.run("cuda", measure=False)
     lost = next(c for c in found.checks if c.name == "cuda devices")
     assert not found.ok and not lost.ok and lost.required and lost.detail == "no GPU at all"
+    assert lost.fix.endswith("another backend: cpu")
     assert diagnosis.run(measure=False).ok
 
 
