@@ -31,7 +31,7 @@ from tracea_onnx.compiler import plan_cache
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.runtime import device_caps, nvrtc
+from tracea_onnx.runtime import device_caps, host_device, nvrtc
 from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.tuning import measure, proposers
@@ -400,6 +400,22 @@ def test_a_cached_plan_is_not_used_with_another_record() -> None:
     assert plan_cache.Slot(request).get() is None
     tuning_records.clear()
     assert plan_cache.Slot(request).get() == b"pack"
+
+
+def test_on_the_cpu_threads_matter_to_a_cached_plan_only_where_there_are_records() -> None:
+    model = parse("agraph (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+
+    def slot(threads: str) -> plan_cache.Slot:
+        props = {"backend": "cpu", "isa": "base", "threads": threads, "digest": "of its nodes"}
+        helper.set_model_props(model, props)
+        return plan_cache.Slot(model.SerializeToString())
+
+    slot("1").put([], b"pack")
+    assert slot("2").get() == b"pack"
+    tuning_records.add(host_device.device("base", 1), {"a": ONE})
+    assert slot("1").get() is None
+    slot("1").put([], b"tuned")
+    assert slot("1").get() == b"tuned" and slot("2").get() is None
 
 
 @pytest.mark.parametrize("head", [b"{", b"[[" * 100_000, b"\xff", b"[]", b"1"])
