@@ -8,6 +8,7 @@ priority, chain length, position and name, so the result is deterministic.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 
 from tracea_onnx.ir.contracts import Match
@@ -29,6 +30,7 @@ def schedule(
     chosen: list[tuple[Match, Saving]] = []
     refused: list[Refusal] = []
     owner: dict[int, int] = {}  # node index -> position in chosen
+    spans: list[tuple[int, int]] = []  # of the nodes of the chosen, in order
     # An operand need not be read by the chain's own nodes (a layer behind a shared Reshape takes
     # the value before it), so no other chain may hide it.
     inner: dict[str, Match] = {}
@@ -44,13 +46,14 @@ def schedule(
             operand[o] for o in _inner(match) if o in operand
         ]:
             refused.append(_lost(match, Why.HIDES_OPERAND, rivals[0]))
-        elif _closes_cycle(graph, match, chosen, owner):
+        elif _closes_cycle(graph, match, chosen, owner, spans):
             refused.append(Refusal(match.rule, match.anchor.name, reason(Why.JOINT_CYCLE)))
         else:
             owner |= {n.index: len(chosen) for n in match.nodes}
             inner |= dict.fromkeys(_inner(match), match)
             operand |= dict.fromkeys(match.inputs, match)
             chosen.append((match, saving))
+            insort(spans, _span(match))
     chosen.sort(key=lambda c: c[0].anchor.index)
     return chosen, refused
 
@@ -65,12 +68,21 @@ def _inner(match: Match) -> set[str]:
     return {o for n in match.nodes for o in n.outputs if o} - set(match.outputs)
 
 
+def _span(match: Match) -> tuple[int, int]:
+    """The positions of its first and its last node."""
+    return min(n.index for n in match.nodes), max(n.index for n in match.nodes)
+
+
 def _closes_cycle(
-    graph: Graph, match: Match, chosen: Sequence[tuple[Match, Saving]], owner: dict[int, int]
+    graph: Graph,
+    match: Match,
+    chosen: Sequence[tuple[Match, Saving]],
+    owner: dict[int, int],
+    spans: Sequence[tuple[int, int]],
 ) -> bool:
     """Whether a path leaves the chain and comes back once every chosen chain is one node."""
     inside = {n.index for n in match.nodes}
-    bound = _reach(max(inside), chosen)
+    bound = _reach(max(inside), spans)
     seen: set[int] = set(inside)
     stack: list[Node] = list(match.nodes)
     while stack:
@@ -89,13 +101,10 @@ def _closes_cycle(
     return False
 
 
-def _reach(bound: int, chosen: Sequence[tuple[Match, Saving]]) -> int:
+def _reach(bound: int, spans: Sequence[tuple[int, int]]) -> int:
     """The last position from which a path can still lead back before `bound`: only chosen chains
     lead backwards.
     """
-    spans = sorted(
-        (min(n.index for n in m.nodes), max(n.index for n in m.nodes)) for m, _ in chosen
-    )
     grown = True
     while grown:
         grown = False

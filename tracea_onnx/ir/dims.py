@@ -15,6 +15,7 @@ import operator
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from weakref import WeakValueDictionary
 
 from tracea_onnx.support.data_classes import dataclass
@@ -88,10 +89,12 @@ class Dim:
 
 
 DimLike = int | Dim
-#: Every expression that something still refers to, and the last that were made: most are soon made
-#: again. Only what holds the lock adds one, so that threads share one object, too.
+#: How many of the last expressions, sums and products are kept: most are soon asked for again.
+_KEPT = 1 << 14
+#: Every expression that something still refers to, and the last that were made. Only what holds the
+#: lock adds one, so that threads share one object, too.
 _pool: WeakValueDictionary[tuple[object, ...], Dim] = WeakValueDictionary()
-_recent: deque[Dim] = deque(maxlen=1 << 14)
+_recent: deque[Dim] = deque(maxlen=_KEPT)
 _adding = threading.Lock()
 #: Characters of a node that is spelled out.
 _LONGEST = 400
@@ -216,8 +219,11 @@ def _order(a: DimLike, b: DimLike) -> tuple[DimLike, DimLike]:
 
 def add(a: DimLike, b: DimLike) -> DimLike:
     """A + b."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
+    return a + b if isinstance(a, int) and isinstance(b, int) else _add(a, b)
+
+
+@lru_cache(_KEPT)
+def _add(a: DimLike, b: DimLike) -> DimLike:
     terms: dict[DimLike, int] = {}
     const = _collect(a, 1, terms) + _collect(b, 1, terms)
     return _rebuild(terms, const)
@@ -271,8 +277,11 @@ def _rebuild(terms: dict[DimLike, int], const: int) -> DimLike:
 
 def mul(a: DimLike, b: DimLike) -> DimLike:
     """A * b."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
+    return a * b if isinstance(a, int) and isinstance(b, int) else _mul(a, b)
+
+
+@lru_cache(_KEPT)
+def _mul(a: DimLike, b: DimLike) -> DimLike:
     a, b = _order(a, b)
     if isinstance(b, int):
         terms: dict[DimLike, int] = {}

@@ -244,6 +244,7 @@ class Graph:
         self._input_set, self._output_set = frozenset(self.inputs), frozenset(self.outputs)
         self._initializers = {t.name: t for t in self.proto.initializer}
         self._arrays: dict[str, Array] = {}
+        self._shapes: dict[str, Shape | None] = {}
         self._symbols: frozenset[str] | None = None
         self._types = {
             v.name: v.type.tensor_type
@@ -388,6 +389,11 @@ class Graph:
         """Dims as ints, symbol names, or None each; None when even the rank is unknown, or higher
         than any array's.
         """
+        if name not in self._shapes:
+            self._shapes[name] = self._find_shape(name)
+        return self._shapes[name]
+
+    def _find_shape(self, name: str) -> Shape | None:
         if name in self._initializers:
             stored = self._initializers[name].dims
             return tuple(stored) if len(stored) <= MOST_RANK else None
