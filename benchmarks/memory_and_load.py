@@ -8,10 +8,10 @@
 Every session is made in a process of its own (`one_session.py`): `ours` with Plans and kernels in
 the cache, `ours cold` with an empty one, `ort` by ONNX Runtime alone (with --backend cuda its CUDA
 provider), and by each --peer: the plugin provider of a library, or a provider that the ONNX Runtime
-of another Python has. Reported are seconds until
-the session is there and of its first run, by the wall clock and of the processors (all threads),
-and what the process then holds more than before: resident bytes, their peak, device memory. Ratios
-are ours over a peer's, of samples of one round: below 1 ours takes less.
+of another Python has. Reported are seconds until the session is there and of its first run, by the
+wall clock and of the processors (all threads), and what the process then holds more than before:
+resident bytes, their peak, device memory. Ratios are ours over a peer's, of samples of one round:
+below 1 ours takes less.
 
 --shapes: runs of as many different batches and lengths, and what is held after 1, 10, 100 and 1000.
 Models of the zoo are fp32 on the CPU and fp16 on a GPU.
