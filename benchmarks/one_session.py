@@ -9,7 +9,6 @@ bytes are more than the process held before, with ONNX Runtime imported.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -47,26 +46,11 @@ def _processors() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class _Gpu:
-    """The memory of the first GPU that is in use, by whomever."""
+def _gpu() -> Any:
+    """Imported for a GPU alone: memory of the host is what the others are about."""
+    from tracea_onnx.bench.worker import Gpu
 
-    def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._check(self._cuda.cuInit(0))
-        self._check(self._cuda.cuDeviceGet(ctypes.byref(device), 0))
-        self._check(self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-        self._check(self._cuda.cuCtxSetCurrent(context))
-
-    @staticmethod
-    def _check(status: int) -> None:
-        if status:
-            raise RuntimeError(f"the CUDA driver answers {status}")
-
-    def taken(self) -> int:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._check(self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
-        return total.value - free.value
+    return Gpu()
 
 
 def _session(given: dict[str, Any]) -> Any:
@@ -123,7 +107,7 @@ def _shapes(count: int) -> Iterator[tuple[int, int]]:
 
 def measure(given: dict[str, Any]) -> dict[str, float]:
     """What one session takes."""
-    gpu = _Gpu() if given["backend"] == "cuda" else None
+    gpu = _gpu() if given["backend"] == "cuda" else None
     taken, before, processors = gpu.taken() if gpu else 0, _resident(), _processors()
     began = time.perf_counter()
     session = _session(given)

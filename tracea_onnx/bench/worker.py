@@ -301,7 +301,7 @@ def _memory(field: str) -> int | None:
     return next((int(x.split()[1]) * 1024 for x in lines if x.startswith(field + ":")), None)
 
 
-class _Gpu:
+class Gpu:
     """Bytes of the first GPU that are in use, by whomever."""
 
     def __init__(self) -> None:
@@ -318,6 +318,7 @@ class _Gpu:
             raise RuntimeError(f"the CUDA driver answers {status}")
 
     def taken(self) -> int:
+        """Bytes in use now."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._check(self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
         return total.value - free.value
@@ -379,7 +380,7 @@ def _timed(
 def _loaded(given: Given, arrays: Arrays) -> tuple[dict[str, Any], list[Pair]]:
     peer = PEERS[given["peer"]](given, arrays)
     version = next(peer)
-    gpu = _Gpu() if given["device"] else None
+    gpu = Gpu() if given["device"] else None
     before, taken = _memory("VmRSS"), gpu.taken() if gpu else 0
     began = time.perf_counter()
     pairs, note = next(peer)
