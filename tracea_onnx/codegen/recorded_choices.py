@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tracea_onnx.codegen.kernel_choice import BY_PRICE, Choices
 from tracea_onnx.support import files
 
 if TYPE_CHECKING:
+    from tracea_onnx.codegen.kernel_choice import Choices
     from tracea_onnx.codegen.tuning_records import Device
 
 
@@ -21,6 +21,8 @@ OF_DEVICE = frozenset({"isa", "threads"})
 def choices(device: Device) -> Choices:
     """As the tuning record of this kind of device says; by price without one."""
     if not stamp():
+        from tracea_onnx.codegen.kernel_choice import BY_PRICE
+
         return BY_PRICE
     from tracea_onnx.codegen import tuning_records
 
