@@ -116,7 +116,7 @@ struct Product {
 // One direction, and rows m0..m1 of the batch.
 struct Layer {
   int64_t T, B, H, I, G, panels, pitch, stages;
-  int64_t x_t, x_b, y_t, y_b, h_b, m0, m1;
+  int64_t x_t, x_b, y_t, y_b, h_b, m0, m1, lead;
   bool coupled, backward, plain;
   const float *x, *w, *r, *bias, *peephole, *h0, *c0;
   const int32_t* lens;
@@ -185,13 +185,15 @@ struct Layer {
   }
   int64_t next_input() const { return backward ? -x_t : x_t; }
   float* projection(int64_t s, int64_t b) const {
-    return projected + (s % kKept * B + b) * columns();
+    return projected + ((s + kKept - lead) % kKept * B + b) * columns();
   }
-  // The next kSteps steps are projected beside the products of these ones.
-  bool beside(int64_t s) const {
-    return kPairRows && m1 - m0 == 1 && s >= kSteps && s + kSteps <= length(m0);
-  }
-  // Columns of panels q..q+count, of kSteps steps from s on.
+  // Steps are projected in groups of kSteps. Of a single row the first group has as many as make
+  // the others whole, which are projected beside the products of the group before.
+  bool single() const { return kPairRows && m1 - m0 == 1; }
+  void group() { lead = single() ? (std::max<int64_t>(length(m0), 1) - 1) % kSteps + 1 : kSteps; }
+  int64_t group_of(int64_t s) const { return s < lead ? 0 : s - (s - lead) % kSteps; }
+  int64_t group_size(int64_t begin) const { return begin ? kSteps : lead; }
+  // Columns of panels q..q+count, of the group that begins with s.
   void project(int64_t s, int64_t q, int64_t count) const {
     const bool by_step = !lens && m1 - m0 >= kSteps;
     const int64_t some = std::max<int64_t>(1, kNear / std::max<int64_t>(1, I * kPanel));
@@ -199,22 +201,22 @@ struct Layer {
     for (int64_t end = q + count, n; q < end; q += n) {
       n = std::min(some, end - q);
       const float* const from = w + q * I * kPanel;
-      for (int64_t t = s; by_step && t < std::min(s + kSteps, T); t++)
+      for (int64_t t = s; by_step && t < std::min(s + group_size(s), T); t++)
         run_product({input(t, m0), x_b, m1 - m0, from, I, n, added + q * kPanel,
                      projection(t, m0) + q * kPanel, columns(), order});
       for (int64_t b = m0; !by_step && b < m1; b++) {
-        const int64_t steps = std::min(kSteps, length(b) - s);
+        const int64_t steps = std::min(group_size(s), length(b) - s);
         if (steps > 0)
           run_product({input(s, b), next_input(), steps, from, I, n, added + q * kPanel,
                        projection(s, b) + q * kPanel, B * columns(), order});
       }
     }
   }
-  // What this step does of the next ones' projection, of panels q..q+count.
+  // What this step does of the next group's projection, of panels q..q+count.
   Ahead ahead(int64_t q, int64_t count) const {
-    const int64_t s = (step / kSteps + 1) * kSteps, own = step % kSteps;
-    if (!beside(s)) return {};
-    const int64_t from = part(count, kSteps, own), to = part(count, kSteps, own + 1);
+    const int64_t begin = group_of(step), size = group_size(begin), s = begin + size;
+    if (!single() || s >= length(m0)) return {};
+    const int64_t from = part(count, size, step - begin), to = part(count, size, step - begin + 1);
     q += from;
     return {input(s, m0),
             next_input(),
@@ -360,7 +362,7 @@ struct Layer {
     const float* const a = stage ? more : h[step & 1];
     const int64_t across = panels_at_once(std::min(m1 - m0, kRowBlock), n);
     const int64_t chunks = div_up(p1 - p0, across), count = (p1 - p0) * n;
-    if (step % kSteps == 0 && !beside(step)) project(step, panel + p0 * n, count);
+    if (step == group_of(step) && !(step && single())) project(step, panel + p0 * n, count);
     Ahead next = ahead(panel + p0 * n, count);
     const auto order = !step ? Product::kFirst : step & 1 ? Product::kBack : Product::kForth;
     for (int64_t k = 0; k < chunks; k++) {
@@ -438,9 +440,11 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
   Layer v = layer(l, d, (float*)scratch);
   if (split_rows(l, each) || each == 1) {
     v.m0 = part(v.B, each, own), v.m1 = part(v.B, each, own + 1);
+    v.group();
     for (int64_t t = 0; t < v.tickets(); t++) v.run(t, 0, v.panels);
     return;
   }
+  v.group();
   const Meeting meeting{(int32_t*)l.buf[f::state] + d * fam::kMeetingPoint};
   meeting.begin(own);
   for (int64_t t = 0; t < v.tickets(); t++) {
