@@ -21,8 +21,8 @@ static inline int64_t index_at(const void* idx, int64_t dtype, int64_t j) {
 }
 
 static inline bool inside(int64_t& at, int64_t extent) {
-  if (at < 0) at += extent;
-  return at >= 0 && at < extent;
+  at += at < 0 ? extent : 0;
+  return uint64_t(at) < uint64_t(extent);
 }
 
 static inline void move(char* to, const char* from, int64_t bytes) {
@@ -82,12 +82,22 @@ struct Along {
         if (row.c[k] >= m[k]) inside_columns = 0;
         base += row.c[k] * s[k];
       }
-      const int64_t extent = m[axis], step = s[axis], side = across ? 0 : s[kDims - 1];
-      for (int64_t c = 0; c < last; c++) {
+      const int64_t extent = m[axis], step = s[axis], side = s[kDims - 1];
+      const int64_t most = last < inside_columns ? last : inside_columns;
+      const auto along = [&](int64_t c, int64_t from) {
         int64_t at = idx[r * last + c];
-        const bool found = inside(at, extent) && c < inside_columns;
-        visit(r * last + c, found ? base + at * step + c * side : 0, found);
+        if (inside(at, extent))
+          visit(r * last + c, from + at * step, true);
+        else
+          visit(r * last + c, 0, false);
+      };
+      if (across) {
+#pragma GCC unroll 4
+        for (int64_t c = 0; c < most; c++) along(c, base);
+      } else {
+        for (int64_t c = 0; c < most; c++) along(c, base + c * side);
       }
+      for (int64_t c = most; c < last; c++) visit(r * last + c, 0, false);
     }
   }
 

@@ -1,5 +1,8 @@
 // Sums up to each element along an axis of [outer, n, inner].
 #pragma once
+#include <type_traits>
+
+#include "common/simd.h"
 #include "common/tasks.h"
 
 namespace tracea {
@@ -9,44 +12,99 @@ namespace cumsum {
 
 namespace f = fam::cumsum;
 
+constexpr int64_t kColumns = 2048;  // whose rows stay in L1
+static inline int64_t blocks(const Launch& l) { return (l.i[f::inner] + kColumns - 1) / kColumns; }
+
 static int64_t tasks(const Launch& l, int threads) {
   const int64_t outer = l.i[f::outer], each = l.i[f::n] * l.i[f::inner];
-  return outer && each ? even_tasks(outer, outer * each, threads) : 0;
+  return outer && each ? even_tasks(outer * blocks(l), outer * each, threads) : 0;
+}
+
+template <class T>
+using Vector __attribute__((vector_size(4 * W), aligned(sizeof(T)), may_alias)) = T;
+
+// N vectors of columns, whose sums stay in registers.
+template <int N, class T>
+static inline void few(const T* x, T* y, int64_t n, int64_t step, bool exclusive) {
+  using V = Vector<T>;
+  constexpr int64_t lanes = 4 * W / sizeof(T);
+  V sum[N];
+#pragma GCC unroll 8
+  for (int v = 0; v < N; v++) {
+    sum[v] = *(const V*)(x + v * lanes);
+    *(V*)(y + v * lanes) = exclusive ? V{} : sum[v];
+  }
+  for (int64_t k = 1; k < n; k++) {
+    x += step, y += step;
+#pragma GCC unroll 8
+    for (int v = 0; v < N; v++) {
+      const V before = sum[v];
+      sum[v] += *(const V*)(x + v * lanes);
+      *(V*)(y + v * lanes) = exclusive ? before : sum[v];
+    }
+  }
+}
+
+// Row after row, of `columns`.
+template <class T>
+static inline void rows(const T* x, T* y, int64_t n, int64_t step, int64_t columns,
+                        bool exclusive) {
+  using V = Vector<T>;
+  constexpr int64_t lanes = 4 * W / sizeof(T);
+  for (int64_t j = 0; j < columns; j++) y[j] = exclusive ? T(0) : x[j];
+  for (int64_t k = 1; k < n; k++, x += step, y += step) {
+    const T* const more = exclusive ? x : x + step;
+    T* const to = y + step;
+    int64_t j = 0;
+    for (; j + lanes <= columns; j += lanes)
+      *(V*)(to + j) = *(const V*)(y + j) + *(const V*)(more + j);
+    for (; j < columns; j++) to[j] = y[j] + more[j];
+  }
+}
+
+template <class T, class Sum>
+static inline void row(const T* x, T* y, int64_t n, int64_t step, bool exclusive) {
+  Sum sum = 0;
+  for (int64_t k = 0; k < n; k++, x += step, y += step) {
+    const Sum before = sum;
+    sum += Sum(*x);
+    *y = T(exclusive ? before : sum);
+  }
 }
 
 // Integers wrap around. Single rows of floats are summed in double, rows side by side as they are.
-template <class T, class Sum, class Each>
+template <class T, class Sum>
 static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
-  const int64_t n = l.i[f::n], inner = l.i[f::inner], outer = l.i[f::outer],
-                step = l.i[f::reverse] ? -inner : inner, start = l.i[f::reverse] ? n - 1 : 0;
-  for (int64_t o = task_begin(outer, task, tasks); o < task_begin(outer, task + 1, tasks); o++) {
-    const T* x = (const T*)l.buf[f::x] + (o * n + start) * inner;
-    T* y = (T*)l.buf[f::y] + (o * n + start) * inner;
-    if (inner == 1) {
-      Sum sum = 0;
-      for (int64_t k = 0; k < n; k++, x += step, y += step) {
-        const Sum before = sum;
-        sum += Sum(*x);
-        *y = T(l.i[f::exclusive] ? before : sum);
-      }
-      continue;
+  constexpr int64_t lanes = 4 * W / sizeof(T);
+  const int64_t n = l.i[f::n], inner = l.i[f::inner], across = blocks(l),
+                pieces = l.i[f::outer] * across, step = l.i[f::reverse] ? -inner : inner,
+                start = l.i[f::reverse] ? (n - 1) * inner : 0;
+  const bool exclusive = l.i[f::exclusive];
+  for (int64_t p = task_begin(pieces, task, tasks); p < task_begin(pieces, task + 1, tasks); p++) {
+    const int64_t first = p % across * kColumns, from = p / across * n * inner + start + first,
+                  columns = inner - first < kColumns ? inner - first : kColumns;
+    const T* const x = (const T*)l.buf[f::x] + from;
+    T* const y = (T*)l.buf[f::y] + from;
+    int64_t j = 0;
+    if (inner == 1)
+      row<T, Sum>(x, y, n, step, exclusive), j = 1;
+    else if (columns <= 8 * lanes) {
+      const auto with = [&](auto count) {
+        for (; j + count * lanes <= columns; j += count * lanes)
+          few<count>(x + j, y + j, n, step, exclusive);
+      };
+      with(std::integral_constant<int, 8>()), with(std::integral_constant<int, 4>());
+      with(std::integral_constant<int, 2>()), with(std::integral_constant<int, 1>());
     }
-    for (int64_t j = 0; j < inner; j++) y[j] = l.i[f::exclusive] ? T(0) : x[j];
-    for (int64_t k = 1; k < n; k++) {
-      const T* __restrict const before = y;
-      const T* __restrict const more = l.i[f::exclusive] ? x : x + step;
-      T* __restrict const to = y + step;
-      for (int64_t j = 0; j < inner; j++) to[j] = T(Each(before[j]) + Each(more[j]));
-      x += step, y += step;
-    }
+    if (j < columns) rows(x + j, y + j, n, step, columns - j, exclusive);
   }
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
   switch (l.i[f::dtype]) {
-    case kI32: return run_as<int32_t, uint32_t, uint32_t>(l, task, tasks);
-    case kI64: return run_as<int64_t, uint64_t, uint64_t>(l, task, tasks);
-    default: return run_as<float, double, float>(l, task, tasks);
+    case kI32: return run_as<uint32_t, uint32_t>(l, task, tasks);
+    case kI64: return run_as<uint64_t, uint64_t>(l, task, tasks);
+    default: return run_as<float, double>(l, task, tasks);
   }
 }
 

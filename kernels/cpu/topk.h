@@ -40,23 +40,24 @@ static inline void sink(uint64_t* heap, int64_t count, int64_t at) {
   heap[at] = key;
 }
 
-constexpr int64_t kBlock = 4 * W;  // elements that are compared at once
-
-// Whether all elements of a block come behind `value`, as far as a comparison of them tells.
-template <class T>
-static inline bool none_before(const T*, T, bool) {
-  return false;
+// Of elements those that may come before `value`.
+static inline vi before(vf v, float value, bool largest) {
+  return largest ? ~(v <= splat(value)) : ~(v >= splat(value));
 }
-static inline bool none_before(const float* x, float value, bool largest) {
-  vi some{};
-  for (int64_t k = 0; k < kBlock; k += W) {
-    const vf v = load(x + k);
-    some |= largest ? ~(v <= splat(value)) : ~(v >= splat(value));
-  }
-  uint64_t bits[W / 2], any = 0;
-  memcpy(bits, &some, sizeof some);
-  for (uint64_t b : bits) any |= b;
-  return !any;
+static inline vi before(vf v, int32_t value, bool largest) {
+  return largest ? bits_i(v) > value : bits_i(v) < value;
+}
+// The same of a row's elements from j on, W at most, as bits.
+template <class T>
+static inline uint32_t candidates(const T* x, int64_t j, int64_t n, T value, bool largest) {
+  const auto bits = [&](const T* p) {
+    return lane_bits(before(load((const float*)p), value, largest));
+  };
+  if (j + W <= n) return bits(x + j);
+  if (n >= W) return bits(x + n - W) >> (j - (n - W));
+  T some[W] = {};
+  for (int64_t k = j; k < n; k++) some[k - j] = x[k];
+  return bits(some) & ((1u << (n - j)) - 1);
 }
 
 static int64_t tasks(const Launch& l, int threads) {
@@ -66,7 +67,8 @@ static int64_t tasks(const Launch& l, int threads) {
 
 static size_t scratch(const Launch& l, int) {
   const int64_t k = l.i[f::k] < l.i[f::n] ? l.i[f::k] : l.i[f::n];
-  return l.i[f::outer] && l.i[f::inner] ? size_t(k) * sizeof(uint64_t) : 0;
+  if (!l.i[f::outer] || !l.i[f::inner]) return 0;
+  return size_t(k) * sizeof(uint64_t) + (l.i[f::inner] > 1 ? size_t(l.i[f::n]) * 4 : 0);
 }
 
 template <class T>
@@ -74,23 +76,27 @@ static inline void run_as(const Launch& l, int64_t task, int64_t tasks, uint64_t
   const int64_t n = l.i[f::n], k = l.i[f::k], inner = l.i[f::inner], rows = l.i[f::outer] * inner;
   const uint32_t flip = l.i[f::largest] ? 0 : 0xffffffffu;
   for (int64_t r = task_begin(rows, task, tasks); r < task_begin(rows, task + 1, tasks); r++) {
-    const T* const x = (const T*)l.buf[f::x] + r / inner * n * inner + r % inner;
-    const int64_t to = r / inner * k * inner + r % inner;
-    for (int64_t j = 0; j < k; j++) heap[j] = key_of(ordered(x[j * inner]) ^ flip, j);
-    for (int64_t j = k / 2 - 1; j >= 0; j--) sink(heap, k, j);
-    for (int64_t j = k; j < n;) {
-      const int64_t end = inner == 1 && j + kBlock <= n ? j + kBlock : j + 1;
-      if (end > j + 1 && none_before(x + j, x[place_of(heap[0])], !flip)) j = end;
-      for (; j < end; j++) {
-        const uint64_t key = key_of(ordered(x[j * inner]) ^ flip, j);
-        if (key < heap[0]) continue;
-        heap[0] = key;
-        sink(heap, k, 0);
-      }
+    const T* x = (const T*)l.buf[f::x] + r / inner * n * inner + r % inner;
+    if (inner > 1) {  // a column is copied to where its elements are neighbours
+      T* const column = (T*)(heap + k);
+      for (int64_t j = 0; j < n; j++) column[j] = x[j * inner];
+      x = column;
     }
+    const int64_t to = r / inner * k * inner + r % inner;
+    for (int64_t j = 0; j < k; j++) heap[j] = key_of(ordered(x[j]) ^ flip, j);
+    for (int64_t j = k / 2 - 1; j >= 0; j--) sink(heap, k, j);
+    const auto meet = [&](int64_t j) {
+      const uint64_t key = key_of(ordered(x[j]) ^ flip, j);
+      if (key < heap[0]) return;
+      heap[0] = key;
+      sink(heap, k, 0);
+    };
+    for (int64_t j = k; j < n; j += W)
+      for (uint32_t bits = candidates(x, j, n, x[place_of(heap[0])], !flip); bits; bits &= bits - 1)
+        meet(j + __builtin_ctz(bits));
     for (int64_t left = k; left > 0; left--) {
       const int64_t at = to + (left - 1) * inner, place = place_of(heap[0]);
-      if (l.buf[f::y]) ((T*)l.buf[f::y])[at] = x[place * inner];
+      if (l.buf[f::y]) ((T*)l.buf[f::y])[at] = x[place];
       if (l.buf[f::at]) ((int64_t*)l.buf[f::at])[at] = place;
       heap[0] = heap[left - 1];
       sink(heap, left - 1, 0);

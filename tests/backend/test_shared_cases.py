@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,3 +117,29 @@ def test_not_a_number_is_the_largest(isa: str) -> None:
         ints = {"outer": 1, "n": 7, "inner": 1, "k": 7, "largest": largest, "dtype": 1}
         run_kernel("topk", {"x": x, "at": at}, ints, isa=isa)
         np.testing.assert_array_equal(at[0], want)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("element", [np.uint8, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 7, 1, 9), (2, 5, 3, 4), (40, 300, 1, 501)])
+def test_elements_along_an_axis(
+    sizes: tuple[int, int, int, int], element: Any, index: Any, isa: str
+) -> None:
+    outer, n, inner, count = sizes
+    rng = np.random.default_rng(n)
+    x = rng.integers(0, 99, (outer, n, inner)).astype(element)
+    idx = rng.integers(-n, n, (outer, count, inner)).astype(index)
+    y = np.full(idx.shape, 111, x.dtype)
+    ints = {
+        "elem": x.itemsize, "outer": outer, "n": n, "inner": inner, "count": count,
+        "idx_dtype": int(DType.I32 if index == np.int32 else DType.I64),
+    }  # fmt: skip
+    run_kernel("gather_elements", {"x": x, "idx": idx, "y": y}, ints, isa=isa, threads=3)
+    np.testing.assert_array_equal(y, np.take_along_axis(x, idx % n, 1))
+    idx[-1, -1, -1] = n
+    with pytest.raises(TraceaError, match="bad data"):
+        run_kernel("gather_elements", {"x": x, "idx": idx, "y": y}, ints, isa=isa, threads=3)
+    want = np.take_along_axis(x, idx % n, 1)
+    want[-1, -1, -1] = 0
+    np.testing.assert_array_equal(y, want)

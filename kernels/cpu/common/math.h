@@ -17,17 +17,7 @@ TRACEA_INLINE vf vmin_nan(vf a, vf b) { return a != a ? a : vmin(a, b); }
 TRACEA_INLINE vf copysign(vf magnitude, vf sign) {
   return bits_f((bits_i(magnitude) & 0x7fffffff) | (bits_i(sign) & INT32_MIN));
 }
-TRACEA_INLINE bool any(vi mask) {
-#if TRACEA_W == 16
-  return _mm512_movepi32_mask((__m512i)mask) != 0;
-#elif TRACEA_W == 8
-  return _mm256_movemask_ps((__m256)mask) != 0;
-#else
-  int32_t r = 0;
-  for (int k = 0; k < W; k++) r |= mask[k];
-  return r != 0;
-#endif
-}
+TRACEA_INLINE bool any(vi mask) { return lane_bits(mask) != 0; }
 
 // Applies a scalar function to every lane: for functions too rare to deserve a vector form.
 template <class F>

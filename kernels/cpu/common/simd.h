@@ -82,6 +82,18 @@ TRACEA_INLINE vf vfloor(vf a) {
   return a;
 }
 #endif
+// Bit k is set where lane k is.
+TRACEA_INLINE uint32_t lane_bits(vi mask) {
+#if TRACEA_W == 16
+  return _mm512_movepi32_mask((__m512i)mask);
+#elif TRACEA_W == 8
+  return uint32_t(_mm256_movemask_ps((__m256)mask));
+#else
+  uint32_t bits = 0;
+  for (int k = 0; k < W; k++) bits |= uint32_t(mask[k] & 1) << k;
+  return bits;
+#endif
+}
 TRACEA_INLINE vf vabs(vf a) { return bits_f(bits_i(a) & 0x7fffffff); }
 // First n lanes (0 < n <= W) from memory, the rest `fill`; and the store of the first n lanes.
 #if TRACEA_W == 16
