@@ -86,7 +86,8 @@ struct Ahead {
     return {a + k, lda, w + k * kPanel, to, ld, first ? init : to, first ? 0 : ld};
   }
   void advance(int64_t n) {
-    if ((k += n) < terms) return;
+    k += n;
+    if (k < terms) return;
     k = 0, panels--, w += terms * kPanel, to += kPanel, init += kPanel;
   }
   void finish() {
