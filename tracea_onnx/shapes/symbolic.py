@@ -117,8 +117,12 @@ class Shapes:
             if declared is None or derived is None or len(declared) != len(derived):
                 self._dims[out] = derived if declared is None else declared
             else:
+                # where a file contradicts its operators, these are what runs
                 self._dims[out] = tuple(
-                    a if isinstance(a, int) or b is dims.symbol(f"{out}:{axis}") else b
+                    a
+                    if (isinstance(a, int) and not isinstance(b, int))
+                    or b is dims.symbol(f"{out}:{axis}")
+                    else b
                     for axis, (a, b) in enumerate(zip(declared, derived, strict=True))
                 )
             if k == 0:

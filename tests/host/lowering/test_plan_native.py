@@ -353,7 +353,7 @@ TAKERS = (
 NEVER_THROW = {
     "tracea_version", "tracea_best_isa", "tracea_has_isa", "tracea_has_kernel",
     "tracea_set_compiler", "tracea_stats", "tracea_kernel_tasks",
-    "tracea_cuda_close",
+    "tracea_cpu_close", "tracea_cuda_close",
 }  # fmt: skip
 
 
