@@ -1,5 +1,5 @@
-"""Files whose declared shapes are not those that their operators give: ONNX Runtime runs them with a
-warning, and the provider runs the same.
+"""Files whose declared shapes are not those that their operators give: ONNX Runtime runs them with
+a warning, and the provider runs the same.
 """
 
 from __future__ import annotations
