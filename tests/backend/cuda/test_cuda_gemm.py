@@ -274,7 +274,7 @@ def test_f32_blocks_lie_evenly() -> None:
     together or it is full of one.
     """
     even, r = (
-        discovery.module("kernels", "cuda.common.launch").even,
+        discovery.module("kernels", "cuda.common.launch").smem_of_even_waves,
         batched(DType.F32, 203, 407, 286, (286, 1), (1, 286)),
     )
     smem = even(r, 20480, 364, 5)

@@ -227,11 +227,11 @@ def test_short_rows_get_some_lanes() -> None:
         inputs, outputs = (("x", "res"), ("y", "skip")) if tensors == 4 else (("x",), ("y",))
         shapes = []
         for b in norm._short(r, rows, inputs, outputs):
-            slabs = "norm_slabs" in b.call
-            v, k, lanes, *_ = [1] * slabs + [
+            staged = "norm_staged" in b.call
+            v, k, lanes, *_ = [1] * staged + [
                 int(n) for n in re.findall(r"\d+", b.call[b.call.index("<") :])
             ]
-            shapes.append((v, k, lanes, b.block, slabs))
+            shapes.append((v, k, lanes, b.block, staged))
         return shapes
 
     # many rows: fewer lanes
@@ -531,7 +531,7 @@ def test_columns_are_read_as_whole_vectors(
         and found[0].cluster == cluster
     )
     (k, *_) = _axis("reduce", outer, n, inner, unaligned=("x",))
-    assert "reduce_columns<" in k.source or "reduce_slabs<" in k.source
+    assert "reduce_columns<" in k.source or "reduce_staged<" in k.source
 
 
 @pytest.mark.parametrize(("size", "held"), [(2, 4), (4, 4), (2, 8), (8, 16)])
@@ -565,10 +565,10 @@ def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_som
     for family in ("reduce", "softmax"):
         (many,) = _axis(family, 132, 320, 11, unaligned=("x",))
         (few,) = _axis(family, 131, 320, 11, unaligned=("x",))
-        assert "_slabs<" in many.source and "_columns<" in few.source
+        assert "_staged<" in many.source and "_columns<" in few.source
         kernels = _axis(family, symbol("outer"), 320, 11, unaligned=("x",))
         assert not running(kernels, outer=0)
-        for outer, call in ((131, "_columns<"), (132, "_slabs<")):
+        for outer, call in ((131, "_columns<"), (132, "_staged<")):
             (k,) = running(kernels, outer=outer)
             assert call in k.source
     (long,) = _axis("softmax", 200, 1025, 3)
@@ -593,8 +593,8 @@ def test_rows_of_columns_that_are_not_counted_are_read_as_vectors_where_there_ar
 
 def test_a_block_brings_few_columns_that_it_would_read_twice() -> None:
     shapes = (
-        (2806, 851, 9, "softmax_slabs<30720, 32, 27,"), (1000, 1000, 6, "softmax_columns<2,"),
-        (2806, 1601, 6, "softmax_slabs<38912, 32, 0,"),
+        (2806, 851, 9, "softmax_staged<30720, 32, 27,"), (1000, 1000, 6, "softmax_columns<2,"),
+        (2806, 1601, 6, "softmax_staged<38912, 32, 0,"),
         (132, 1601, 6, "softmax_columns<"), (2806, 4097, 2, "softmax_columns<"),
         (300, 900, 16, "softmax_columns<"),
     )  # fmt: skip
