@@ -139,7 +139,7 @@ def _clocks(nvml: ctypes.CDLL | None) -> Iterator[Check]:
 
 
 def _tuned(k: int) -> int:
-    """Launches in the record of a GPU; 0 where the native library cannot tell."""
+    """Launches in the record of a GPU; 0 where the native library does not know."""
     try:
         return len(tuning_records.load(cuda_harness.device(k)))
     except TraceaError:

@@ -8,7 +8,7 @@ from tracea_onnx.runtime.device_caps import DeviceCaps, usual
 #: 989 TFLOP/s fp16 and 4.8 TB/s by its data sheet, of which kernels sustain about 2/3 and 3/4; 3 us
 #: a launch without a graph.
 H200 = Rates(600_000.0, 3_600.0, 3.0, "NVIDIA H200 data sheet; launches measured")
-#: Flops of fp16 products with sums in fp32, per clock of a multiprocessor, by the newest compute
+#: Flops of fp16 MMAs with sums in fp32, per clock of a multiprocessor, by the newest compute
 #: capability x 10 that is no newer than the GPU's. What NVIDIA documents as peak TFLOPS of dense
 #: fp16 over multiprocessors x boost clock: data sheets of T4 (65), A100 (312), A40 (149.7), L4
 #: (121) and H100 SXM (989), the white paper of GA102 (512 FMAs), 170 sparse int8 TOPS of the

@@ -495,10 +495,10 @@ def packed_elements(family: str, **p: int) -> int:
     raise KeyError(family)
 
 
-def bundled_groups(channels: int, columns: int, groups: int) -> int:
-    """How many neighbouring groups, each of so many input and output channels, a CUDA product takes
-    at once: those that leave the fewest tiles of 64 x 64 for each group, of channels that begin at
-    multiples of 8: tensor maps copy from multiples of 16 bytes alone.
+def merged_groups(channels: int, columns: int, groups: int) -> int:
+    """How many neighbouring groups, each of so many input and output channels, a CUDA kernel merges
+    into one GEMM: those that leave the fewest tiles of 64 x 64 for each group, of channels that
+    begin at multiples of 8: tensor maps copy from multiples of 16 bytes alone.
     """
     counts = [
         q
@@ -513,9 +513,9 @@ def bundled_groups(channels: int, columns: int, groups: int) -> int:
 
 
 def widened_elements(**p: int) -> int:
-    """Elements that the CUDA backend writes behind packed filters, for bundles of groups."""
+    """Elements that the CUDA backend writes behind packed filters, for merged groups."""
     g = p["G"]
-    q = bundled_groups(p["IC"] // g, p["OC"] // g, g)
+    q = merged_groups(p["IC"] // g, p["OC"] // g, g)
     return p["OC"] * p["KH"] * p["KW"] * _round_up(q * (p["IC"] // g), 8) if q > 1 else 0
 
 

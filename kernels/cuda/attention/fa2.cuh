@@ -65,9 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
         multiply(s[2 * n + 1], a[kQueryRegisters ? d : 0], r[2], r[3], (T*)nullptr);
       }
     }
-    rows.finish(g, s, step * BN + column, (step + 1) * BN);
+    rows.scale_and_mask(g, s, step * BN + column, (step + 1) * BN);
     float best[2] = {row_max[0], row_max[1]};
-    largest(s, best);
+    reduce_max(s, best);
     softmax_step(s, out, row_max, sum, best);
 #pragma unroll
     for (int n = 0; n < BN / 16; n++) {
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   cp_async_wait<0>();
 #pragma unroll
   for (int e = 0; e < 2; e++) {
-    const float inverse = reciprocal_of(quad_sum(sum[e]));
+    const float inverse = reciprocal_of(quad_allreduce_sum(sum[e]));
     const int row = warp * 16 + lane / 4 + e * 8;
     if (tile.m0 + row >= g.S) continue;
     T* y = tile.y + row * g.y_s;

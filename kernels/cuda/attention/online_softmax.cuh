@@ -4,7 +4,7 @@
 
 // Maximum of the scores of two rows and of the given values.
 template <int KEYS>
-DEV void largest(const float (&s)[KEYS][4], float (&best)[2]) {
+DEV void reduce_max(const float (&s)[KEYS][4], float (&best)[2]) {
 #pragma unroll
   for (int e = 0; e < 2; e++) {
 #pragma unroll
@@ -48,7 +48,7 @@ struct RowPair {
   }
   // Scales and masks q k^T in place. The thread's first key is t0; the tile ends at `end`.
   template <int KEYS>
-  METHOD void finish(const Attention& g, float (&s)[KEYS][4], int t0, int end) const {
+  METHOD void scale_and_mask(const Attention& g, float (&s)[KEYS][4], int t0, int end) const {
     const bool edge = end > least;  // a key of the tile may be hidden from a row of the warp
 #pragma unroll
     for (int n = 0; n < KEYS; n++)
@@ -63,7 +63,7 @@ struct RowPair {
   }
 };
 // Sums over the four lanes of a row.
-DEV float quad_sum(float v) {
+DEV float quad_allreduce_sum(float v) {
   v += __shfl_xor_sync(FULL_WARP, v, 1);
   return v + __shfl_xor_sync(FULL_WARP, v, 2);
 }

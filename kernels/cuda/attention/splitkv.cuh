@@ -1,4 +1,4 @@
-// Split-KV (flash-decoding): CTAs or warps each attend to a part of the keys of the same rows; then
+// Split-KV (flash-decoding): CTAs or warps each have a part of the keys of the same rows; then
 // the partial results are combined.
 #pragma once
 #include "attention/problem.cuh"
@@ -12,7 +12,7 @@ struct alignas(16) Partial {
   float out[ROWS * HEAD_V], row_max[ROWS], sum[ROWS];
 };
 
-DEV float weight_of(float row_max, float best) {
+DEV float rescale_factor(float row_max, float best) {
   return row_max == -INF ? 0.f : exp2f(row_max - best);
 }
 
@@ -27,7 +27,7 @@ DEV void combine_warps(const Partial<ROWS>* of, Partial<ROWS>& to, int rows, Put
     for (int w = 0; w < WARPS; w++) best = fmaxf(best, of[w].row_max[row]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const float weight = weight_of(of[w].row_max[row], best);
+      const float weight = rescale_factor(of[w].row_max[row], best);
       total += of[w].sum[row] * weight, value += of[w].out[u] * weight;
     }
     if (FINAL) {
@@ -79,7 +79,7 @@ DEV void combine_cluster(const Partial<ROWS>& part, int rows, Put put) {
     for (int p = 0; p < CTAS; p++) best = fmaxf(best, row_max[p][0]);
 #pragma unroll
     for (int p = 0; p < CTAS; p++) {
-      const float weight = weight_of(row_max[p][0], best);
+      const float weight = rescale_factor(row_max[p][0], best);
       sum += sums[p][0] * weight;
 #pragma unroll
       for (int e = 0; e < kVector; e++) out[e] += outs[p][e] * weight;

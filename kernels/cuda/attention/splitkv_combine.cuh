@@ -48,14 +48,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_combine(PARAM
     }
 #pragma unroll
     for (int k = 0; k < TOGETHER; k++) best = fmaxf(best, part_top[k]);
-    const float rescale = weight_of(row_max, best);
+    const float rescale = rescale_factor(row_max, best);
     row_max = best, sum *= rescale;
 #pragma unroll
     for (int e = 0; e < kVector; e++) out.v[e] *= rescale;
 #pragma unroll
     for (int k = 0; k < TOGETHER; k++) {
       if (first + k * kGroups >= parts) continue;
-      const float weight = weight_of(part_top[k], best);
+      const float weight = rescale_factor(part_top[k], best);
       sum = fmaf(part_sum[k], weight, sum);
 #pragma unroll
       for (int e = 0; e < kVector; e++) out.v[e] = fmaf(piece[k].v[e], weight, out.v[e]);
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_combine(PARAM
     for (int t = 0; t < kGroups; t++) best = fmaxf(best, row_maxima[t]);
 #pragma unroll
     for (int t = 0; t < kGroups; t++) {
-      const float weight = weight_of(row_maxima[t], best);
+      const float weight = rescale_factor(row_maxima[t], best);
       total = fmaf(sums[t], weight, total);
       value = fmaf(outs[t * kAcross + e / kVector].v[e % kVector], weight, value);
     }

@@ -183,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
             add_products<CAREFUL>(s + n, q, right);
           }
         }
-      rows.finish(g, s, t0 + group * kKeys + 2 * quad, t0 + BN);
+      rows.scale_and_mask(g, s, t0 + group * kKeys + 2 * quad, t0 + BN);
       float best[2] = {row_max[0], row_max[1]};
-      largest(s, best);
+      reduce_max(s, best);
       if constexpr (GROUPS > 1) {
         if (quad == 0) of_rows[group * BM] = best[0], of_rows[group * BM + 8] = best[1];
         sync_rows(warp);
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
   };
   if (__syncthreads_or(!attempt(Careful<false>{}))) attempt(Careful<true>{});
 #pragma unroll
-  for (int e = 0; e < 2; e++) sum[e] = quad_sum(sum[e]);
+  for (int e = 0; e < 2; e++) sum[e] = quad_allreduce_sum(sum[e]);
   if constexpr (GROUPS > 1) {
     if (quad == 0) of_rows[group * BM] = sum[0], of_rows[group * BM + 8] = sum[1];
     sync_rows(warp);

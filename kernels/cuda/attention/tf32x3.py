@@ -1,4 +1,4 @@
-"""Attention in f32 by tensor cores, three products of each two elements (`tf32x3.cuh`)."""
+"""Attention in f32 by tensor cores, three MMAs for each (3xTF32) (`tf32x3.cuh`)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 #ifndef SOURCE
 #define SOURCE 0
 #endif
-constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;
+constexpr int MERGED_COLUMNS = 0, MERGED_CHANNELS = 0;
 #endif  // GENERATED
 #include "common/hopper.cuh"
 
@@ -135,21 +135,21 @@ struct Step {
 #endif
 
 // Columns [first, end) of y that tile t of SIZE has, and the input channel where theirs begin. In a
-// convolution of groups (BUNDLE_COLUMNS > 0) that many columns share a window of input channels,
-// the next ones that BUNDLE_CHANNELS further on: no tile has columns of two bundles.
-constexpr int tiles_of_bundle(int width) { return (BUNDLE_COLUMNS + width - 1) / width; }
+// convolution of groups (MERGED_COLUMNS > 0) that many columns share a window of input channels,
+// the next ones that MERGED_CHANNELS further on: no tile has columns of two windows.
+constexpr int tiles_of_merged_groups(int width) { return (MERGED_COLUMNS + width - 1) / width; }
 struct TileColumns {
   int first, end, channel;
 };
 template <int SIZE>
 DEV TileColumns tile_columns(int t, int n) {
-  if (BUNDLE_COLUMNS == 0) return {t * SIZE, n, 0};
-  const int bundle = t / max(tiles_of_bundle(SIZE), 1);
-  return {bundle * BUNDLE_COLUMNS + t % max(tiles_of_bundle(SIZE), 1) * SIZE,
-          min(n, (bundle + 1) * BUNDLE_COLUMNS), bundle * BUNDLE_CHANNELS};
+  if (MERGED_COLUMNS == 0) return {t * SIZE, n, 0};
+  const int window = t / max(tiles_of_merged_groups(SIZE), 1);
+  return {window * MERGED_COLUMNS + t % max(tiles_of_merged_groups(SIZE), 1) * SIZE,
+          min(n, (window + 1) * MERGED_COLUMNS), window * MERGED_CHANNELS};
 }
 template <int SIZE>
 DEV int column_tiles(int n) {
-  if (BUNDLE_COLUMNS == 0) return (n + SIZE - 1) / SIZE;
-  return (n + BUNDLE_COLUMNS - 1) / max(BUNDLE_COLUMNS, 1) * tiles_of_bundle(SIZE);
+  if (MERGED_COLUMNS == 0) return (n + SIZE - 1) / SIZE;
+  return (n + MERGED_COLUMNS - 1) / max(MERGED_COLUMNS, 1) * tiles_of_merged_groups(SIZE);
 }

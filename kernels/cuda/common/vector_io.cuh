@@ -31,9 +31,9 @@ DEV typename Unsigned<sizeof(E)>::type& bits_of(E& e) {
 
 // V contiguous elements in flight: `read` issues loads, `get` waits for them, so several runs can
 // be in flight together. Elements of less than 4 bytes are read as the aligned words that hold
-// them; they begin `past` bytes into the first word. Bytes outside the run are never read.
+// them; they begin `shift_bytes` bytes into the first word. Bytes outside the run are never read.
 template <int V, class E, bool WORDS = (sizeof(E) < 4 && V * sizeof(E) >= 4)>
-struct Run {
+struct UnalignedVector {
   Vec<E, V> v;
   METHOD void read(const E* p) {
     if (aligned(p, V * sizeof(E))) {
@@ -46,10 +46,10 @@ struct Run {
   METHOD Vec<E, V> get() const { return v; }
 };
 template <int V, class E>
-struct Run<V, E, true> {
+struct UnalignedVector<V, E, true> {
   static constexpr int size = sizeof(E), count = V * size / 4;
   u32 w[count + 1];  // the first ones of a word that starts earlier are its low bytes
-  u32 past;
+  u32 shift_bytes;
   typedef typename Unsigned<size>::type Word;
   METHOD u32 ends(const Word* p, int from, int to) {  // p[from..to) from the low bytes on
     u32 r = 0;
@@ -59,7 +59,7 @@ struct Run<V, E, true> {
     return r;
   }
   METHOD void read(const E* p) {
-    past = u32(u64(p)) & 3;
+    shift_bytes = u32(u64(p)) & 3;
     w[count] = 0;
     if (aligned(p, 4 * count)) {
       const Vec<u32, count> whole = load<count>((const u32*)p);
@@ -67,16 +67,16 @@ struct Run<V, E, true> {
       for (int k = 0; k < count; k++) w[k] = whole.v[k];
       return;
     }
-    const u32* words = (const u32*)((const char*)p - past);
+    const u32* words = (const u32*)((const char*)p - shift_bytes);
 #pragma unroll
     for (int k = 1; k < count; k++) w[k] = words[k];
-    if (past == 0) {
+    if (shift_bytes == 0) {
       w[0] = words[0];
     } else if (size == 2) {
       w[0] = *(const Word*)p, w[count] = *(const Word*)(words + count);
     } else {
-      w[0] = ends((const Word*)p, 0, 4 - past),
-      w[count] = ends((const Word*)(words + count), 0, past);
+      w[0] = ends((const Word*)p, 0, 4 - shift_bytes),
+      w[count] = ends((const Word*)(words + count), 0, shift_bytes);
     }
   }
   METHOD Vec<E, V> get() const {
@@ -84,21 +84,22 @@ struct Run<V, E, true> {
 #pragma unroll
     for (int j = 0; j < V; j++) {
       const int k = j * size / 4;
-      bits_of(v.v[j]) = Word(__funnelshift_r(k ? w[k] : w[0] << 8 * past, w[k + 1], 8 * past) >>
-                             j * size % 4 * 8);
+      bits_of(v.v[j]) =
+          Word(__funnelshift_r(k ? w[k] : w[0] << 8 * shift_bytes, w[k + 1], 8 * shift_bytes) >>
+               j * size % 4 * 8);
     }
     return v;
   }
 };
 template <int V, class E>
-DEV Vec<E, V> load_run(const E* p) {
-  Run<V, E> r;
+DEV Vec<E, V> load_unaligned_vector(const E* p) {
+  UnalignedVector<V, E> r;
   r.read(p);
   return r.get();
 }
 // Elements between `p` and the aligned vector before it.
 template <int V, class E>
-DEV int past(const E* p) {
+DEV int misalignment(const E* p) {
   return int(u64(p) & (V * sizeof(E) - 1)) / int(sizeof(E));
 }
 DEV void store_words(u32* y, const u32 (&w)[4]) {

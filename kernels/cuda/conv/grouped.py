@@ -1,9 +1,9 @@
-"""Grouped convolutions on tensor cores: neighbouring groups form a bundle, whose output channels
-read all input channels of the bundle through block-diagonal filters, padded with zeros. It
+"""Grouped convolutions on tensor cores: neighbouring groups are merged into one GEMM, whose output
+channels read all their input channels through block-diagonal filters, padded with zeros. It
 multiplies by many zeros, but takes less time than one GEMM per group, because tiles are 64 wide.
 
-The widened filters [OC, KH, KW, round_up(channels of a bundle, 8)] follow the packed ones, unless a
-bundle is one group (then they are these).
+The widened filters [OC, KH, KW, round_up(channels of merged groups, 8)] follow the packed ones,
+unless each group stays alone (then they are these).
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from __future__ import annotations
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import multiple_of
-from tracea_onnx.plan.kernel_families import bundled_groups
+from tracea_onnx.plan.kernel_families import merged_groups
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common import templates
 from ..common.epilogue import Parameter
 from ..common.instantiate import constexprs, defines, ints, longs, pointer, sizes
 
-#: Measured on an H200: factor of the price of one GEMM per group, compared with bundles; clocks of
-#: an im2col copy of 64 channels of a pixel, with pixels aligned to 32 bytes or to 16, and without
-#: groups aligned to 32, or to 16 with more than 64 channels; a filter's copy relative to these;
-#: factor of MMAs on channels that straddle lines of 128 bytes; clocks to start, which the prices of
-#: SplitTile and Tile leave out.
+#: Measured on an H200: factor of the price of one GEMM per group, compared with merged groups;
+#: clocks of an im2col copy of 64 channels of a pixel, with pixels aligned to 32 bytes or to 16, and
+#: without groups aligned to 32, or to 16 with more than 64 channels; a filter's copy relative to
+#: these; factor of MMAs on channels that straddle lines of 128 bytes; clocks to start, which the
+#: prices of SplitTile and Tile leave out.
 ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL = 1.5, 4.0, 7.6, 3.5, 5.0
 _FILTER, _STRADDLING, START = 1.5, 1.25, 1700.0
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """Of a bundle: groups, columns (output channels), input channels. count: number of bundles."""
+class MergedGroups:
+    """Groups in one GEMM: their number, columns (output channels), input channels. count: GEMMs."""
 
     groups: int
     columns: int
@@ -46,15 +46,15 @@ class Bundle:
         return -(-self.channels // 8) * 8
 
 
-def of(r: Request) -> Bundle:
-    """The bundles of a convolution or of its filters; without groups there is one."""
+def of(r: Request) -> MergedGroups:
+    """The merged groups of a convolution or of its filters; without groups there is one GEMM."""
     ic, oc, g = (int(r.ints[n]) for n in ("IC", "OC", "G"))
-    groups = bundled_groups(ic // g, oc // g, g)
-    return Bundle(groups, groups * oc // g, groups * ic // g, -(-g // groups))
+    groups = merged_groups(ic // g, oc // g, g)
+    return MergedGroups(groups, groups * oc // g, groups * ic // g, -(-g // groups))
 
 
 def widened(r: Request) -> bool:
-    """Whether filters of bundles, with zeros, follow the packed ones."""
+    """Whether filters of merged groups, with zeros, follow the packed ones."""
     return (
         r.arch == 90
         and r.dtype in (DType.F16, DType.BF16)
@@ -64,7 +64,7 @@ def widened(r: Request) -> bool:
 
 
 def pixel(r: Request) -> tuple[float, float]:
-    """Least clocks to copy 64 channels of one pixel and of one filter. Filters of bundles are
+    """Least clocks to copy 64 channels of one pixel and of one filter. Filters of merged groups are
     contiguous, and cost nothing more.
     """
     pitch = multiple_of(r.ints["x_cs"])
@@ -88,7 +88,7 @@ def straddling(r: Request) -> float:
 
 
 def filters(r: Request) -> int:
-    """Offset of the filters of bundles from the packed ones, in bytes."""
+    """Offset of the filters of merged groups from the packed ones, in bytes."""
     if not widened(r):
         return 0
     ic, oc, g = (int(r.ints[n]) for n in ("IC", "OC", "G"))
@@ -96,7 +96,7 @@ def filters(r: Request) -> int:
 
 
 def tiles(r: Request, width: int) -> int:
-    """Tiles of `width` output channels, in whole bundles."""
+    """Tiles of `width` output channels, in whole merged groups."""
     b = of(r)
     return b.count * -(-b.columns // width)
 
@@ -115,7 +115,7 @@ def stage_mmas(r: Request) -> int:
 
 def alone(r: Request) -> tuple[int, int]:
     """Input channels (a multiple of 16) and output channels of one block of the block-diagonal
-    filters of a bundle; 0, 0 if the bundle is one block.
+    filters of merged groups; 0, 0 if these are one block.
     """
     b, g = of(r), int(r.ints["G"])
     inner, outer = int(r.ints["IC"]) // g, int(r.ints["OC"]) // g
@@ -134,7 +134,7 @@ def constants(r: Request | None = None) -> str:
     """Constants of kernels about the groups of their columns; None: there are no groups."""
     if r is None or r.ints["G"] == 1:
         one = {"STAGE_MMAS": 4 if r is None else stage_mmas(r)}
-        return constexprs({**one, "BUNDLE_COLUMNS": 0, "BUNDLE_CHANNELS": 0}) + "#define MIXED 0\n"
+        return constexprs({**one, "MERGED_COLUMNS": 0, "MERGED_CHANNELS": 0}) + "#define MIXED 0\n"
     b, i, g = of(r), r.ints, int(r.ints["G"])
     own = {
         "TAPS": int(i["KH"]) * int(i["KW"]),
@@ -144,8 +144,8 @@ def constants(r: Request | None = None) -> str:
     }
     numbers = {
         "STAGE_MMAS": stage_mmas(r),
-        "BUNDLE_COLUMNS": b.columns if b.count > 1 else 0,
-        "BUNDLE_CHANNELS": b.channels,
+        "MERGED_COLUMNS": b.columns if b.count > 1 else 0,
+        "MERGED_CHANNELS": b.channels,
         **{f"OWN_{n}": v for n, v in own.items()},
     }
     group = "Own{own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW}"

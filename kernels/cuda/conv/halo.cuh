@@ -33,7 +33,7 @@ constexpr int MULTICAST = 1;  // CTAs of a cluster that share weights by multica
 constexpr int GROUP_MMAS = 4,
               GROUP_COLUMNS = BN;    // wgmmas and columns of a block of a block-diagonal filter
 constexpr bool EARLY = true;         // the weights are constant
-constexpr bool WHOLE_TILES = false;  // N (or a bundle's columns) is a multiple of BN
+constexpr bool WHOLE_TILES = false;  // N (or the columns of merged groups) is a multiple of BN
 #define SPLIT 1                      // split-K over a cluster
 #define MIXED 0                      // tiles contain channels of other groups (conv/grouped.cuh)
 #define PARAMETERS                                                                                 \
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_halo(PARAMETERS) {
       begins[i] = ((wgmma0 + i) / WGMMAS_PER_IMAGE * (HEIGHT_IN * WIDTH_IN) +
                    (wgmma0 + i) % WGMMAS_PER_IMAGE * 64) *
                   8;
-    float sum[WGMMAS][BN / 2] = {};  // columns of a bundle without channels stay zero
+    float sum[WGMMAS][BN / 2] = {};  // columns of merged groups without channels stay zero
     int slot = 0, patch = WEIGHTS_RESIDENT ? w * CHUNKS % PATCHES : 0;
     u32 phase = 0, patch_phase = WEIGHTS_RESIDENT ? w * CHUNKS / PATCHES & 1 : 0;
     bool fresh = true;  // has not yet waited for resident weights

@@ -28,7 +28,7 @@ _PIXELS, _TAPS = 128, 25
 _ACCUMULATORS, _MIN_STAGES, _MAX_STAGES, _SPLITS, _MIN_CHANNELS = 128, 3, 16, (1, 2, 3, 4, 6, 8), 32
 #: The cost with resident weights, measured on an H200: flops a clock with 64 columns and with more;
 #: clocks to start, and of the epilogue of 64 x 64 results; factor of a step's clocks where columns
-#: of a bundle share no channels (`grouped.alone`); bytes of weights a clock.
+#: of merged groups share no channels (`grouped.alone`); bytes of weights a clock.
 _FLOPS_NARROW, _FLOPS, _BEGIN, _PANEL_CLOCKS, _GROUPED, _WEIGHTS = (
     2870.0,
     3400.0,
@@ -139,10 +139,10 @@ def _tile(r: Request, rows: int, stack: int, wgmmas: int, columns: int) -> HaloT
 
 def _resident(r: Request) -> Iterator[HaloTile]:
     """Tiles with resident weights: two wgmmas per warpgroup, as many patches as fit."""
-    rows, bundle, steps = _PIXELS // _width(r), grouped.of(r), _taps(r) * grouped.of(r).chunks
+    rows, merged, steps = _PIXELS // _width(r), grouped.of(r), _taps(r) * grouped.of(r).chunks
     if not rows or _taps(r) > _TAPS or _height(r, rows) > 256 or epilogue.residual(r):
         return
-    for columns in (64, 128) if bundle.columns > 64 else (64,):
+    for columns in (64, 128) if merged.columns > 64 else (64,):
         tile = replace(_tile(r, rows, 1, 2, columns), stages=steps, weights_resident=True)
         patches = min(4, (HOPPER_SHARED - 2048 - tile.weights) // tile.patch_bytes)
         if patches >= 2:
@@ -276,7 +276,7 @@ def _copied(pitch: DimLike) -> tuple[float, float]:
 
 def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
     """active: 0 empties the grid."""
-    i, oc, taps, bundle = r.ints, int(r.ints["OC"]), _taps(r), grouped.of(r)
+    i, oc, taps, merged = r.ints, int(r.ints["OC"]), _taps(r), grouped.of(r)
     strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
     x = TensorMap(
         Pointer("x"),
@@ -288,19 +288,19 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
     w = TensorMap(
         Pointer("w", grouped.filters(r)),
         r.dtype,
-        (bundle.pitch, taps, oc),
-        (bundle.pitch * 2, taps * bundle.pitch * 2),
+        (merged.pitch, taps, oc),
+        (merged.pitch * 2, taps * merged.pitch * 2),
         (64, 1, tile.columns // tile.multicast),
     )
     ldr = i.get("r_cs", 0)
     flat = replace(r, ints={**i, **{f"o{k}_ld": ldr for k in range(4)}})
     channels, columns = grouped.alone(r)
-    mmas = -(-bundle.channels // 16)
+    mmas = -(-merged.channels // 16)
     constants: dict[str, bool | int] = {
         "WEIGHTS_RESIDENT": tile.weights_resident,
         **{n: int(i[n]) for n in ("KH", "KW", "DH", "DW", "PT", "PL")},
-        "CHUNKS": bundle.chunks,
-        "LAST_CHUNK_MMAS": 4 if tile.weights_resident and bundle.chunks > 1 else (mmas - 1) % 4 + 1,
+        "CHUNKS": merged.chunks,
+        "LAST_CHUNK_MMAS": 4 if tile.weights_resident and merged.chunks > 1 else (mmas - 1) % 4 + 1,
         "TILE_H": tile.rows,
         "WIDTH_IN": tile.width,
         "STACK": tile.stack,
@@ -313,7 +313,7 @@ def emit(r: Request, tile: HaloTile, active: DimLike) -> list[Kernel]:
         "GROUP_MMAS": channels // 16 or 4,
         "GROUP_COLUMNS": columns or tile.columns,
         "EARLY": "w" in r.constant,
-        "WHOLE_TILES": bundle.columns % tile.columns == 0 and oc % bundle.columns == 0,
+        "WHOLE_TILES": merged.columns % tile.columns == 0 and oc % merged.columns == 0,
         "WHOLE_CHUNKS": oc % 8 == 0,
     }
     tiles_n = grouped.tiles(r, tile.columns)

@@ -35,14 +35,14 @@ class TensorMaps:
     def prices(self, r: Request, pixels: int) -> dict[Any, float]:
         if problem.transposed(r):
             return _prices_of_phases(r, pixels)
-        bundle, several = grouped.of(r), r.ints["G"] != 1
+        merged, several = grouped.of(r), r.ints["G"] != 1
         costs = select.sm90_prices(
             r,
             pixels,
-            bundle.columns,
-            int(r.ints["KH"]) * int(r.ints["KW"]) * bundle.chunks,
+            merged.columns,
+            int(r.ints["KH"]) * int(r.ints["KW"]) * merged.chunks,
             stored=problem.stored_by_tensor_maps(r),
-            bundles=bundle.count,
+            problem_count=merged.count,
             pixel=grouped.pixel(r),
             mma_scale=grouped.mma_scale(r),
         )
@@ -62,7 +62,7 @@ def _prices_of_phases(r: Request, pixels: int) -> dict[Any, float]:
     least, mean = phased.steps(r)
     for steps in (mean, least):
         phases, oc = problem.phases(r), int(r.ints["OC"])
-        costs = select.sm90_prices(r, pixels // phases, oc, steps, bundles=phases)
+        costs = select.sm90_prices(r, pixels // phases, oc, steps, problem_count=phases)
         if found := {t: cost for t, cost in costs.items() if t.split <= least}:
             return found
     return {}

@@ -21,20 +21,20 @@ DEV Complex operator*(Complex a, Complex b) {
   return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
 }
 DEV Complex operator*(Complex a, float b) { return {a.re * b, a.im * b}; }
-DEV Complex turned(Complex a) { return {a.im, -a.re}; }  // -i a
+DEV Complex times_minus_i(Complex a) { return {a.im, -a.re}; }  // -i a
 DEV Complex conjugate(Complex a) { return {a.re, -a.im}; }
-DEV Complex exchanged(Complex a) { return {a.im, a.re}; }
+DEV Complex swap_re_im(Complex a) { return {a.im, a.re}; }
 
 template <int SIXTEENTHS>
-DEV Complex turned_by(Complex a) {
+DEV Complex twiddle_16th(Complex a) {
   constexpr float c[] = {1.f,          0.92387953f,  0.70710678f,  0.38268343f, 0.f,
                          -0.38268343f, -0.70710678f, -0.92387953f, -1.f,        -0.92387953f};
   constexpr float s[] = {0.f,         0.38268343f, 0.70710678f, 0.92387953f, 1.f,
                          0.92387953f, 0.70710678f, 0.38268343f, 0.f,         -0.38268343f};
-  return SIXTEENTHS == 4 ? turned(a) : a * Complex{c[SIXTEENTHS], -s[SIXTEENTHS]};
+  return SIXTEENTHS == 4 ? times_minus_i(a) : a * Complex{c[SIXTEENTHS], -s[SIXTEENTHS]};
 }
-DEV void four(Complex& a, Complex& b, Complex& c, Complex& d) {
-  const Complex t = a + c, u = a - c, v = b + d, w = turned(b - d);
+DEV void radix4(Complex& a, Complex& b, Complex& c, Complex& d) {
+  const Complex t = a + c, u = a - c, v = b + d, w = times_minus_i(b - d);
   a = t + v, b = u + w, c = t - v, d = u - w;
 }
 template <class A>
@@ -62,7 +62,7 @@ struct Butterfly {
         const Complex w = roots[(j + 1) * k % R];
         a = a + sum[j] * w.re, b = b + difference[j] * w.im;
       }
-      v[k] = a + turned(b), v[R - k] = a - turned(b);
+      v[k] = a + times_minus_i(b), v[R - k] = a - times_minus_i(b);
     }
     v[0] = all;
   }
@@ -77,14 +77,14 @@ struct Butterfly<2> {
 template <>
 struct Butterfly<4> {
   static __device__ __forceinline__ void apply(Complex (&v)[4], const Complex*) {
-    four(v[0], v[1], v[2], v[3]);
+    radix4(v[0], v[1], v[2], v[3]);
   }
 };
 template <>
 struct Butterfly<8> {
   static __device__ __forceinline__ void apply(Complex (&v)[8], const Complex*) {
-    four(v[0], v[2], v[4], v[6]), four(v[1], v[3], v[5], v[7]);
-    v[3] = turned_by<2>(v[3]), v[5] = turned_by<4>(v[5]), v[7] = turned_by<6>(v[7]);
+    radix4(v[0], v[2], v[4], v[6]), radix4(v[1], v[3], v[5], v[7]);
+    v[3] = twiddle_16th<2>(v[3]), v[5] = twiddle_16th<4>(v[5]), v[7] = twiddle_16th<6>(v[7]);
     const Complex e[] = {v[0], v[2], v[4], v[6]}, o[] = {v[1], v[3], v[5], v[7]};
 #pragma unroll
     for (int k = 0; k < 4; k++) v[k] = e[k] + o[k], v[k + 4] = e[k] - o[k];
@@ -94,12 +94,12 @@ template <>
 struct Butterfly<16> {
   static __device__ __forceinline__ void apply(Complex (&v)[16], const Complex*) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) four(v[j], v[j + 4], v[j + 8], v[j + 12]);
-    v[5] = turned_by<1>(v[5]), v[6] = turned_by<2>(v[6]), v[7] = turned_by<3>(v[7]);
-    v[9] = turned_by<2>(v[9]), v[10] = turned_by<4>(v[10]), v[11] = turned_by<6>(v[11]);
-    v[13] = turned_by<3>(v[13]), v[14] = turned_by<6>(v[14]), v[15] = turned_by<9>(v[15]);
+    for (int j = 0; j < 4; j++) radix4(v[j], v[j + 4], v[j + 8], v[j + 12]);
+    v[5] = twiddle_16th<1>(v[5]), v[6] = twiddle_16th<2>(v[6]), v[7] = twiddle_16th<3>(v[7]);
+    v[9] = twiddle_16th<2>(v[9]), v[10] = twiddle_16th<4>(v[10]), v[11] = twiddle_16th<6>(v[11]);
+    v[13] = twiddle_16th<3>(v[13]), v[14] = twiddle_16th<6>(v[14]), v[15] = twiddle_16th<9>(v[15]);
 #pragma unroll
-    for (int j = 0; j < 16; j += 4) four(v[j], v[j + 1], v[j + 2], v[j + 3]);
+    for (int j = 0; j < 16; j += 4) radix4(v[j], v[j + 1], v[j + 2], v[j + 3]);
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
@@ -131,7 +131,7 @@ DEV Complex point(const T* x, i64 step, const T* window, const float* roots, flo
     Complex a = number(j), b = conjugate(number(POINTS - j));
     if (j == 0) a.im = b.im = 0.f;
     const Complex root = {roots[j], roots[POINTS + 1 + j]};
-    z = (a + b) - turned((a - b) * conjugate(root));
+    z = (a + b) - times_minus_i((a - b) * conjugate(root));
   } else if (KIND == TO_REAL) {
     z = j <= N / 2 ? number(j) : conjugate(number(N - j));
     if (j == 0) z.im = 0.f;
@@ -140,7 +140,7 @@ DEV Complex point(const T* x, i64 step, const T* window, const float* roots, flo
   }
   z = z * (KIND == OF_REAL && HALVED ? 0.5f * scale : scale);
   // exp(+..) of (re, im) is exp(-..) of (im, re)
-  return INVERSE && KIND != OF_REAL ? exchanged(z) : z;
+  return INVERSE && KIND != OF_REAL ? swap_re_im(z) : z;
 }
 
 // A pass from transforms of length `LENGTH`, RUN apart, to R times as many of a part of it.
@@ -174,15 +174,15 @@ DEV Complex bin(const Complex* z, const float* roots, int k) {
     const int j = k <= POINTS ? k : N - k, lower = j == POINTS ? 0 : j;
     const Complex a = z[lower], b = conjugate(z[lower ? POINTS - lower : 0]),
                   root = {roots[j], roots[POINTS + 1 + j]};
-    const Complex c = (a + b) + turned(a - b) * root;
+    const Complex c = (a + b) + times_minus_i(a - b) * root;
     return (k > POINTS) != INVERSE ? conjugate(c) : c;
   }
-  return KIND == OF_REAL ? (INVERSE ? conjugate(z[k]) : z[k]) : INVERSE ? exchanged(z[k]) : z[k];
+  return KIND == OF_REAL ? (INVERSE ? conjugate(z[k]) : z[k]) : INVERSE ? swap_re_im(z[k]) : z[k];
 }
 
 DEV void write(const Complex* z, const float* roots, T* y, i64 step, int k) {
   if (KIND == TO_REAL) {
-    const Complex c = exchanged(z[HALVED ? k / 2 : k]);
+    const Complex c = swap_re_im(z[HALVED ? k / 2 : k]);
     from_float(y[k * step], HALVED && k % 2 ? c.im : c.re);
     return;
   }

@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
         copy_rows(slot, row);
         if (++slot == STAGES) slot = 0;
       }
-      RingFrom stage{first};
+      OffsetPipelineState stage{first};
       for (int k = ahead; k < count; k++, weight.next(chunks, width), row.next(chunks, width)) {
         wait(empty + 8 * stage.slot, stage.phase);
         mbarrier_expect_tx(full + 8 * stage.slot, STAGE_BYTES);
@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #if SOURCE == 2
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
 #endif
-  RingFrom stage{first};
+  OffsetPipelineState stage{first};
   const auto multiply = [&](int k, int slot) {
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
     if (LAST_STAGE_MMAS == STAGE_MMAS || begin + k < steps - 1)

@@ -149,13 +149,13 @@ def candidates(
     n: int,
     steps: int,
     sms: int,
-    bundles: int = 1,
+    problem_count: int = 1,
     batch: int = 1,
     mn_major: tuple[bool, bool] = (False, False),
 ) -> Iterator[SplitTile]:
-    """Candidate tiles for m x n results over `steps` stages of k. bundles: of n columns each; they
-    read different channels, so copies of pixels cannot be multicast. batch: number of such GEMMs;
-    mn_major: whether A, B are contiguous along their rows.
+    """Candidate tiles for m x n results over `steps` stages of k. problem_count: GEMMs of n columns
+    each; they read different channels, so copies of pixels cannot be multicast. batch: number of
+    such GEMMs; mn_major: whether A, B are contiguous along their rows.
     """
     m, n = max(m, 1), max(n, 1)
     for swap in (True, False) if m > 48 else (True,):
@@ -171,12 +171,16 @@ def candidates(
             if rows > 64 and left <= rows - 64:
                 continue
             for width in sorted(widths | ({64, 128} if right > 128 else set())):
-                tiles = -(-left // rows) * -(-right // width) * bundles * batch
+                tiles = -(-left // rows) * -(-right // width) * problem_count * batch
                 for split in (1, 2, 3, 4, 6, 8):
                     if split > 1 and (steps < 2 * split or tiles * split > 3 * sms):
                         break
                     for right_multicast, left_multicast in _multicasts(
-                        -(-left // rows), -(-right // width), split, swap and bundles > 1, batch
+                        -(-left // rows),
+                        -(-right // width),
+                        split,
+                        swap and problem_count > 1,
+                        batch,
                     ):
                         if width % (8 * right_multicast) and not mn_major[0 if swap else 1]:
                             continue
@@ -271,7 +275,7 @@ def network_cost(t: SplitTile, s: Sizes, norms: bool) -> float:
 
 def tile_cost(t: SplitTile, s: Sizes) -> float:
     """Clocks of an isolated launch, comparable with `persistent_sm90.tile_cost`."""
-    ctas, concurrent, waves, resident = _waves(t, s.m, s.n, s.sms, s.bundles)
+    ctas, concurrent, waves, resident = _waves(t, s.m, s.n, s.sms, s.problem_count)
     # with few columns, reading the left operand's rows from shared memory bounds wgmma
     multiply = s.mma_scale * _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)
     if t.rows * resident < 128:
@@ -312,7 +316,7 @@ def tile_cost(t: SplitTile, s: Sizes) -> float:
 
 def prices(s: Sizes) -> dict[SplitTile, float]:
     """Clocks of every tile."""
-    tiles = candidates(s.m, s.n, s.steps, s.sms, s.bundles)
+    tiles = candidates(s.m, s.n, s.steps, s.sms, s.problem_count)
     return {t: tile_cost(t, s) for t in tiles if not s.statistics or t.bn % 64 == 0}
 
 

@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         }
       }
       wait_for_producers();
-      Ring stage;
+      PipelineState stage;
       for (int t = first; t < tiles; t += step) {
         const Tile tile = TILE_AT(t);
         const TileColumns columns_here = COLUMNS_OF(tile.n);
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     const bool signals = thread < CLUSTER &&
                          (CLUSTER_M == 1 || CLUSTER_N == 1 || thread / CLUSTER_N == cluster_row ||
                           thread % CLUSTER_N == cluster_column);  // shares copies with CTA `thread`
-    Ring stage;
+    PipelineState stage;
     if (PINGPONG && w == 1) {
       named_barrier_arrive(2, 256);  // the first warpgroup goes first
       stage.skip(steps);

@@ -153,12 +153,12 @@ _LINES, _SECTORS, _LAST_WAVE = 21.8, 0.487, 0.68
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
 
-def candidates(n: int, steps: int, sms: int, bundles: int = 1) -> list[HopperTile]:
-    """Tiles for `bundles` of n columns over `steps` stages of k."""
+def candidates(n: int, steps: int, sms: int, problem_count: int = 1) -> list[HopperTile]:
+    """Tiles for `problem_count` GEMMs of n columns over `steps` stages of k."""
     resident_b = (
         HopperTile(bm, bn, pingpong, 1, steps)
         for bm, bn, pingpong in _SHAPES
-        if pingpong and -(-n // bn) * bundles <= sms // 2
+        if pingpong and -(-n // bn) * problem_count <= sms // 2
     )
     tiles = [*TILES, *(t for t in resident_b if staged(t, True).stages >= 3)]
     return [
@@ -170,7 +170,7 @@ def candidates(n: int, steps: int, sms: int, bundles: int = 1) -> list[HopperTil
 
 def tile_cost(t: HopperTile, s: Sizes) -> float:
     """Clocks of an isolated launch, comparable with `cluster_splitk_sm90.tile_cost`."""
-    tiles_m, tiles_n = -(-s.m // (t.bm * t.multicast_b)), -(-s.n // t.bn) * s.bundles
+    tiles_m, tiles_n = -(-s.m // (t.bm * t.multicast_b)), -(-s.n // t.bn) * s.problem_count
     waves = (
         -(-tiles_m // (s.sms // tiles_n))
         if t.resident_b
@@ -219,12 +219,12 @@ def tile_cost(t: HopperTile, s: Sizes) -> float:
 
 def prices(s: Sizes, wide: bool = False) -> dict[HopperTile, float]:
     """Clocks of every tile. wide: also of _WIDE, which was measured on linear layers only. Results
-    of several bundles leave by TMA only if each bundle has whole panels of 64 columns.
+    of several GEMMs leave by TMA only if each has whole panels of 64 columns.
     """
     tiles = (
         t
-        for t in candidates(s.n, s.steps, s.sms, s.bundles)
-        if not t.tma or not (s.residual or (s.bundles > 1 and s.n % 64))
+        for t in candidates(s.n, s.steps, s.sms, s.problem_count)
+        if not t.tma or not (s.residual or (s.problem_count > 1 and s.n % 64))
     )
     tiles = (t for t in tiles if t != _WIDE or (wide and not s.expensive and s.n % 8 == 0))
     return {t: tile_cost(t, s) for t in tiles}

@@ -50,7 +50,7 @@ def sm90_prices(
     steps: int,
     *,
     stored: bool = False,
-    bundles: int = 1,
+    problem_count: int = 1,
     pixel: tuple[float, float] = (0.0, 0.0),
     mma_scale: float = 1.0,
     crossed: float = 1.0,
@@ -61,8 +61,8 @@ def sm90_prices(
     """
     expensive, statistics = epilogue.expensive(r), folded_norm.measured(r)
     sizes = Sizes(
-        m, n, steps, r.sms, epilogue.residual(r), expensive, statistics, bundles, pixel, mma_scale,
-        crossed,
+        m, n, steps, r.sms, epilogue.residual(r), expensive, statistics, problem_count, pixel,
+        mma_scale, crossed,
     )  # fmt: skip
     return _likely(sizes, stored, r.family, _SLACK_TUNED if kernel_choice.wanted() else _SLACK)
 

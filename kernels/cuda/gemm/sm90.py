@@ -25,8 +25,8 @@ _Maps = Callable[[tuple[int, int], tuple[int, int]], tuple[TensorMap, TensorMap]
 
 
 class Sizes(NamedTuple):
-    """What prices of the kernels of Hopper depend on: `bundles` GEMMs of m x n results over `steps`
-    stages of 64 k (groups of a convolution, phases of a transposed one), on `sms` SMs.
+    """What prices of the kernels of Hopper depend on: `problem_count` GEMMs of m x n results over
+    `steps` stages of 64 k (groups of a convolution, phases of a transposed one), on `sms` SMs.
 
     residual: the epilogue reads one; expensive: it needs many instructions for a result
     (`epilogue.expensive`); statistics: it computes statistics of rows, so that tiles need a
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     residual: bool = False
     expensive: bool = False
     statistics: bool = False
-    bundles: int = 1
+    problem_count: int = 1
     pixel: tuple[float, float] = (0.0, 0.0)
     mma_scale: float = 1.0
     crossed: float = 1.0
@@ -49,12 +49,12 @@ class Sizes(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """Bytes of B."""
-        return self.n * self.bundles * self.steps * 128
+        return self.n * self.problem_count * self.steps * 128
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of B, the result and the residual."""
-        return self.weight_bytes + self.m * self.n * self.bundles * 2 * (1 + self.residual)
+        return self.weight_bytes + self.m * self.n * self.problem_count * 2 * (1 + self.residual)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Problem:
     constants: Mapping[str, bool | int] = field(default_factory=dict)
 
     def column_tiles(self, width: int) -> DimLike:
-        """Tiles along columns; a tile has columns of one bundle of groups only."""
+        """Tiles along columns; a tile has columns of groups that are merged, no others."""
         return (
             _grouped.tiles(self.request, width) if self.groups else D.ceildiv(self.columns, width)
         )
@@ -246,19 +246,19 @@ def pixels(
 
 def windows(r: Request, rows: DimLike) -> Problem:
     """A convolution of `rows` contiguous output pixels; `corners` must not be None."""
-    i, box, bundle = r.ints, corners(r), _grouped.of(r)
+    i, box, merged = r.ints, corners(r), _grouped.of(r)
     assert box is not None
     oc, taps, ldr = int(i["OC"]), int(i["KH"]) * int(i["KW"]), i.get("r_cs", 0)
-    pitch = 2 * bundle.pitch
+    pitch = 2 * merged.pitch
 
     def maps(a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
         image = pixels(r, box, a[0] // a[1], (int(i["SW"]), int(i["SH"])))
         filters = Pointer("w", _grouped.filters(r))
         strides, one = (pitch, taps * pitch), (64, 1, b[0] // b[1])
-        return image, TensorMap(filters, r.dtype, (bundle.pitch, taps, oc), strides, one)
+        return image, TensorMap(filters, r.dtype, (merged.pitch, taps, oc), strides, one)
 
     names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
-    parameters = ints({"chunks": bundle.chunks, **{n: i[n] for n in names}})
+    parameters = ints({"chunks": merged.chunks, **{n: i[n] for n in names}})
     parameters += _grouped.parameters(r)
     r = replace(r, ints={**i, **{f"o{k}_ld": ldr for k in range(4)}})
     return Problem(

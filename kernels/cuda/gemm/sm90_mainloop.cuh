@@ -54,7 +54,7 @@ DEV void multiply_stage(float (&sum)[WGMMAS][RESULTS], u64 a, u64 b, int k) {
 }
 
 // A slot of the ring, and the phase of its barriers, which flips where the ring begins.
-struct Ring {
+struct PipelineState {
   int slot = 0;
   u32 phase = 0;
   METHOD void next() {
@@ -66,7 +66,7 @@ struct Ring {
     slot = next % STAGES;
   }
 };
-struct RingFrom {
+struct OffsetPipelineState {
   int begin, slot = begin;
   u32 phase = 0;
   METHOD void next() {

@@ -3,11 +3,12 @@
 #pragma once
 #include "image/pool_resize.cuh"
 
-struct Moved {
+struct DeformConv {
   int N, C, IH, IW, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, G, DG;
 };
 template <int V>
-DEV void moved_taps(const T* x, const T* offset, const T* mask, T* y, const Moved& g, Pitch from) {
+DEV void deform_im2col(const T* x, const T* offset, const T* mask, T* y, const DeformConv& g,
+                       Pitch from) {
   const int taps = g.KH * g.KW, each = g.C / g.G, share = g.C / g.DG, image = g.OH * g.OW;
   const u32 vectors = u32(g.C / V);
   const u64 total = u64(g.N) * image * taps * vectors;
@@ -45,10 +46,10 @@ DEV void moved_taps(const T* x, const T* offset, const T* mask, T* y, const Move
 }
 // WIDE: vectors divide the channels of every group.
 template <int WIDE>
-DEV void deform_columns(const T* x, const T* offset, const T* mask, T* y, const Moved& g,
+DEV void deform_columns(const T* x, const T* offset, const T* mask, T* y, const DeformConv& g,
                         Pitch from) {
   if (WIDE > 1 && wide_pitch(x, from, WIDE) && aligned(y, WIDE * int(sizeof(T))))
-    moved_taps<WIDE>(x, offset, mask, y, g, from);
+    deform_im2col<WIDE>(x, offset, mask, y, g, from);
   else
-    moved_taps<1>(x, offset, mask, y, g, from);
+    deform_im2col<1>(x, offset, mask, y, g, from);
 }

@@ -19,8 +19,8 @@ from ..common.prelude import C_TYPES
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
 #: Pixels that a thread of global pooling has on their way at once, how often it should, and CTAs
 #: of a cluster (that divide an image, where clusters are few).
-_AHEAD, _ROUNDS, _BESIDE = 8, 6, 8
-#: Bytes of images from which on memory bounds global pooling; pixels that threads beside each other
+_AHEAD, _ROUNDS, _CLUSTER = 8, 6, 8
+#: Bytes of images from which on memory bounds global pooling; pixels that neighbouring threads
 #: should have, at most, before they have more channels.
 _MUCH, _SMALL = 4_000_000, 16
 
@@ -139,8 +139,8 @@ def global_pool(request: Request) -> list[Kernel]:
         else 1
     )
     across = -(-c // (lanes * wide))
-    beside = _clusters(request, size, 256 // lanes, across)
-    slices = 1 if beside > 1 else slices
+    cluster = _clusters(request, size, 256 // lanes, across)
+    slices = 1 if cluster > 1 else slices
     sums = pointer("const float", "scratch0", "partial")
     given = [
         pointer("const T", "x"),
@@ -157,18 +157,18 @@ def global_pool(request: Request) -> list[Kernel]:
         *ints({"slices": slices, "N": n, "C": c, "pixels": pixels}),
         *longs({"y_ns": i["y_ns"]}),
     ]
-    flags = f"{largest}, {'true' if wide > 1 else 'false'}, {lanes}, {beside}"
+    flags = f"{largest}, {'true' if wide > 1 else 'false'}, {lanes}, {cluster}"
     join = f"combine_pool<{largest}>(partial, y, slices, N, C, pixels, y_ns);"
     first = instance(
         request,
         "global_pool",
         "image/pool_resize",
         given,
-        (D.mul(n, across * beside), slices, 1),
+        (D.mul(n, across * cluster), slices, 1),
         256,
         f"pdl_begin();\n  pool_all<{flags}>(x, y, partial, N, C, H, W, {_X}, y_ns, across);",
         after=entry("global_pool_join", joined, 256, f"pdl_begin();\n  {join}"),
-        cluster=beside,
+        cluster=cluster,
         scratch=(D.mul(n, slices * c * 4),) if slices > 1 else (),
     )
     if slices == 1:
@@ -197,7 +197,7 @@ def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
             (
                 k
                 for k in (32, 16, 8)
-                if vectors >= k and n * -(-vectors // k) * _BESIDE >= request.sms // 2
+                if vectors >= k and n * -(-vectors // k) * _CLUSTER >= request.sms // 2
             ),
             lanes,
         )
@@ -214,15 +214,15 @@ def _clusters(request: Request, pixels: int | None, down: int, across: int) -> i
     if pixels is None or n == 0 or request.arch < 90:
         return 1
     rounds = -(-pixels // (_AHEAD * down))
-    if rounds == 1 or rounds > _BESIDE * _ROUNDS:
+    if rounds == 1 or rounds > _CLUSTER * _ROUNDS:
         return 1
-    beside = 1
+    cluster = 1
     while (
-        beside < min(rounds, _BESIDE, request.caps.cluster)
-        and 2 * beside * n * across <= 4 * request.sms
+        cluster < min(rounds, _CLUSTER, request.caps.cluster)
+        and 2 * cluster * n * across <= 4 * request.sms
     ):
-        beside *= 2
-    return beside
+        cluster *= 2
+    return cluster
 
 
 #: Channels that a response is normalised by, at most: a thread has them in registers.
@@ -306,7 +306,7 @@ def roi_align(request: Request) -> list[Kernel]:
         *_pitches(request, "x", "y"),
         ("u32*", "fault", FaultWord()),
     ]
-    region = f"Regions{{{', '.join(names)}, scale}}"
+    region = f"RoiAlign{{{', '.join(names)}, scale}}"
     forms = f"{mode}, {str(half).lower()}"
     call = f"roi_align<{forms}>(x, rois, batch, y, {region}, {_X}, {_Y}, fault);"
     bins = D.product([i["R"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)])
@@ -330,7 +330,7 @@ def deform_columns(request: Request) -> list[Kernel]:
         *_pitches(request, "x"),
     ]
     mask = "mask" if masked else "(const T*)nullptr"
-    call = f"deform_columns<{width}>(x, offset, {mask}, y, Moved{{{', '.join(names)}}}, {_X});"
+    call = f"deform_columns<{width}>(x, offset, {mask}, y, DeformConv{{{', '.join(names)}}}, {_X});"
     units = D.product([*(i[n] for n in ("N", "OH", "OW", "KH", "KW")), c // width])
     grid, body = blocks(units, 256, request.sms * 16), f"pdl_begin();\n  {call}"
     return [instance(request, "deform_columns", "image/deform", given, grid, 256, body)]

@@ -11,11 +11,11 @@ struct Sample {
 };
 
 template <bool CORNERS>
-DEV float position(float g, int n) {
+DEV float unnormalize(float g, int n) {
   return CORNERS ? (g + 1.f) / 2.f * float(n - 1) : ((g + 1.f) * float(n) - 1.f) / 2.f;
 }
 template <bool CORNERS>
-DEV float reflected(float v, int n) {
+DEV float reflect_coordinate(float v, int n) {
   const float low = CORNERS ? 0.f : -0.5f, high = CORNERS ? float(n - 1) : float(n) - 0.5f,
               range = high - low;
   if (v >= low && v <= high) return v;
@@ -25,34 +25,36 @@ DEV float reflected(float v, int n) {
   return (v < low) == even ? low + rest : high - rest;
 }
 template <int PAD, bool CORNERS>
-DEV float brought_in(float v, int n) {
-  return PAD == 1 ? fminf(fmaxf(v, 0.f), float(n - 1)) : PAD == 2 ? reflected<CORNERS>(v, n) : v;
+DEV float pad_coordinate(float v, int n) {
+  return PAD == 1   ? fminf(fmaxf(v, 0.f), float(n - 1))
+         : PAD == 2 ? reflect_coordinate<CORNERS>(v, n)
+                    : v;
 }
 // The pixel that is read for index k; false: zero padding. Large indices, which do not fit an int,
 // are zero padding, too.
 struct Pixel {
   int at;
-  bool some;
+  bool inside;
 };
 template <int PAD, bool CORNERS>
-DEV Pixel pixel(float k, int n) {
-  const float r = PAD == 2 ? reflected<CORNERS>(k, n) : k;
+DEV Pixel padded_pixel(float k, int n) {
+  const float r = PAD == 2 ? reflect_coordinate<CORNERS>(k, n) : k;
   return {min(max(int(r), 0), n - 1), PAD != 0 || (k >= 0.f && k <= float(n - 1))};
 }
 // The pixels read along an axis, and their weights.
 template <int MODE>
-struct Near {
+struct AxisTaps {
   Pixel at[MODE == 0 ? 1 : 2 * MODE];
   float weight[MODE == 0 ? 1 : 2 * MODE];
 };
 template <int MODE, int PAD, bool CORNERS>
-DEV Near<MODE> near(float g, int n) {
-  float v = position<CORNERS>(g, n);
+DEV AxisTaps<MODE> axis_taps(float g, int n) {
+  float v = unnormalize<CORNERS>(g, n);
   if (MODE == 0) v = rintf(v);
   if (MODE != 2 || PAD != 1)
-    v = brought_in<PAD, CORNERS>(v, n);  // cubic: PAD applies to each pixel instead
+    v = pad_coordinate<PAD, CORNERS>(v, n);  // cubic: PAD applies to each pixel instead
   const float low = MODE == 0 ? v : floorf(v) - float(MODE - 1), t = v - floorf(v);
-  Near<MODE> r;
+  AxisTaps<MODE> r;
   r.weight[0] = 1.f;
   if (MODE == 1) r.weight[0] = 1.f - t, r.weight[MODE] = t;
   if (MODE == 2) {
@@ -66,7 +68,7 @@ DEV Near<MODE> near(float g, int n) {
   }
 #pragma unroll
   for (int k = 0; k < int(sizeof(r.at) / sizeof(Pixel)); k++)
-    r.at[k] = pixel<PAD, CORNERS>(low + float(k), n);
+    r.at[k] = padded_pixel<PAD, CORNERS>(low + float(k), n);
   return r;
 }
 template <int MODE, int PAD, bool CORNERS, int V, class G>
@@ -76,17 +78,17 @@ DEV void sample_pixels(const T* x, const G* grid, T* y, const Sample& g, Pitch f
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
        u += u64(gridDim.x) * blockDim.x) {
-    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const auto [n, oh, ow, c] = unit_index<V>(u, total, vectors, g.OH, g.OW);
     const G* const place = grid + 2 * ((i64(n) * g.OH + oh) * g.OW + ow);
-    const Near<MODE> across = near<MODE, PAD, CORNERS>(to_float(place[0]), g.IW),
-                     down = near<MODE, PAD, CORNERS>(to_float(place[1]), g.IH);
+    const AxisTaps<MODE> across = axis_taps<MODE, PAD, CORNERS>(to_float(place[0]), g.IW),
+                         down = axis_taps<MODE, PAD, CORNERS>(to_float(place[1]), g.IH);
     float sum[V] = {};
 #pragma unroll
     for (int i = 0; i < M; i++) {
       float row[V] = {};
 #pragma unroll
       for (int j = 0; j < M; j++)
-        if (down.at[i].some && across.at[j].some) {
+        if (down.at[i].inside && across.at[j].inside) {
           const Vec<T, V> v = load<V>(x + n * from.ns + down.at[i].at * from.rs +
                                       i64(across.at[j].at) * from.cs + c);
 #pragma unroll

@@ -35,11 +35,11 @@ DEV u32 vectors_of(int channels, int pitch) {
 }
 
 // Image, pixel and channel of unit u (V channels) of `total`; indices below 2^31 divide faster.
-struct Place {
+struct UnitIndex {
   int n, oh, ow, c;
 };
 template <int V>
-DEV Place place_of(u64 u, u64 total, u32 vectors, int OH, int OW) {
+DEV UnitIndex unit_index(u64 u, u64 total, u32 vectors, int OH, int OW) {
   const bool large = total >> 31;
   const u64 pixels = large ? u / vectors : u64(u32(u) / vectors),
             rows = large ? pixels / OW : u64(u32(pixels) / u32(OW));
@@ -55,7 +55,7 @@ DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
        u += u64(gridDim.x) * blockDim.x) {
-    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const auto [n, oh, ow, c] = unit_index<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
     const Taps th = clip_taps(top, g.KH, g.DH, 0, g.IH), tw = clip_taps(left, g.KW, g.DW, 0, g.IW);
     const T* p = x + n * from.ns + i64(top + th.first * g.DH) * from.rs +
@@ -99,7 +99,7 @@ struct Pooled {
     for (int j = 0; j < V; j++)
       a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
   }
-  __device__ __forceinline__ void meet(int apart) {
+  __device__ __forceinline__ void shuffle_reduce(int apart) {
 #pragma unroll
     for (int j = 0; j < V; j++) {
       const float other = __shfl_xor_sync(FULL_WARP, a[j], apart);
@@ -126,7 +126,7 @@ struct Pooled<0, 8, 2> {
 #pragma unroll
     for (int j = 0; j < 4; j++) a[j] = pair_max((T*)0, a[j], ((const u32*)&v)[j]);
   }
-  __device__ __forceinline__ void meet(int apart) {
+  __device__ __forceinline__ void shuffle_reduce(int apart) {
 #pragma unroll
     for (int j = 0; j < 4; j++)
       a[j] = pair_max((T*)0, a[j], __shfl_xor_sync(FULL_WARP, a[j], apart));
@@ -143,7 +143,7 @@ DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
        u += u64(gridDim.x) * blockDim.x) {
-    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const auto [n, oh, ow, c] = unit_index<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
     const T* p = x + n * from.ns + i64(top) * from.rs + i64(left) * from.cs + c;
     Pooled<MODE, V, int(sizeof(T))> pooled;
@@ -185,7 +185,7 @@ DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   for (u64 first = u64(blockIdx.x) * (blockDim.x / LANES); first < total;
        first += apart) {  // the same number of iterations for all threads
     const u64 u = min(first + threadIdx.x / LANES, total - 1);
-    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const auto [n, oh, ow, c] = unit_index<V>(u, total, vectors, g.OH, g.OW);
     const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
     const T* p = x + n * from.ns + i64(top) * from.rs + i64(left) * from.cs + c;
     Pooled<MODE, V, int(sizeof(T))> pooled;
@@ -205,7 +205,7 @@ DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
         if (inside[q]) pooled.add(v[q]);
     }
 #pragma unroll
-    for (int other = LANES / 2; other; other /= 2) pooled.meet(other);
+    for (int other = LANES / 2; other; other /= 2) pooled.shuffle_reduce(other);
     if (lane || first + threadIdx.x / LANES >= total) continue;
     const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0,
               high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
@@ -232,17 +232,17 @@ DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
 // Global pooling: LANES threads along vectors of V channels, the others along pixels. Partial
 // results are combined within a warp, then in shared memory. blockIdx.x: image x channel block
 // (`across` of them); blockIdx.y: slice of the pixels. One slice writes y[n, c]; more write f32
-// sums (or maxima) to partial[slice, n, c], or, as the BESIDE CTAs of a cluster, combine them.
-template <bool MAX, int V, int LANES, int BESIDE>
+// sums (or maxima) to partial[slice, n, c], or, as the CLUSTER CTAs of a cluster, combine them.
+template <bool MAX, int V, int LANES, int CLUSTER>
 DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
                     i64 y_ns, int across) {
   constexpr int AHEAD = 8, DOWN = 256 / LANES;  // AHEAD: pixels in flight
   __shared__ float shared[8][LANES * V];
   __shared__ float whole[LANES * V];
-  const int lane = threadIdx.x % LANES, block = blockIdx.x / BESIDE, n = block / across,
+  const int lane = threadIdx.x % LANES, block = blockIdx.x / CLUSTER, n = block / across,
             pixels = H * W;
-  const int slices = BESIDE > 1 ? BESIDE : gridDim.y,
-            slice = BESIDE > 1 ? blockIdx.x % BESIDE : blockIdx.y;
+  const int slices = CLUSTER > 1 ? CLUSTER : gridDim.y,
+            slice = CLUSTER > 1 ? blockIdx.x % CLUSTER : blockIdx.y;
   const int begin = int(i64(pixels) * slice / slices),
             end = int(i64(pixels) * (slice + 1) / slices);
   for (int first = block % across * LANES * V; first < C; first += across * LANES * V) {
@@ -284,21 +284,21 @@ DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W
       float s = shared[0][k];
 #pragma unroll
       for (int w = 1; w < 8; w++) s = MAX ? keep_max(s, shared[w][k]) : s + shared[w][k];
-      if (BESIDE > 1)
+      if (CLUSTER > 1)
         whole[k] = s;
       else if (slices == 1)
         from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
       else
         partial[(i64(slice) * N + n) * C + first + k] = s;
     }
-    if (BESIDE > 1) {
+    if (CLUSTER > 1) {
       __syncthreads();
       cluster_arrive();
       cluster_wait();
       for (int k = threadIdx.x; slice == 0 && k < LANES * V && first + k < C; k += 256) {
         float s = whole[k];
 #pragma unroll
-        for (int b = 1; b < BESIDE; b++) {
+        for (int b = 1; b < CLUSTER; b++) {
           const float other = load_dsmem(whole + k, b);
           s = MAX ? keep_max(s, other) : s + other;
         }
@@ -309,14 +309,14 @@ DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W
     }
   }
 }
-template <bool MAX, bool WIDE, int LANES, int BESIDE>
+template <bool MAX, bool WIDE, int LANES, int CLUSTER>
 DEV void pool_all(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from,
                   i64 y_ns, int across) {
   constexpr int V = 16 / sizeof(T);
   if (WIDE && wide_pitch(x, from, V))
-    pool_slice<MAX, V, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
+    pool_slice<MAX, V, LANES, CLUSTER>(x, y, partial, N, C, H, W, from, y_ns, across);
   else
-    pool_slice<MAX, 1, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
+    pool_slice<MAX, 1, LANES, CLUSTER>(x, y, partial, N, C, H, W, from, y_ns, across);
 }
 template <bool MAX>
 DEV void combine_pool(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
@@ -388,7 +388,7 @@ DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) 
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
        u += u64(gridDim.x) * blockDim.x) {
-    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const auto [n, oh, ow, c] = unit_index<V>(u, total, vectors, g.OH, g.OW);
     const Tap row = tap<LINEAR, COORD, ROUNDING>(oh, g.IH, g.OH, g.scale_h),
               column = tap<LINEAR, COORD, ROUNDING>(ow, g.IW, g.OW, g.scale_w);
     const T *top = x + n * from.ns + row.low * from.rs + c,
@@ -413,14 +413,14 @@ DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) 
 }
 // Four pixels along an axis (edge pixels repeat outside the image), and their weights by Keys'
 // cubic with coefficient a.
-struct Four {
+struct CubicTaps {
   int at[4];
   float weight[4];
 };
 template <int COORD>
-DEV Four four(int at, int in, int out, float scale, float a) {
+DEV CubicTaps cubic_taps(int at, int in, int out, float scale, float a) {
   const float s = origin<COORD>(at, in, out, scale), low = floorf(s), t = s - low, u = 1.f - t;
-  Four f;
+  CubicTaps f;
 #pragma unroll
   for (int k = 0; k < 4; k++) f.at[k] = min(max(int(low) - 1 + k, 0), in - 1);
   f.weight[0] = ((a * (t + 1.f) - 5.f * a) * (t + 1.f) + 8.f * a) * (t + 1.f) - 4.f * a;
@@ -435,9 +435,9 @@ DEV void resize_cubic_pixels(const T* x, T* y, const Resize& g, float a, Pitch f
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
        u += u64(gridDim.x) * blockDim.x) {
-    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
-    const Four down = four<COORD>(oh, g.IH, g.OH, g.scale_h, a),
-               across = four<COORD>(ow, g.IW, g.OW, g.scale_w, a);
+    const auto [n, oh, ow, c] = unit_index<V>(u, total, vectors, g.OH, g.OW);
+    const CubicTaps down = cubic_taps<COORD>(oh, g.IH, g.OH, g.scale_h, a),
+                    across = cubic_taps<COORD>(ow, g.IW, g.OW, g.scale_w, a);
     pdl_wait_after(down.at[0], across.at[0], x + n * from.ns + c);
     Vec<T, V> v[4][4];
 #pragma unroll
@@ -487,7 +487,7 @@ DEV void local_response(const T* x, T* y, int N, int C, int H, int W, float alph
   const u64 total = u64(N) * H * W * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
        u += u64(gridDim.x) * blockDim.x) {
-    const auto [n, h, w, c] = place_of<V>(u, total, vectors, H, W);
+    const auto [n, h, w, c] = unit_index<V>(u, total, vectors, H, W);
     const T* const pixel = x + n * from.ns + h * from.rs + i64(w) * from.cs;
     T* const result = y + n * to.ns + h * to.rs + i64(w) * to.cs;
     float v[V + SIZE - 1];

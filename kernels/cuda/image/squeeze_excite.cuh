@@ -50,20 +50,14 @@ template <bool FLAT>
 DEV i64 pixel_at(const Plane& p, int k) {
   return FLAT ? i64(k) * p.cs : i64(k / p.W) * p.rs + i64(k % p.W) * p.cs;
 }
-DEV void copy_vector(void* to, const void* from) {
+DEV void cp_async_vector(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))),
                "l"(from)
                : "memory");
 }
-DEV void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N groups of copies are in flight.
-template <int N>
-DEV void copies_arrived() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 // Stores v at the address of `mine` in another CTA of the cluster (st.async), which counts the
 // bytes at that CTA's mbarrier.
-DEV void push(const float* mine, float v, u32 barrier, int block) {
+DEV void st_async(const float* mine, float v, u32 barrier, int block) {
   asm volatile(
       "{.reg .b32 to, b; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 b, %2, %3;"
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %1, [b];}" ::"r"(
@@ -72,7 +66,7 @@ DEV void push(const float* mine, float v, u32 barrier, int block) {
       : "memory");
 }
 // Waits for the stores of the other CTAs.
-DEV void pushes_arrived(u32 barrier) {
+DEV void mbarrier_wait_cluster(u32 barrier) {
   u32 done = 0;
   while (!done)
     asm volatile(
@@ -102,7 +96,7 @@ constexpr int share(int count, int columns) {
   return smaller(smaller(floor_2(count), 32), floor_2(larger(1, THREADS / columns)));
 }
 template <int COUNT, int STEP, int COLUMNS, int BY, class Take>
-DEV void join(const float* scratch, Take take) {
+DEV void reduce_columns(const float* scratch, Take take) {
   constexpr int SHARE = share(COUNT, COLUMNS);
   for (int e = threadIdx.x; e < (COLUMNS * SHARE + 31) / 32 * 32; e += THREADS) {
     const int c = e / SHARE, part = e % SHARE;
@@ -117,8 +111,9 @@ DEV void join(const float* scratch, Take take) {
   }
 }
 
-DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int N,
-                int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
+DEV void squeeze_excite_cta(const T* x, T* y, const T* w1, const float* b1, const T* w2,
+                            const float* b2, int N, int H, Plane from, Plane to, float p0, float p1,
+                            float q0, float q1) {
   extern __shared__ uint4 kept[];  // [IMAGES][HELD][SLICE]
   // means: [IMAGES][CHANNELS], later the gates; bias: [CHANNELS]; hidden: [IMAGES][R]. Other CTAs
   // store sums: [DOWN][IMAGES][CHANNELS] and arrived: [ACROSS][IMAGES][R].
@@ -177,9 +172,9 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
         if (active && image + i < N)
 #pragma unroll 4
           for (int k = count * q / PIECES + row; k < count * (q + 1) / PIECES; k += ROWS)
-            copy_vector(kept + (i * HELD + k) * SLICE + column,
-                        x + i * from.ns + pixel_at<X_FLAT>(from, begin + start + k));
-      copies_issued();
+            cp_async_vector(kept + (i * HELD + k) * SLICE + column,
+                            x + i * from.ns + pixel_at<X_FLAT>(from, begin + start + k));
+      cp_async_commit();
     }
     if (!EARLY && end <= HELD) read_weights();
     auto sum_piece = [&](int q) {
@@ -207,11 +202,11 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
         }
     };
     if constexpr (PIECES == 4) {
-      copies_arrived<3>(), __syncthreads(), sum_piece(0);
-      copies_arrived<2>(), __syncthreads(), sum_piece(1);
-      copies_arrived<1>(), __syncthreads(), sum_piece(2);
+      cp_async_wait<3>(), __syncthreads(), sum_piece(0);
+      cp_async_wait<2>(), __syncthreads(), sum_piece(1);
+      cp_async_wait<1>(), __syncthreads(), sum_piece(2);
     }
-    copies_arrived<0>(), __syncthreads();
+    cp_async_wait<0>(), __syncthreads();
     sum_piece(PIECES - 1);
     if (end == mine) break;
     __syncthreads();
@@ -229,15 +224,16 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
     means[c] = first + c % CHANNELS < C ? s / size : 0.f;
   };  // pad channels are undefined
   if (BLOCKS > 1) cluster_wait();  // every CTA has initialised its mbarriers
-  join<GROUPS, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(scratch, [&](int c, float s, int part) {
-    if constexpr (DOWN == 1) {
-      if (part == 0) mean(c, s);
-    } else
-      for (int d = part; d < DOWN; d += share(GROUPS, IMAGES * CHANNELS))
-        push(sums + down * IMAGES * CHANNELS + c, s, sums_here, d * ACROSS + across);
-  });
+  reduce_columns<GROUPS, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(
+      scratch, [&](int c, float s, int part) {
+        if constexpr (DOWN == 1) {
+          if (part == 0) mean(c, s);
+        } else
+          for (int d = part; d < DOWN; d += share(GROUPS, IMAGES * CHANNELS))
+            st_async(sums + down * IMAGES * CHANNELS + c, s, sums_here, d * ACROSS + across);
+      });
   if constexpr (DOWN > 1) {
-    pushes_arrived(sums_here);
+    mbarrier_wait_cluster(sums_here);
     for (int c = threadIdx.x; c < IMAGES * CHANNELS; c += THREADS) {
       float s = 0.f;
 #pragma unroll
@@ -272,15 +268,15 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
     }
   }
   __syncthreads();
-  join<SLICE, 1, IMAGES * R, PADDED>(scratch, [&](int e, float s, int part) {
+  reduce_columns<SLICE, 1, IMAGES * R, PADDED>(scratch, [&](int e, float s, int part) {
     if constexpr (ACROSS > 1)
       for (int q = part; q < ACROSS; q += share(SLICE, IMAGES * R))
-        push(arrived + across * IMAGES * R + e, s, parts_here, down * ACROSS + q);
+        st_async(arrived + across * IMAGES * R + e, s, parts_here, down * ACROSS + q);
     else if (part == 0)
       hidden[e] = first_act(s + hidden[e], p0, p1);
   });
   if constexpr (ACROSS > 1) {
-    pushes_arrived(parts_here);
+    mbarrier_wait_cluster(parts_here);
     for (int e = threadIdx.x; e < IMAGES * R; e += THREADS) {
       float s = hidden[e];
 #pragma unroll
@@ -316,9 +312,10 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
         store<4>(scratch + (row * IMAGES + i) * CHANNELS + column * V + c,
                  Vec<float, 4>{gate[i][c], gate[i][c + 1], gate[i][c + 2], gate[i][c + 3]});
   __syncthreads();
-  join<FILLED, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(scratch, [&](int c, float s, int part) {
-    if (part == 0) means[c] = second_act(s + bias[c % CHANNELS], q0, q1);
-  });
+  reduce_columns<FILLED, IMAGES * CHANNELS, IMAGES * CHANNELS, 1>(
+      scratch, [&](int c, float s, int part) {
+        if (part == 0) means[c] = second_act(s + bias[c % CHANNELS], q0, q1);
+      });
   __syncthreads();
   if (active)
 #pragma unroll

@@ -149,7 +149,7 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
         given,
         D.mul(use, grid),
         shape.threads,
-        f"{absent}excite(x, y, w1, b1, w2, b2, N, H, {planes}, p0, p1, q0, q1);",
+        f"{absent}squeeze_excite_cta(x, y, w1, b1, w2, b2, N, H, {planes}, p0, p1, q0, q1);",
         before=acts + constexprs(sizes),
         smem=held * pixel + sums,
         cluster=blocks,

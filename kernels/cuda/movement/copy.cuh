@@ -103,7 +103,7 @@ template <class E, int R>
 DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R],
                    const i64 (&xs)[R]) {
   constexpr int V = 16 / sizeof(E);
-  const int before = past<V>(y);
+  const int before = misalignment<V>(y);
   const i64 step = xs[R - 1];
   for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before;
        u += gridDim.x * blockDim.x) {
@@ -123,7 +123,7 @@ DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&p
     places.wait();
     Vec<E, V> v;
     if (step == 1 && hi - lo == V && c[R - 1] + V <= n[R - 1]) {
-      v = load_run<V>(x + from);
+      v = load_unaligned_vector<V>(x + from);
     } else {
 #pragma unroll
       for (int j = 0; j < V; j++) {
@@ -146,7 +146,7 @@ DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&p
 template <class E>
 DEV void copy_run(const E* x, E* y, u32 n) {
   constexpr int V = 16 / sizeof(E);
-  const u32 head = min(u32(-past<V>(y) & (V - 1)), n), pieces = (n - head) / V,
+  const u32 head = min(u32(-misalignment<V>(y) & (V - 1)), n), pieces = (n - head) / V,
             first = blockIdx.x * blockDim.x + threadIdx.x;
   pdl_wait_after(first, pieces);
   if (first < 2 * V) {
@@ -154,18 +154,18 @@ DEV void copy_run(const E* x, E* y, u32 n) {
     if (first < V ? k < head : k < n) y[k] = x[k];
   }
   for (u32 u = first; u < pieces; u += gridDim.x * blockDim.x)
-    store_vector<V>(y + head + u * V, load_run<V>(x + head + u * V));
+    store_vector<V>(y + head + u * V, load_unaligned_vector<V>(x + head + u * V));
 }
 
 // Copies piece k of a row of n elements, which are `step` apart in x.
 template <class E>
 DEV void copy_piece(const E* x, i64 step, E* y, int n, int k) {
   constexpr int V = 16 / sizeof(E);
-  const int first = k * V - past<V>(y), lo = -first, hi = n - first;
+  const int first = k * V - misalignment<V>(y), lo = -first, hi = n - first;
   if (hi <= 0) return;
   Vec<E, V> v;
   if (step == 1 && lo <= 0 && hi >= V) {
-    v = load_run<V>(x + first);
+    v = load_unaligned_vector<V>(x + first);
   } else {
 #pragma unroll
     for (int j = 0; j < V; j++) v.v[j] = x[min(max(first + j, 0), n - 1) * step];
@@ -186,7 +186,7 @@ DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (
                      const i64 (&xs)[R], const i64 (&ys)[R]) {
   constexpr int V = 16 / sizeof(E);
   const u32 pieces = ahead<V>(total), u = blockIdx.x * blockDim.x + threadIdx.x,
-            before = past<V>(y), width = n[R - 1], edge = before + (u - pieces) / V * width;
+            before = misalignment<V>(y), width = n[R - 1], edge = before + (u - pieces) / V * width;
   const u32 e = u < pieces ? u * V - before : edge / V * V + u % V - before,
             row = quotient(e, width, pers[R - 1]), c = e - row * width;
   if (u < pieces ? u * V < before || e + V > total || c + V > width : edge % V == 0 || e >= total)
@@ -195,7 +195,7 @@ DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (
   place_of_row(row, n, pers, xs, ys, from, to);
   pdl_wait_after(from);
   if (u < pieces)
-    store_vector<V>(y + e, load_run<V>(x + from + c));
+    store_vector<V>(y + e, load_unaligned_vector<V>(x + from + c));
   else
     y[e] = x[from + c];
 }
@@ -370,7 +370,8 @@ template <class E, int P>
 DEV void concatenate_pieces(const Concatenation<E, P>& p, E* y, u32 total, u32 per) {
   constexpr int V = 16 / sizeof(E);
   const u32 pieces = ahead<V>(total);
-  const u32 u = blockIdx.x * blockDim.x + threadIdx.x, before = past<V>(y), width = p.end[P - 1];
+  const u32 u = blockIdx.x * blockDim.x + threadIdx.x, before = misalignment<V>(y),
+            width = p.end[P - 1];
   int end;
   if (u < pieces) {
     const u32 start = u * V - before, row = quotient(start, width, per);
@@ -379,7 +380,7 @@ DEV void concatenate_pieces(const Concatenation<E, P>& p, E* y, u32 total, u32 p
     const E* from = source_of(p, row, c, end);
     if (c + V > end) return;
     pdl_wait_after(from);
-    store_vector<V>(y + start, load_run<V>(from));
+    store_vector<V>(y + start, load_unaligned_vector<V>(from));
   } else {
     const u32 edge = (u - pieces) / V, r = edge / P, k = edge - r * P;
     u32 at = before + r * width;  // where tensor k begins in row r; where all of y ends

@@ -47,7 +47,7 @@ template <class E, class Index>
 DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per,
                      int count, u32 per_count, u32* fault) {
   constexpr int V = 16 / sizeof(E);
-  const int before = past<V>(y);
+  const int before = misalignment<V>(y);
   for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before;
        u += gridDim.x * blockDim.x) {
     const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
@@ -176,20 +176,20 @@ template <int V, int U, class I, class E, class Index>
 DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inner, int count,
                      u32 per, u32 per_count, u32* fault) {
   const I first = (I(blockIdx.x) * (blockDim.x * U) + threadIdx.x) * V, step = I(blockDim.x) * V,
-          slab = I(n) * I(inner);
+          outer_stride = I(n) * I(inner);
   I from[U][V];
   Prologue places;
 #pragma unroll
   for (int k = 0; k < U; k++) {
     const I u = first + k * step, r = quotient(u, I(inner), per),
             o = quotient(r, I(count), per_count);
-    I c = u - r * I(inner), j = r - o * I(count), start = o * slab;
+    I c = u - r * I(inner), j = r - o * I(count), start = o * outer_stride;
 #pragma unroll
     for (int e = 0; e < V; e++) {
       from[k][e] = start + c, places.need(from[k][e]);
       if (++c == I(inner)) {
         c = 0;
-        if (++j == I(count)) j = 0, start += slab;
+        if (++j == I(count)) j = 0, start += outer_stride;
       }
     }
   }

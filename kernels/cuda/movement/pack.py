@@ -75,8 +75,8 @@ def _pack_conv(r: Request, together: int = 1, offset: int = 0, *, transposed: bo
 def pack_conv2d(r: Request) -> list[Kernel]:
     packed = _pack_conv(r, transposed=False)
     if grouped.widened(r):
-        bundle = grouped.of(r).groups
-        packed += _pack_conv(r, bundle, grouped.filters(r), transposed=False)
+        merged = grouped.of(r).groups
+        packed += _pack_conv(r, merged, grouped.filters(r), transposed=False)
     return packed
 
 

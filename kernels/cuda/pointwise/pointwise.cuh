@@ -3,13 +3,13 @@
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
-constexpr int RANK = 2;     // dims of the space, the last one the fastest, 1 to 6
-constexpr int VECTOR = 4;   // elements of a vector: 16 bytes of the widest operand (or twice that)
-constexpr int WHOLE = -1;   // 1: all operands are aligned to vectors, 0: not, -1: unknown
-constexpr int FEW = -1;     // 1: too few elements for vectors, 0: not, -1: unknown
-constexpr bool RUN = true;  // the result is one run
-constexpr int TILED = 0;    // the dim of tiles besides the last one
-constexpr int SINGLE = 2;   // elements of a thread, one by one
+constexpr int RANK = 2;    // dims of the space, the last one the fastest, 1 to 6
+constexpr int VECTOR = 4;  // elements of a vector: 16 bytes of the widest operand (or twice that)
+constexpr int VECTOR_ALIGNED = -1;  // 1: all operands are aligned to vectors, 0: not, -1: unknown
+constexpr int FEW = -1;             // 1: too few elements for vectors, 0: not, -1: unknown
+constexpr bool CONTIGUOUS = true;   // the result is contiguous
+constexpr int TILED = 0;            // the dim of tiles besides the last one
+constexpr int SINGLE = 2;           // elements of a thread, one by one
 constexpr int SMALL = 1 << 18,
               SHORT = 64;  // FEW: up to SMALL elements, twice that for rows < SHORT
 // F(operand, its type, KIND, MARKED). KIND along the last dim: 1 contiguous, 0 constant, 2 neither.
@@ -39,7 +39,7 @@ struct Operands {
 typedef Operands::Result Result;
 // Offsets that a thread reads and writes.
 #define PLACE(x, E, INNER, MARKED) i64 x = 0;
-struct At {
+struct Offsets {
   ALL(PLACE)
 };
 
@@ -54,25 +54,25 @@ DEV Vec<E, V> fetch(const E* p, i64 step) {
 }
 // The same in flight, from any address: `get` waits for the loads.
 template <int V, int KIND, class E>
-struct Ahead {
+struct InFlight {
   Vec<E, V> v;
   METHOD void read(const E* p, i64 step) { v = fetch<V, KIND>(p, step); }
   METHOD Vec<E, V> get() const { return v; }
 };
 template <int V, class E>
-struct Ahead<V, 1, E> {
-  Run<V, E> run;
-  METHOD void read(const E* p, i64) { run.read(p); }
-  METHOD Vec<E, V> get() const { return run.get(); }
+struct InFlight<V, 1, E> {
+  UnalignedVector<V, E> vector;
+  METHOD void read(const E* p, i64) { vector.read(p); }
+  METHOD Vec<E, V> get() const { return vector.get(); }
 };
 
 // Vectors of V elements, with all operands aligned; a thread has U vectors in flight.
 template <int V, int U, class I>
-DEV void each(const Operands& o, I first, I end) {
+DEV void map_vectors(const Operands& o, I first, I end) {
   const I step = I(gridDim.x) * blockDim.x;
   for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += U * step) {
-    At at[U];
-    Prologue places;
+    Offsets at[U];
+    Prologue prologue;
 #pragma unroll
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= end) continue;
@@ -87,10 +87,10 @@ DEV void each(const Operands& o, I first, I end) {
 #define STEP(x, E, INNER, MARKED) at[k].x += i64(c) * o.s_##x[d];
         ALL(STEP)
       }
-#define HAVE(x, E, INNER, MARKED) places.need(at[k].x);
-      ALL(HAVE)
+#define NEED(x, E, INNER, MARKED) prologue.need(at[k].x);
+      ALL(NEED)
     }
-    places.wait();
+    prologue.wait();
 #define GOT(x, E, INNER, MARKED) Vec<E, V> got_##x[U];
     INPUTS(GOT)
 #pragma unroll
@@ -113,12 +113,12 @@ DEV void each(const Operands& o, I first, I end) {
 
 // Computes elements lo .. hi - 1 of V at `to`, from coordinates c on, with inputs at offsets `at`.
 template <int V>
-DEV void make(const Operands& o, At at, int (&c)[RANK], int lo, int hi, Result* to) {
+DEV void compute_vector(const Operands& o, Offsets at, int (&c)[RANK], int lo, int hi, Result* to) {
 #define LISTED(x, E, INNER, MARKED) at.x,
   pdl_wait_after(INPUTS(LISTED) c[LAST]);
   const bool full = lo <= 0 && hi >= V;
 #define AHEAD(x, E, INNER, MARKED) \
-  Ahead<V, INNER, E> r_##x;        \
+  InFlight<V, INNER, E> r_##x;     \
   Vec<E, V> v_##x;
   INPUTS(AHEAD)
 #define READ(x, E, INNER, MARKED) \
@@ -176,15 +176,15 @@ DEV void make(const Operands& o, At at, int (&c)[RANK], int lo, int hi, Result* 
 // The same as `each` for any alignment of inputs. The result, or each of its rows, is contiguous; a
 // thread computes an aligned vector of it.
 template <int V>
-DEV void each_ragged(const Operands& o, u32 total) {
+DEV void map_unaligned(const Operands& o, u32 total) {
 #define ADVANCE(x, E, INNER, MARKED) at.x += c[d] * o.s_##x[d];
-  if constexpr (RUN) {
-    const int before = past<V>(o.y);
+  if constexpr (CONTIGUOUS) {
+    const int before = misalignment<V>(o.y);
     for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before;
          u += gridDim.x * blockDim.x) {
       const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
       u32 rest = u * V + lo - before;
-      At at;
+      Offsets at;
       int c[RANK];
 #pragma unroll
       for (int d = LAST; d >= 0; d--) {
@@ -193,7 +193,7 @@ DEV void each_ragged(const Operands& o, u32 total) {
         rest = q;
         INPUTS(ADVANCE)
       }
-      make<V>(o, at, c, lo, hi, o.y + i64(u) * V - before);
+      compute_vector<V>(o, at, c, lo, hi, o.y + i64(u) * V - before);
     }
   } else {
     const u32 pieces = (o.n[LAST] + V - 1) / V + 1;
@@ -201,7 +201,7 @@ DEV void each_ragged(const Operands& o, u32 total) {
          u += gridDim.x * blockDim.x) {
       u32 rest = u / pieces;
       const int k = int(u - rest * pieces);
-      At at;
+      Offsets at;
       int c[RANK];
 #pragma unroll
       for (int d = LAST - 1; d >= 0; d--) {
@@ -210,18 +210,19 @@ DEV void each_ragged(const Operands& o, u32 total) {
         rest = q;
         ALL(ADVANCE)
       }
-      const int first = k * V - past<V>(o.y + at.y), lo = max(-first, 0), hi = o.n[LAST] - first;
+      const int first = k * V - misalignment<V>(o.y + at.y), lo = max(-first, 0),
+                hi = o.n[LAST] - first;
       if (hi <= 0) continue;
       constexpr int d = LAST;
       c[d] = first + lo;
       INPUTS(ADVANCE)
-      make<V>(o, at, c, lo, hi, o.y + at.y + first);
+      compute_vector<V>(o, at, c, lo, hi, o.y + at.y + first);
     }
   }
 }
 
 // Whether strides of rows are multiples of vectors.
-DEV bool whole_strides(const i64 (&s)[RANK]) {
+DEV bool aligned_strides(const i64 (&s)[RANK]) {
   bool whole = true;
 #pragma unroll
   for (int d = 0; d < LAST; d++) whole = whole && s[d] % VECTOR == 0;
@@ -232,30 +233,30 @@ DEV void pointwise(const Operands& o) {
 #pragma unroll
   for (int d = 1; d < RANK; d++) total *= u64(o.n[d]);
   if (total >> 31) {
-    each<1, 1, u64>(o, 0, total);
+    map_vectors<1, 1, u64>(o, 0, total);
     return;
   }
   const u32 count = u32(total);
-  auto ragged = [&] {
+  auto unaligned = [&] {
     if (FEW == 1 || (FEW && count <= (o.n[LAST] < SHORT ? 2 * SMALL : SMALL)))
-      each<1, SINGLE, u32>(o, 0, count);
+      map_vectors<1, SINGLE, u32>(o, 0, count);
     else
-      each_ragged<VECTOR>(o, count);
+      map_unaligned<VECTOR>(o, count);
   };
   if constexpr (!Operands::ROWS || VECTOR == 1) {
-    each<1, FEW == 0 ? 1 : SINGLE, u32>(o, 0, count);
-  } else if constexpr (WHOLE == 0) {
-    ragged();
+    map_vectors<1, FEW == 0 ? 1 : SINGLE, u32>(o, 0, count);
+  } else if constexpr (VECTOR_ALIGNED == 0) {
+    unaligned();
   } else {
 #define ALIGNED(x, E, INNER, MARKED) &&(INNER != 1 || aligned(o.x, VECTOR * sizeof(E)))
-#define STRIDES(x, E, INNER, MARKED) &&(INNER != 1 || whole_strides(o.s_##x))
+#define STRIDES(x, E, INNER, MARKED) &&(INNER != 1 || aligned_strides(o.s_##x))
     if (true ALL(ALIGNED) ALL(STRIDES) && (RANK == 1 || o.n[LAST] % VECTOR == 0)) {
-      each<VECTOR, 1, u32>(o, 0, count / VECTOR);
-      if (RANK == 1 && count % VECTOR) each<1, 1, u32>(o, count / VECTOR * VECTOR, count);
-    } else if (WHOLE == 1) {
-      each<1, 1, u32>(o, 0, count);
+      map_vectors<VECTOR, 1, u32>(o, 0, count / VECTOR);
+      if (RANK == 1 && count % VECTOR) map_vectors<1, 1, u32>(o, count / VECTOR * VECTOR, count);
+    } else if (VECTOR_ALIGNED == 1) {
+      map_vectors<1, 1, u32>(o, 0, count);
     } else {
-      ragged();
+      unaligned();
     }
   }
 }
@@ -277,7 +278,7 @@ DEV void read_tile(const E* p, i64 down, i64 across, int rows, int columns, E (&
     }
 }
 template <class E>
-DEV void keep_tile(E* tile, const E (&v)[8][2]) {
+DEV void stage_tile(E* tile, const E (&v)[8][2]) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
   for (int k = 0; k < 8; k++)
@@ -286,13 +287,13 @@ DEV void keep_tile(E* tile, const E (&v)[8][2]) {
                                               v[k][1];
 }
 // A tile along dims TILED and LAST; MARKED operands are transposed through shared memory.
-DEV void each_tile(const Operands& o) {
+DEV void map_tiles(const Operands& o) {
   const u32 across = (o.n[LAST] + 63) / 64, down = (o.n[TILED] + 63) / 64;
   const int c0 = int(blockIdx.x % across) * 64, r0 = int(blockIdx.x / across % down) * 64,
             lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int columns = min(o.n[LAST] - c0, 64), rows = min(o.n[TILED] - r0, 64);
   u32 rest = blockIdx.x / across / down;
-  At at;
+  Offsets at;
 #define CORNER(x, E, INNER, MARKED) at.x = r0 * o.s_##x[TILED] + c0 * o.s_##x[LAST];
   ALL(CORNER)
 #pragma unroll
@@ -310,9 +311,9 @@ DEV void each_tile(const Operands& o) {
   read_tile(o.x + at.x, o.s_##x[MARKED ? LAST : TILED], o.s_##x[MARKED ? TILED : LAST], \
             MARKED ? columns : rows, MARKED ? rows : columns, t_##x);
   INPUTS(READ_TILE)
-#define KEEP(x, E, INNER, MARKED) \
-  if constexpr (MARKED) keep_tile(tile_##x, t_##x);
-  INPUTS(KEEP)
+#define STAGE(x, E, INNER, MARKED) \
+  if constexpr (MARKED) stage_tile(tile_##x, t_##x);
+  INPUTS(STAGE)
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < 8; k++) {

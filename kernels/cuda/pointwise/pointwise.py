@@ -159,9 +159,9 @@ def _kernel(
             {
                 "RANK": rank,
                 "VECTOR": v,
-                "WHOLE": -1 if whole is None else int(whole),
+                "VECTOR_ALIGNED": -1 if whole is None else int(whole),
                 "FEW": -1 if few is None else few,
-                "RUN": run,
+                "CONTIGUOUS": run,
                 "TILED": 0 if transposed is None else transposed[0],
                 "SINGLE": _SINGLE,
                 "SMALL": _SMALL,
@@ -179,7 +179,7 @@ def _kernel(
     filled += [_braced(f"n{d}" for d in range(rank))]
     filled += [_braced(["0", *(f"per{k}" for k in range(rank - 1))])]
     filled += [f"per{rank - 1}" if pers else "0"]
-    call = "pointwise" if transposed is None else "each_tile"
+    call = "pointwise" if transposed is None else "map_tiles"
     return [
         instance(
             request,

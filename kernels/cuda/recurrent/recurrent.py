@@ -12,7 +12,7 @@ from ..common.launch import known, parameters, static
 from ..common.prelude import activation_source
 
 #: Warps of a CTA (and its least units); most CTAs per direction.
-_WARPS, _PARTS = 8, 128
+_WARPS, _CTAS = 8, 128
 #: Most batch rows per warp and iteration; rows where the batch is symbolic.
 _ROWS, _SOME = 8, 4
 
@@ -30,9 +30,9 @@ def _rows(batch: DimLike) -> int:
 def recurrent(request: Request) -> list[Kernel]:
     i, f = parameters(request), request.floats
     units, gates, directions = (static(i[n], n) for n in ("H", "G", "D"))
-    parts = max(1, min(_PARTS, request.sms // directions))
-    each = -(-units // (_WARPS * parts)) * _WARPS
-    parts, rows, pitch = -(-units // each), _rows(i["B"]), _pitch(units)
+    ctas = max(1, min(_CTAS, request.sms // directions))
+    each = -(-units // (_WARPS * ctas)) * _WARPS
+    ctas, rows, pitch = -(-units // each), _rows(i["B"]), _pitch(units)
     own = [pointer("const T", name) for name in ("x", "r", "bias", "peephole")]
     own += [pointer("const int", "lens"), pointer("const T", "h", "h0")]
     own += [pointer("const T", "c", "c0"), *(pointer("T", name) for name in ("y", "y_h", "y_c"))]
@@ -44,12 +44,12 @@ def recurrent(request: Request) -> list[Kernel]:
     own += floats({"clip": clip, **{n: f.get(n, 0.0) for n in ("f0", "f1", "g0", "g1")}})
     own += floats({f"p_{n}": f.get(n, 0.0) for n in ("h0", "h1")})
     constants = {
-        "GATES": gates, "BEFORE": static(i["before"], "reset"), "H": units, "PITCH": pitch,
-        "ROWS": rows, "UNITS": each, "PARTS": parts, "WORDS": MEETING,
+        "GATES": gates, "LINEAR_BEFORE_RESET": static(i["before"], "reset"), "H": units,
+        "PITCH": pitch, "ROWS": rows, "UNITS": each, "CTAS": ctas, "WORDS": MEETING,
         "COUPLED": bool(i["coupled"]), "CLIPPED": clip != 0.0,
     }  # fmt: skip
     acts = "".join(activation_source(static(i[n], n), n) for n in ("act_f", "act_g", "act_h"))
-    grid = (D.select(D.less(0, i["B"]), directions * parts, 0), 1, 1)
+    grid = (D.select(D.less(0, i["B"]), directions * ctas, 0), 1, 1)
     return [
         instantiate(
             request, "recurrent", "recurrent/recurrent", own, grid, _WARPS * 32,

@@ -16,7 +16,7 @@ from tests.backend.cuda.cuda_requests import check_kernels, compile_kernels, req
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Pointer, Request, TensorMap
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.plan.kernel_families import bundled_groups, packed_elements, widened_elements
+from tracea_onnx.plan.kernel_families import merged_groups, packed_elements, widened_elements
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
@@ -420,8 +420,8 @@ def test_other_transposed_convolutions_have_tiles() -> None:
         (300, 300, 2, 2), (3, 16, 12, 8), (100, 100, 5, 2),
     ],
 )  # fmt: skip
-def test_bundles_fill_tiles(channels: int, columns: int, groups: int, together: int) -> None:
-    assert bundled_groups(channels, columns, groups) == together
+def test_merged_groups_fill_tiles(channels: int, columns: int, groups: int, together: int) -> None:
+    assert merged_groups(channels, columns, groups) == together
 
 
 def grouped(
@@ -463,7 +463,7 @@ def test_groups_are_bundled_where_tensor_maps_reach() -> None:
 
 def test_tensor_maps_begin_at_multiples_of_16_bytes() -> None:
     for channels, columns, groups in itertools.product(range(1, 40), range(1, 40), (2, 5, 12, 100)):
-        together = bundled_groups(channels, columns, groups)
+        together = merged_groups(channels, columns, groups)
         assert together == groups or together * channels % 8 == together * columns % 8 == 0
 
 
@@ -523,7 +523,7 @@ def test_filters_of_bundles_follow_the_packed_ones() -> None:
         (3, 3, 40, (0, 0)),
     ],
 )
-def test_channels_that_share_no_group_with_others_of_their_bundle(
+def test_channels_that_share_no_group_with_others_that_are_merged_with_theirs(
     channels: int, columns: int, groups: int, apart: tuple[int, int]
 ) -> None:
     r = conv(DType.F16, 64, channels * groups, 28, 28, columns * groups, groups=groups)

@@ -125,8 +125,8 @@ DEV void from_float(float& to, float v) { to = v; }
 struct Pitch { int cs; i64 rs, ns; };
 DEV bool wide_pitch(const void*, Pitch q, int v) { return ((q.cs | q.rs | q.ns) & (v - 1)) == 0; }
 template <int V> DEV u32 vectors_of(int channels, int) { return (channels + V - 1) / V; }
-struct Place { int n, oh, ow, c; };
-template <int V> DEV Place place_of(u64 u, u64, u32 vectors, int OH, int OW) {
+struct UnitIndex { int n, oh, ow, c; };
+template <int V> DEV UnitIndex unit_index(u64 u, u64, u32 vectors, int OH, int OW) {
   const u64 p = u / vectors;
   return {int(p / OW / OH), int(p / OW % OH), int(p % OW), int(u % vectors) * V};
 }
@@ -311,7 +311,7 @@ def test_responses(tmp_path: Path, size: int) -> None:
         tmp_path,
         "lrn",
         _HOST
-        + image[image.index("// Each channel divided by") :]
+        + image[image.index("template <int SIZE>\nDEV void local_response") :]
         + f'extern "C" void run(const float* x, float* y) {{ {call} }}',
     )
     x = rng.standard_normal((2, 13, 3, 4), dtype=np.float32)

@@ -99,7 +99,7 @@ def test_regions(tmp_path: Path, case: Case) -> None:
     forms = f"{case.ints['mode']}, {str(bool(case.ints['half'])).lower()}"
     call = (
         f"roi_align<{forms}>((const float*)x, (const float*)rois, (const i64*)batch, (float*)y, "
-        "Regions{{{given}}}, {pitches}, &fault);"
+        "RoiAlign{{{given}}}, {pitches}, &fault);"
     )
     assert _computed(tmp_path, case, "image/roi_align", call, fields) <= 1
 
@@ -114,6 +114,6 @@ def test_moved_windows(tmp_path: Path, case: Case) -> None:
     wide = 4 if case.ints["C"] == 32 else 1
     call = (
         f"deform_columns<{wide}>((const float*)x, (const float*)offset, {mask}, (float*)y, "
-        "Moved{{{given}}}, {pitches});"
+        "DeformConv{{{given}}}, {pitches});"
     )
     assert _computed(tmp_path, case, "image/deform", call, fields) <= 1

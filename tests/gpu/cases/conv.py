@@ -177,19 +177,19 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
     )
 
 
-def bundle_tiles(v: Conv, dtype: DType) -> list[Any]:
-    """Tiles of every kind that takes bundles of groups."""
+def merged_tiles(v: Conv, dtype: DType) -> list[Any]:
+    """Tiles of every kind that takes merged groups."""
     r = conv_request(v, dtype)
     wgmma, split_k, grouped = (
         discovery.module("kernels", f"cuda.{n}")
         for n in ("gemm.persistent_sm90", "gemm.cluster_splitk_sm90", "conv.grouped")
     )
-    hopper, split, bundle = wgmma.HopperTile, split_k.SplitTile, grouped.of(r)
-    steps = v.kernel[0] * v.kernel[1] * bundle.chunks
+    hopper, split, merged = wgmma.HopperTile, split_k.SplitTile, grouped.of(r)
+    steps = v.kernel[0] * v.kernel[1] * merged.chunks
     tiles = [
         hopper(128, 64, True, 2),
         hopper(64, 128, True),
-        hopper(128, 64, True, 1, steps, bundle.count == 1),
+        hopper(128, 64, True, 1, steps, merged.count == 1),
         split(64, 24, True, 2),
         split(64, 48, False, 2, 2),
     ]
@@ -242,7 +242,7 @@ def check_cases() -> list[Case]:
     cases += [
         conv_case(v, d, tile, wild=True)
         for v, d in zip(S.WILD, half, strict=True)
-        for tile in (None, *bundle_tiles(v, d))
+        for tile in (None, *merged_tiles(v, d))
     ]
     for d in TYPES:
         cases += [conv_case(v, d) for v in S.SHAPES]

@@ -131,7 +131,7 @@ HALOS = [
     Conv(3, 128, 10, 10, 128, (4, 4), _ONE, _ONE, (2, 1, 1, 2)),
     Conv(21, 104, 6, 6, 96, (5, 5), pads=(2, 2, 2, 2)),
 ]  # fmt: skip
-#: Whose bundles have odd sizes, end within a tile, or are all the image has.
+#: Whose merged groups have odd sizes, end within a tile, or are all the image has.
 GROUPS = [
     Conv(2, 96, 15, 11, 96, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), 48, res_mode=1),
     Conv(1, 72, 9, 10, 72, groups=3, res_mode=2),

@@ -27,7 +27,7 @@ from tests.support.cuda.case import Array, Case, Output, plain, rounding, stored
 from tests.support.cuda.conv_shape import Conv, pitch
 from tests.support.cuda.driver import device
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.plan.kernel_families import bundled_groups
+from tracea_onnx.plan.kernel_families import merged_groups
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
@@ -101,7 +101,7 @@ def _packed(v: Conv, w: Array, dtype: DType) -> Array:
         else w
     )
     packed[..., :ic] = rows.transpose(0, 2, 3, 1)
-    together = bundled_groups(ic, oc, v.groups)
+    together = merged_groups(ic, oc, v.groups)
     if v.transposed or dtype == F32 or together == 1:
         return packed
     wide = stored(np.zeros((v.oc, *v.kernel, pitch(together * ic))), dtype)
@@ -301,12 +301,12 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     ):
         for tile in T.halo_tiles(O.conv_request(v, F16), resident=False):
             yield with_tile(conv(rng, v, F16), tile)
-    bundles = (
+    merged = (
         Conv(3, 48, 11, 9, 48, groups=12),
         Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)),
         Conv(1, 40, 9, 11, 320, (3, 2), groups=10),
     )
-    for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
+    for v, dtype in zip(merged, (F16, BF16, F16), strict=True):
         halo = T.halo_tiles(O.conv_request(v, dtype), resident=True)
         tiles = (
             hopper(128, 64, True, 2),

@@ -10,5 +10,5 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention_decode(PARAMETERS) {
-  attend(ATTENTION);
+  compute_attention(ATTENTION);
 }

@@ -37,7 +37,7 @@ DEV void sync_warp() {
 #endif
 }
 
-DEV void attend(const Attention& g) {
+DEV void compute_attention(const Attention& g) {
   pdl_launch_dependents();
   extern __shared__ __align__(16) char memory[];
   __shared__ __align__(16) char shared_weights[ROWS * kPitchP];

@@ -45,7 +45,7 @@ DEV void share_sums(float (&x)[kScores]) {
   }
 }
 
-DEV void attend(const Attention& g) {
+DEV void compute_attention(const Attention& g) {
   pdl_begin();
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial<ROWS> whole;
@@ -178,8 +178,8 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int o = LANES; o < 32; o <<= 1) {
       const float other = __shfl_xor_sync(FULL_WARP, row_max[i], o),
-                  best = fmaxf(row_max[i], other), a = weight_of(row_max[i], best),
-                  c = weight_of(other, best);
+                  best = fmaxf(row_max[i], other), a = rescale_factor(row_max[i], best),
+                  c = rescale_factor(other, best);
       row_max[i] = best, sum[i] = sum[i] * a + __shfl_xor_sync(FULL_WARP, sum[i], o) * c;
 #pragma unroll
       for (int e = 0; e < kElements; e++)

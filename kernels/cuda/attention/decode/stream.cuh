@@ -1,6 +1,6 @@
 // Decoding with mma.sync, without shared memory for keys. WARPS warps take turns at the CTA's keys,
 // KEYS at a time. Keys and values are loaded directly into the operand registers of tensor cores,
-// 16 bytes of a row per thread: the order of k within a product is free as long as both operands
+// 16 bytes of a row per thread: the order of k within an MMA is free as long as both operands
 // agree. For scores, keys are the right operand; results are transposed, and values are their left
 // operand.
 #pragma once
@@ -13,7 +13,8 @@ constexpr int SETS = 1;  // of 16 keys per warp and iteration, 1 or 2
 
 constexpr int KEYS = 16 * SETS, kTiles = (ROWS + 7) / 8, kChunks = (HEAD + 31) / 32,
               kChunksV = (HEAD_V + 63) / 64;
-constexpr float kSlack = 8.f;  // weights may reach 2^kSlack without loss of precision
+constexpr float kRescaleThreshold =
+    8.f;  // weights may reach 2^kRescaleThreshold without loss of precision
 struct Words {
   u32 v[4];
 };
@@ -27,7 +28,7 @@ DEV void load_words(Words& r, const char* from, bool real) {
                : "memory");
 }
 
-DEV void attend(const Attention& g) {
+DEV void compute_attention(const Attention& g) {
   pdl_wait();
   __shared__ Partial<ROWS> held[WARPS + (WARPS > 1 && CLUSTER > 1)];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = lane / 4, quad = lane % 4;
@@ -100,7 +101,7 @@ DEV void attend(const Attention& g) {
           x = i * 8 + quad * 2 + e < seen ? capped(x * scale) : -INF;
           best[n] = fmaxf(best[n], x);
         }
-      higher |= best[n] > row_max[n] + kSlack;
+      higher |= best[n] > row_max[n] + kRescaleThreshold;
     }
     if (__any_sync(FULL_WARP, higher))
 #pragma unroll

@@ -248,7 +248,7 @@ def _slower(p: Problem, form: Form) -> int:
         slow = 64 < p.widest < 128 and form.ctas > 1 and (ragged or not p.causal)
         return 130 if slow else 100
     if not p.mask_step:
-        return 111 if form.schedule == "INTRA_WG" else 100  # reads them beside its own products
+        return 111 if form.schedule == "INTRA_WG" else 100  # reads them beside its own GEMMs
     if form.groups == 1:
         return 115 if p.widest > 64 else 112 if form.ctas == 3 else 100
     return 180 if form.groups == 4 else 100

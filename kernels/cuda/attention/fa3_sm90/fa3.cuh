@@ -58,7 +58,7 @@ template <int N>
 DEV void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-constexpr float kSlack = 8.f;
+constexpr float kRescaleThreshold = 8.f;
 
 // The CTA's shared memory: rings, mbarriers of their slots, masks, partial results.
 struct Smem {
@@ -77,7 +77,8 @@ struct Smem {
     v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
     m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES;
     masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
-    masks = (float*)at(masks_at), parts = (float4*)(masks + (kBrought ? STAGES * kMask / 4 : 0));
+    masks = (float*)at(masks_at),
+    parts = (float4*)(masks + (kMasksStaged ? STAGES * kMask / 4 : 0));
     tiles = (Tile*)at(tiles_at);
   }
   METHOD char* at(u32 address) const { return memory + (address - start); }
@@ -91,7 +92,7 @@ struct Smem {
       mbarrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1),
           mbarrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++)
-      mbarrier_init(m_full + 8 * i, kRowsBrought ? kMaskWarps * 32 : kWarp),
+      mbarrier_init(m_full + 8 * i, kRowMasksStaged ? kMaskWarps * 32 : kWarp),
           mbarrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++)
       mbarrier_init(k_full + 8 * i, 1), mbarrier_init(v_full + 8 * i, 1);
@@ -103,10 +104,10 @@ struct Smem {
 
 // Producer thread: loads queries, keys and values of all output tiles of the CTA, then an end
 // marker (a tile with -1 steps).
-DEV void load_operands(const Attention& g, const Smem& smem, const Order& order, Tile& tile,
-                       Ring<SLOTS>& q, const TensorMap& map_q, const TensorMap& map_k,
-                       const TensorMap& map_v) {
-  Ring<STAGES> k, v;
+DEV void load_operands(const Attention& g, const Smem& smem, const TileScheduler& scheduler,
+                       Tile& tile, PipelineState<SLOTS>& q, const TensorMap& map_q,
+                       const TensorMap& map_k, const TensorMap& map_v) {
+  PipelineState<STAGES> k, v;
   auto pass_on = [&](int slot) {  // marks a tile without queries
     for (int of = 0; of < kQueryBarriers; of++) arrive(smem.queries_full(slot, of));
   };
@@ -118,7 +119,7 @@ DEV void load_operands(const Attention& g, const Smem& smem, const Order& order,
     for (int p = 0; p < kPanels; p++)
       tma_load_4d(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
   };
-  for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
+  for (int n = 0; scheduler.has(n); tile = scheduler.nth(g, ++n)) {
     if (tile.steps >= 0) {
       const int kv = tile.h / (g.H / g.KVH), from = first_step(g, tile);
       wait(smem.q_empty + 8 * q.slot, q.phase ^ 1);
@@ -150,7 +151,8 @@ DEV void load_operands(const Attention& g, const Smem& smem, const Order& order,
 }
 
 // Producer thread, with the state of its warp (tile, q): stores results by TMA.
-DEV void store_results(const Smem& smem, Tile& tile, Ring<SLOTS>& q, const TensorMap& map_y) {
+DEV void store_results(const Smem& smem, Tile& tile, PipelineState<SLOTS>& q,
+                       const TensorMap& map_y) {
   for (;; q.next()) {
     wait(smem.queries_full(q.slot, 0), q.phase);
     tile = smem.tiles[q.slot];
@@ -165,17 +167,17 @@ DEV void store_results(const Smem& smem, Tile& tile, Ring<SLOTS>& q, const Tenso
 DEV void produce(const Attention& g, const Smem& smem, int warp, const TensorMap& map_q,
                  const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
   setmaxnreg_dec<REGISTERS_LEFT>();
-  const Order order(g);
-  Tile tile = order.nth(g, 0);
-  Ring<SLOTS> q;
+  const TileScheduler scheduler(g);
+  Tile tile = scheduler.nth(g, 0);
+  PipelineState<SLOTS> q;
   if (kKeyMask && warp == GROUPS * 4 + 1)
-    load_key_masks(g, order, tile, smem.masks, smem.m_full, smem.m_empty);
-  if (kRowsBrought && warp % 2 == 1)
-    load_row_masks(g, order, tile, (warp & 3) / 2, smem.masks_at, smem.m_full, smem.m_empty);
+    load_key_masks(g, scheduler, tile, smem.masks, smem.m_full, smem.m_empty);
+  if (kRowMasksStaged && warp % 2 == 1)
+    load_row_masks(g, scheduler, tile, (warp & 3) / 2, smem.masks_at, smem.m_full, smem.m_empty);
   if (!kStores && warp == GROUPS * 4 + 2 && elect_one()) store_results(smem, tile, q, map_y);
   if (warp != GROUPS * 4 || !elect_one()) return;
   pdl_begin();
-  load_operands(g, smem, order, tile, q, map_q, map_k, map_v);
+  load_operands(g, smem, scheduler, tile, q, map_q, map_k, map_v);
 }
 
 // Consumer warpgroup w: scores, softmax, weighted sums of values, results.
@@ -192,8 +194,8 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
   const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 &&
                           ((g.m_b | g.m_h | g.m_q) & 1) == 0 &&
                           aligned(g.mask, 2 * sizeof(MaskElement));
-  Ring<STAGES> k, v;
-  Ring<SLOTS> q;
+  PipelineState<STAGES> k, v;
+  PipelineState<SLOTS> q;
 
   if (SCHEDULE == PINGPONG && w == 1) named_barrier_arrive(1, 256);
   for (;; q.next()) {
@@ -214,7 +216,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
     fence_registers(out);
 
-    auto scores = [&](auto width) {  // s = q k^T, asynchronous
+    auto gemm_qk = [&](auto width) {  // s = q k^T, asynchronous
       const u32 a = query + q.slot * (kSlot / 16), b = key + k.slot * (kKeys / 16);
       wgmma_fence();
 #pragma unroll
@@ -229,7 +231,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       wgmma_commit();
     };
     auto free_mask = [&] { arrive_warp(smem.m_empty + 8 * k.slot); };
-    auto finish_scores = [&](auto width, int step) {
+    auto mask_scores = [&](auto width, int step) {
       constexpr int N = width.keys;
       if (!RAW)
 #pragma unroll
@@ -238,7 +240,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           u32 mask[N / 8];
-          if (kRowsBrought) {
+          if (kRowMasksStaged) {
             if (e == 0) wait(smem.m_full + 8 * k.slot, k.phase);
             mask_row((const MaskElement*)((const char*)smem.masks + k.slot * kMask +
                                           (row + 8 * e) * kMaskPitch + behind[e]) +
@@ -247,7 +249,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
             if (e == 1) free_mask();
           } else
             mask_row(g, mask_at[e], (from + step) * BN + column, mask_pairs, mask);
-          if (!all_seen(mask))
+          if (!all_visible(mask))
 #pragma unroll
             for (int j = 0; j < N / 8; j++)
               mask_two(s[4 * j + 2 * e], s[4 * j + 2 * e + 1], mask[j], unit, fill);
@@ -288,8 +290,8 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
           best = fmaxf(best, fmaxf(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
-        if ((best - row_max[e]) * c <= kSlack)
-          best = row_max[e];  // weights may reach 2^kSlack without loss of precision
+        if ((best - row_max[e]) * c <= kRescaleThreshold)
+          best = row_max[e];  // weights may reach 2^kRescaleThreshold without loss of precision
         shift[e] = best == -INF ? 0.f : best * c;
         rescale[e] = best == row_max[e] || kEager && row_max[e] == -INF
                          ? 1.f
@@ -298,7 +300,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         sum[e] *= rescale[e];
       }
     };
-    auto weights = [&](int from, int to) {  // replaces s[from:to] by weights
+    auto exponentiate = [&](int from, int to) {  // replaces s[from:to] by weights
       float more[2] = {0.f, 0.f};
 #pragma unroll
       for (int j = from; j < to; j++) {
@@ -309,7 +311,7 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     };
     auto softmax = [&](auto width, int step) {
       update_max(width, step);
-      weights(0, width.keys / 2);
+      exponentiate(0, width.keys / 2);
     };
     auto rescale_outputs = [&] {
       if (__any_sync(FULL_WARP, rescale[0] != 1.f || rescale[1] != 1.f))
@@ -320,27 +322,26 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
 #pragma unroll
       for (int j = from; j < to; j++) p[j] = pack2((T*)nullptr, s[2 * j], s[2 * j + 1]);
     };
-    auto products = [&](auto width) {  // out += p v, asynchronous
+    auto gemm_pv = [&](auto width) {  // out += p v, asynchronous
       const u32 b = value + v.slot * (kValues / 16);
       wgmma_fence();
 #pragma unroll
       for (int t = 0; t < width.keys / 16; t++) add_values(out, p + 4 * t, descriptor(b + t * 128));
       wgmma_commit();
     };
-    auto overlapped_products =
-        [&](auto width) {  // the same, weights first: the products of some keys
-                           // run while the weights of the next are computed
-          const u32 b = value + v.slot * (kValues / 16);
+    auto softmax_gemm_pv = [&](auto width) {  // the same, weights first: the MMAs of some keys
+                                              // run while the weights of the next are computed
+      const u32 b = value + v.slot * (kValues / 16);
 #pragma unroll
-          for (int t = 0; t < width.keys / 16; t++) {
-            weights(8 * t, 8 * t + 8);
-            pack(4 * t, 4 * t + 4);
-            if (kLate && t == 0) wait(smem.v_full + 8 * v.slot, v.phase);
-            wgmma_fence();
-            add_values(out, p + 4 * t, descriptor(b + t * 128));
-          }
-          wgmma_commit();
-        };
+      for (int t = 0; t < width.keys / 16; t++) {
+        exponentiate(8 * t, 8 * t + 8);
+        pack(4 * t, 4 * t + 4);
+        if (kLate && t == 0) wait(smem.v_full + 8 * v.slot, v.phase);
+        wgmma_fence();
+        add_values(out, p + 4 * t, descriptor(b + t * 128));
+      }
+      wgmma_commit();
+    };
     auto free_keys = [&](int step = kStride) {
       if (leader) arrive(smem.k_empty + 8 * k.slot);
       k.advance(min(kStride, step + 1));
@@ -349,10 +350,10 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       if (leader) arrive(smem.v_empty + 8 * v.slot);
       v.advance(min(kStride, step + 1));
     };
-    auto take_turn = [&] {
+    auto scheduler_barrier_sync = [&] {
       if (SCHEDULE == PINGPONG) named_barrier_sync(1 + w, 256);
     };
-    auto pass_turn = [&] {
+    auto scheduler_barrier_arrive = [&] {
       if (SCHEDULE == PINGPONG) named_barrier_arrive(2 - w, 256);
     };
 
@@ -363,10 +364,10 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     for (int step = tile.steps - 1; step >= mine; step--) {
       wait(smem.k_full + 8 * k.slot, k.phase);
       wait(smem.v_full + 8 * v.slot, v.phase);
-      if (kBrought) wait(smem.m_full + 8 * k.slot, k.phase), free_mask();
-      take_turn();
+      if (kMasksStaged) wait(smem.m_full + 8 * k.slot, k.phase), free_mask();
+      scheduler_barrier_sync();
       named_barrier_sync(4 + w, 128);
-      pass_turn();
+      scheduler_barrier_arrive();
       free_keys();
       free_values();
     }
@@ -376,35 +377,35 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
     constexpr Width<BN> wide;
     constexpr Width<LAST> last;  // the last tile has only LAST keys
     if (kOverlapped && step >= 0) {
-      auto begin = [&](auto width) {
+      auto start_tile = [&](auto width) {
         wait(smem.k_full + 8 * k.slot, k.phase);
-        take_turn();
-        scores(width);
-        pass_turn();
+        scheduler_barrier_sync();
+        gemm_qk(width);
+        scheduler_barrier_arrive();
       };
-      auto go_on = [&](auto width) {
+      auto finish_tile = [&](auto width) {
         wgmma_wait<0>();
         fence_registers(s);
-        finish_scores(width, step);
+        mask_scores(width, step);
         free_keys(step);
         fence_registers(out);
         if (step < first) free_values();
         update_max(width, step);
         rescale_outputs();
         if (!kLate) wait(smem.v_full + 8 * v.slot, v.phase);
-        overlapped_products(width);
+        softmax_gemm_pv(width);
       };
       if (LAST < BN) {
-        begin(last);
-        go_on(last);
+        start_tile(last);
+        finish_tile(last);
         step--;
       }
       if (LAST == BN || step >= 0) {
-        begin(wide);
+        start_tile(wide);
         for (;; step -= kStride) {
-          go_on(wide);
+          finish_tile(wide);
           if (step < kStride) break;
-          begin(wide);
+          start_tile(wide);
         }
       } else
         step = 0;
@@ -413,26 +414,26 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
       free_values(step);
     } else if (SCHEDULE == INTRA_WG && step >= 0) {
       wait(smem.k_full + 8 * k.slot, k.phase);
-      scores(wide);
+      gemm_qk(wide);
       wgmma_wait<0>();
       fence_registers(s);
-      finish_scores(wide, step);
+      mask_scores(wide, step);
       free_keys();
       softmax(wide, step);
       pack(0, BN / 4);
       if (step > 0) wait(smem.k_full + 8 * k.slot, k.phase);
       for (step--; step >= 0; step--) {
-        scores(wide);
+        gemm_qk(wide);
         wait(smem.v_full + 8 * v.slot, v.phase);
-        products(wide);
+        gemm_pv(wide);
         wgmma_wait<1>();
         fence_registers(s);
-        finish_scores(wide, step);
+        mask_scores(wide, step);
         free_keys();
         softmax(wide, step);
         fence_registers(s);
         // This wait is also needed for its branch: otherwise the assembler hoists the wait for the
-        // second product, and softmax would follow the products instead of overlapping them.
+        // second GEMM, and softmax would follow the GEMMs instead of overlapping them.
         if (step > 0) wait(smem.k_full + 8 * k.slot, k.phase);
         wgmma_wait<0>();
         fence_registers(out);
@@ -441,29 +442,29 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
         pack(0, BN / 4);
       }
       wait(smem.v_full + 8 * v.slot, v.phase);
-      products(wide);
+      gemm_pv(wide);
       wgmma_wait<0>();
       fence_registers(out);
       free_values();
     } else {
-      auto attend_to = [&](auto width) {
+      auto tile_step = [&](auto width) {
         wait(smem.k_full + 8 * k.slot, k.phase);
-        scores(width);
+        gemm_qk(width);
         wgmma_wait<0>();
         fence_registers(s);
-        finish_scores(width, step);
+        mask_scores(width, step);
         free_keys();
         softmax(width, step);
         rescale_outputs();
         pack(0, width.keys / 4);
         wait(smem.v_full + 8 * v.slot, v.phase);
-        products(width);
+        gemm_pv(width);
         wgmma_wait<0>();
         fence_registers(out);
         free_values();
       };
-      if (LAST < BN && step >= 0) attend_to(last), step--;
-      for (; step >= 0; step--) attend_to(wide);
+      if (LAST < BN && step >= 0) tile_step(last), step--;
+      for (; step >= 0; step--) tile_step(wide);
     }
 
     if (kSplit && !combine_warpgroups(smem.parts, w, c, out, row_max, sum)) {
@@ -506,8 +507,8 @@ DEV void consume(const Attention& g, const Smem& smem, const TensorMap& map_y, i
   }
 }
 
-DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
-                const TensorMap& map_v, const TensorMap& map_y) {
+DEV void compute_attention(const Attention& g, const TensorMap& map_q, const TensorMap& map_k,
+                           const TensorMap& map_v, const TensorMap& map_y) {
   extern __shared__ char memory[];
   const Smem smem(memory);
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
@@ -529,5 +530,5 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 #define MAP_Y map_v  // unused
 #endif
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PARAMETERS) {
-  attend(ATTENTION, map_q, map_k, map_v, MAP_Y);
+  compute_attention(ATTENTION, map_q, map_k, map_v, MAP_Y);
 }

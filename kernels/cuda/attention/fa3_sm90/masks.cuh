@@ -6,13 +6,14 @@
 
 constexpr bool kKeyMask = MASK && !MASK_ROWS,
                kRowMask = MASK && MASK_ROWS;  // all rows have the same mask or each its own
-constexpr bool kRowsBrought = kRowMask && MASK_STEP > 0, kBrought = kKeyMask || kRowsBrought;
+constexpr bool kRowMasksStaged = kRowMask && MASK_STEP > 0,
+               kMasksStaged = kKeyMask || kRowMasksStaged;
 constexpr int kMaskUnits = BN * sizeof(MaskElement) / 16,
               kMaskPitch = (kMaskUnits + 1 + kMaskUnits % 2) *
                            16;  // where rows lie beside each other, no two in one bank
 // Of a tile of keys: the values to add, or whether keys are hidden, followed by a flag whether any
 // is; or the rows' masks.
-constexpr int kMask = kRowsBrought ? BM * kMaskPitch : (BN + 4) * 4, kMaskWarps = 2;
+constexpr int kMask = kRowMasksStaged ? BM * kMaskPitch : (BN + 4) * 4, kMaskWarps = 2;
 
 // Masks of two neighbouring keys as one integer.
 DEV u32 mask_bits(u8 v) { return v; }
@@ -53,9 +54,9 @@ DEV int bytes_behind(const void* row) {
   return MASK_STEP * sizeof(MaskElement) == 16 ? 0 : int(u64(row) & 15);
 }
 
-// Whether none of the warp's keys is masked, as far as a cheap test can tell.
+// Whether none of the warp's keys is masked, by a cheap test that may say no wrongly.
 template <int N>
-DEV bool all_seen(const u32 (&m)[N]) {
+DEV bool all_visible(const u32 (&m)[N]) {
   u32 changed = 0;
 #pragma unroll
   for (int j = 0; j < N; j++)
@@ -79,13 +80,13 @@ DEV void mask_two(float& a, float& b, u32 mask, float unit, float fill) {
 }
 
 // One warp: loads the mask of keys, tile after tile.
-DEV void load_key_masks(const Attention& g, const Order& order, Tile tile, float* masks, u32 full,
-                        u32 empty) {
+DEV void load_key_masks(const Attention& g, const TileScheduler& scheduler, Tile tile, float* masks,
+                        u32 full, u32 empty) {
   const int lane = threadIdx.x & 31;
   const float unit = RAW ? 1.f / g.scale : kLog2e;
-  Ring<STAGES> k;
+  PipelineState<STAGES> k;
   pdl_begin();
-  for (int n = 0; order.has(n); tile = order.nth(g, ++n))
+  for (int n = 0; scheduler.has(n); tile = scheduler.nth(g, ++n))
     for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
       const MaskElement* p = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h;
       const int first = (first_step(g, tile) + step) * BN;
@@ -125,8 +126,8 @@ DEV void arrive_copied(u32 b) {
 }
 // Warp `of` of kMaskWarps: loads its rows of the row masks, tile after tile. A thread copies the
 // same 16 bytes of every kTogether-th row, if the row has any of them.
-DEV void load_row_masks(const Attention& g, const Order& order, Tile tile, int of, u32 masks,
-                        u32 full, u32 empty) {
+DEV void load_row_masks(const Attention& g, const TileScheduler& scheduler, Tile tile, int of,
+                        u32 masks, u32 full, u32 empty) {
   constexpr int kBytes = BN * int(sizeof(MaskElement)),
                 kPieces = kMaskUnits + (MASK_STEP * sizeof(MaskElement) < 16),
                 kRows = BM / kMaskWarps;
@@ -138,9 +139,9 @@ DEV void load_row_masks(const Attention& g, const Order& order, Tile tile, int o
   static_assert(kPieces <= 32, "a row for a warp");
   const int at = threadIdx.x % kAcross * 16, first_row = of * kRows + (threadIdx.x & 31) / kAcross;
   const i64 apart = kTogether * g.m_q;
-  Ring<STAGES> k;
+  PipelineState<STAGES> k;
   pdl_begin();
-  for (int n = 0; order.has(n); tile = order.nth(g, ++n))
+  for (int n = 0; scheduler.has(n); tile = scheduler.nth(g, ++n))
     for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
       const int first = (first_step(g, tile) + step) * BN,
                 end = min((of + 1) * kRows, g.S - tile.m),

@@ -1,10 +1,10 @@
 // FlashAttention-3 on sm_90: parameters, the order of output tiles, and the rings of shared memory.
 #pragma once
-// SCHEDULE: what overlaps a warpgroup's matrix products and softmax.
+// SCHEDULE: what overlaps a warpgroup's GEMMs and softmax.
 #define INTER_WG 0  // the other warpgroups of the SM
 #define INTRA_WG 1  // its own: scores of the next tile of keys run beside the softmax of this one
 #define PINGPONG \
-  2                  // its own: exponentials of some keys run beside products with the values of
+  2                  // its own: exponentials of some keys run beside MMAs with the values of
                      // earlier ones; two warpgroups take turns with their scores
 #define SINGLE_WG 3  // the same of one warpgroup
 #define SPLIT_CTA 4  // the same of several that share 64 rows, each with its tiles of keys
@@ -43,7 +43,7 @@ constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels,
               kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
 constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results overwrite the queries
 constexpr bool kEager = SCHEDULE != INTRA_WG;  // what shortens the way from the first copy to the
-                                               // first products and from the last to the results
+                                               // first MMAs and from the last to the results
 constexpr int kQueryBarriers =
     kSplit || !kEager ? 1 : GROUPS;  // warpgroups with an mbarrier of their own for queries
 constexpr int
@@ -80,12 +80,12 @@ DEV int item_of(const Attention& g, const Tile& tile) {
 DEV int first_step(const Attention& g, const Tile& tile) {
   return kDivided ? before_part(g, key_tiles(g, tile.m + BM), item_of(g, tile)) : 0;
 }
-// Order of output tiles. Causal: in the last band of heads whose keys and values fit L2, longest
-// rows first; in the band before it shortest first, and so on. Lengths never jump, so that CTAs
-// that traverse the tiles back and forth get equal work.
-struct Order {
+// Order of output tiles. Causal: in the last band of heads whose keys and values fit L2,
+// longest rows first; in the band before it shortest first, and so on. Lengths never jump, so that
+// CTAs that traverse the tiles back and forth get equal work.
+struct TileScheduler {
   int rows, count, together, bands;
-  __device__ __forceinline__ Order(const Attention& g) {
+  __device__ __forceinline__ TileScheduler(const Attention& g) {
     const int heads = g.B * g.H;
     rows = (g.S + BM - 1) / BM, count = rows * heads;
     if (!CAUSAL || SPLIT_KV || count == 0) return;
@@ -121,7 +121,7 @@ struct Order {
 };
 
 template <int COUNT>
-struct Ring {
+struct PipelineState {
   int slot = 0;
   u32 phase = 0;
   __device__ __forceinline__ void next() {

@@ -103,7 +103,7 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
 DEV void store_cluster(const Attention& g, Partial<ROWS>& part, const Tile& tile, float c,
                        float (&out)[kDV / 2], float (&row_max)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
-  named_barrier_sync(8, 128);  // all products are finished
+  named_barrier_sync(8, 128);  // all GEMMs are finished
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
