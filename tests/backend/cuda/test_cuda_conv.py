@@ -437,7 +437,7 @@ def grouped(
     return conv(dtype, n, c, size, size, c, kernel, stride, kernel // 2, groups, **more)
 
 
-def test_groups_are_bundled_where_tensor_maps_reach() -> None:
+def test_groups_are_merged_where_tensor_maps_reach() -> None:
     for d in (DType.F16, DType.BF16):
         for n in (1, 8, 64, D.symbol("n")):
             for c, size, groups in ((128, 56, 32), (104, 28, 13), (432, 14, 9), (1024, 7, 32)):
@@ -480,14 +480,14 @@ def test_only_sums_that_other_groups_reach_are_mended() -> None:
 
 
 @pytest.mark.parametrize("groups", [2, 9, 32])
-def test_bundled_groups_compile(groups: int) -> None:
+def test_merged_groups_compile(groups: int) -> None:
     for n, stride, res in ((1, 1, 1), (64, 1, 0), (64, 2, 0), (64, 2, 1)):
         compile_kernels(
             cuda.emit(grouped(DType.F16, n, 16 * groups, 28, groups, 3, stride, res_mode=res)), 90
         )
 
 
-def test_filters_of_bundles_follow_the_packed_ones() -> None:
+def test_filters_of_merged_groups_follow_the_packed_ones() -> None:
     sizes = {"OC": 104, "IC": 104, "KH": 3, "KW": 3, "G": 13}
     compact, widened = cuda.emit(request("pack_conv2d", DType.F16, sizes))
     compile_kernels([compact, widened], 90)
