@@ -139,6 +139,8 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
     if senseless or names is None:
         return senseless
     contrib = "." in op
+    if not contrib and opset < 1:
+        return f"{op} is of no version: the model imports no operator set of ONNX"
     known = None if contrib else schema(op, opset)
     newer = known is not None and known.since > NEWEST
     if not contrib and opset > NEWEST and (newer or not onnx_operators.is_known(opset)):

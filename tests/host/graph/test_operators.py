@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, defs, helper
 
+from tests.host.pipeline_models import parse
 from tools.operators import schemas
 from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.compiler.lower import LOWER
@@ -21,6 +22,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.match import find
 from tracea_onnx.match.operator_specs import OPERATORS
+from tracea_onnx.pipeline import optimizer
 from tracea_onnx.shapes import onnx_inference
 
 F32 = TensorProto.FLOAT
@@ -101,6 +103,14 @@ def test_an_opset_of_tomorrow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_opset_that_onnx_itself_does_not_know_is_left() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"])
     assert "newer" in operator_versions.unread("Softmax", node, 999)
+
+
+def test_a_model_that_imports_no_operator_set_is_left() -> None:
+    """ONNX Runtime takes the newest one, and the oldest in a function that imports none."""
+    m = parse("g (float[2, 3] x) => (y) { a = Mul (x, x) b = Add (a, x) y = Relu (b) }")
+    m.opset_import[0].domain = "ai.tracea"
+    assert "imports no operator set" in Graph(m).nodes[0].unread
+    assert not optimizer.optimize(m, verify=False).report.fused
 
 
 def test_the_table_of_operators_is_what_onnx_says() -> None:
