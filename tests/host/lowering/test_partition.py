@@ -4,6 +4,7 @@ join its producer stays alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from random import Random
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
+from tests.host.pipeline_models import parse
 from tests.host.rules.rules_oracle import node
 from tracea_onnx.compiler import partition_compiler, partitioning, plan_writer
 from tracea_onnx.compiler.lower.op import of_node
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import PlanBuilder
+from tracea_onnx.shapes import onnx_inference
 
 
 def random_graph(r: Random) -> Graph:
@@ -117,3 +120,18 @@ def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
     assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
     assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5
     assert len(made) == len(weights)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_floats_that_hold_sizes_are_read_by_expressions(backend: str) -> None:
+    """As the scale of an attention is computed from the size of its heads."""
+    m = parse("""g (float[n, m] x) => (float[n, m] y) {
+      s = Shape (x) t = Slice (s, last, far) f = Cast <to = 1> (t) r = Sqrt (f) y = Div (x, r)
+    }""", last=np.array([-1]), far=np.array([(1 << 63) - 1]))  # fmt: skip
+    onnx_inference.infer(m, onnx_inference.user_types(m))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        made = partition_compiler.compile_graph(
+            Graph(m), plan_writer.writer_of({"backend": backend}), everything=True
+        )
+    assert len(made.entries) == 1 and not made.refused

@@ -314,7 +314,9 @@ class Lowering:
             return
         make, v.deferred = v.deferred.make, None
         make()
-        made = self.values[v.name]  # `make` may have defined it anew
+        made = self.values[v.name]  # `make` may have defined it anew, and left it to its reader
+        if made is not v:
+            self.materialize(made)
         v.view, v.nhwc = made.view, made.nhwc
         self.values[v.name] = v
 
