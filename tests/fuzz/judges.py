@@ -205,17 +205,21 @@ def stock_results(
 
 
 def on_stock(inputs: Path) -> None:
-    """Loads a case's models and runs them as the case did, on ONNX Runtime alone: as `optimize`
-    does before it compares anything, and with the inputs that the case made. What ends the process
-    here is its doing.
+    """Loads a case's models and runs them as the case did, on ONNX Runtime alone: as often as
+    `optimize` does, and with the inputs that the case made. What ends the process here is its
+    doing.
     """
     for path in (inputs / name for name in ("input.onnx", "other.onnx")):
         with workers.stock(), contextlib.suppress(Exception):
-            source = model_file.load(path)
+            source, made = model_file.load(path), []
             for optimise in (False, True):
                 with contextlib.suppress(Exception):
-                    verification.session(source, optimise=optimise)
-            _ = verification.measure(source).spread
+                    made.append(verification.session(source, optimise=optimise))
+            reference = verification.measure(source)
+            for peer in made:  # in place of the fused model, and of what is compared with it
+                with contextlib.suppress(Exception):
+                    peer.run(None, reference.fed)
+            _ = reference.spread
     fed = inputs / "inputs.pickle"
     if fed.is_file():
         for optimise in (False, True):
