@@ -237,7 +237,7 @@ class _Plan:
 
 @pytest.fixture
 def worker() -> Iterator[in_place.Worker]:
-    part = SimpleNamespace(plan={}, blobs=[], constants={}, inputs=[])
+    part: Any = SimpleNamespace(plan={}, blobs=[], constants={}, inputs=[])
     with in_place.Worker([part], _Plan, 1) as made:
         yield made
 

@@ -43,10 +43,12 @@ class Device(Protocol):
     @property
     def backend(self) -> str:
         """The one whose device it is."""
+        ...
 
     @property
     def kind(self) -> str:
         """As above."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -35,4 +35,5 @@ def tensor_values(t: Any) -> npt.NDArray[Any]:
         return np.frombuffer(t.raw_data, numpy_type(t.data_type)).reshape(t.dims)
     from onnx import numpy_helper
 
-    return numpy_helper.to_array(in_onnx(t))
+    tensor: Any = in_onnx(t)
+    return numpy_helper.to_array(tensor)
