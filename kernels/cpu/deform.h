@@ -31,10 +31,10 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
     for (int64_t d = 0; d < offsets; d++)
       for (int64_t k = 0; k < taps; k++) {
         const int64_t tap = d * taps + k;
-        const float v = float(at / ow * l.i[f::SH] - l.i[f::PT] + k / l.i[f::KW] * l.i[f::DH]) +
-                        moved[2 * tap * image],
-                    h = float(at % ow * l.i[f::SW] - l.i[f::PL] + k % l.i[f::KW] * l.i[f::DW]) +
-                        moved[(2 * tap + 1) * image],
+        const int64_t row0 = at / ow * l.i[f::SH] - l.i[f::PT] + k / l.i[f::KW] * l.i[f::DH],
+                      column0 = at % ow * l.i[f::SW] - l.i[f::PL] + k % l.i[f::KW] * l.i[f::DW];
+        const float v = float(row0) + moved[2 * tap * image],
+                    h = float(column0) + moved[(2 * tap + 1) * image],
                     m = mask ? mask[tap * image] : 1.f;
         const bool inside = v > -1.f && h > -1.f && v < float(ih) && h < float(iw);
         const float *from[4] = {}, low[2] = {floorf(v), floorf(h)};

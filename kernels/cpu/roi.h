@@ -38,7 +38,8 @@ struct Beside {
 };
 // Whether there are any: places beyond the pixels around the image count nothing.
 static inline bool beside(float v, int64_t n, Beside& r) {
-  if (!(v >= -1.f && v <= float(n))) return false;
+  const bool near = v >= -1.f && v <= float(n);  // not so for NaN
+  if (!near) return false;
   v = v > 0.f ? v : 0.f;
   const int64_t low = int64_t(v) < n - 1 ? int64_t(v) : n - 1, high = low + (low < n - 1);
   const float t = high == low ? 0.f : v - float(low);
