@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tracea_onnx.bench import round_functions, rounds
 from tracea_onnx.bench.comparison import Settings
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("r", rounds.rounds(large=False), ids=lambda r: str(r.name))
