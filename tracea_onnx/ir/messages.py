@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from tracea_onnx.errors import ModelError
+from tracea_onnx.support.wire_format import BYTES, FIXED32, VARINT, spans, varint
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -71,8 +72,8 @@ class Message:
         value: Any
         if field.repeated:
             value = [field.read(v) for v in stored]
-            if field.wire != _BYTES:
-                for packed in self._found.get(field.number << 3 | _BYTES, ()):
+            if field.wire != BYTES:
+                for packed in self._found.get(field.number << 3 | BYTES, ()):
                     value += map(field.read, _unpack(packed, field.wire))
         elif field.absent is None:
             value = field.read(b"".join(stored))  # later ones add to those before
@@ -114,62 +115,32 @@ def in_onnx(message: T) -> T:
     )
 
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
 def _scan(data: bytes) -> dict[int, list[Any]]:
     """The values of each field by tag: numbers, or the bytes of what has a size."""
     found: dict[int, list[Any]] = {}
-    at, end = 0, len(data)
-    try:
-        while at < end:
-            tag, at = data[at], at + 1
-            if tag > 127:
-                tag, at = _varint(data, at - 1)
-            wire = tag & 7
-            value: int | bytes
-            if wire in (_VARINT, _BYTES):
-                value, at = data[at], at + 1
-                if value > 127:
-                    value, at = _varint(data, at - 1)
-                if wire == _BYTES:
-                    at, value = at + value, data[at : at + value]
-            elif wire in (_FIXED32, _FIXED64):
-                size = 4 if wire == _FIXED32 else 8
-                at, value = at + size, data[at : at + size]
-            else:
-                raise ValueError(f"wire type {wire}")
-            if tag in found:
-                found[tag].append(value)
-            else:
-                found[tag] = [value]
-    except IndexError:
-        at = end + 1
-    if at > end:
-        raise ValueError("the message is truncated")
+    for number, kind, _, at, end in spans(data, 0, len(data)):
+        value: int | bytes
+        if kind != VARINT:
+            value = data[at:end]
+        else:
+            value = data[at] if end - at == 1 else varint(data, at)[0]
+        tag = number << 3 | kind
+        if tag in found:
+            found[tag].append(value)
+        else:
+            found[tag] = [value]
     return found
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
-    value = 0
-    for shift in range(0, 64, 7):
-        byte, at = data[at], at + 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise ValueError("a number of more than 64 bits")
 
 
 def _unpack(packed: bytes, wire: int) -> list[Any]:
     """The values of a packed list."""
-    if wire == _VARINT:
+    if wire == VARINT:
         out, at = [], 0
         while at < len(packed):
-            value, at = _varint(packed, at)
+            value, at = varint(packed, at)
             out.append(value)
         return out
-    size = 4 if wire == _FIXED32 else 8
+    size = 4 if wire == FIXED32 else 8
     return [packed[k : k + size] for k in range(0, len(packed), size)]
 
 
@@ -199,12 +170,12 @@ def _text(v: bytes) -> str | bytes:
 
 
 #: Wire type, reader and default of each kind of field.
-_INT64, _INT32, _KIND = (_VARINT, _int64, 0), (_VARINT, _int32, 0), (_VARINT, _kind, 0)
-_FLOAT, _TEXT, _RAW = (_FIXED32, _float, 0.0), (_BYTES, _text, ""), (_BYTES, bytes, b"")
+_INT64, _INT32, _KIND = (VARINT, _int64, 0), (VARINT, _int32, 0), (VARINT, _kind, 0)
+_FLOAT, _TEXT, _RAW = (FIXED32, _float, 0.0), (BYTES, _text, ""), (BYTES, bytes, b"")
 
 
 def _one(message: type[Message]) -> tuple[int, Callable[[bytes], Message], None]:
-    return _BYTES, message, None
+    return BYTES, message, None
 
 
 def _fields(cls: type[Message], **given: tuple[Any, ...]) -> None:

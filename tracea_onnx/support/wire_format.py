@@ -5,43 +5,45 @@ not asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TypeAlias
 
 #: Wire types: a varint, 8 bytes, what has a length, 4 bytes.
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+#: Number and wire type of a field, and where it lies: its tag from the third to the fourth, its
+#: value from there to the fifth. No class of its own: sessions make thousands when they load.
+Span: TypeAlias = tuple[int, int, int, int, int]
 
 
-class Span(NamedTuple):
-    """Where a field lies: from `start` its tag, from `value` to `end` its value."""
-
-    number: int
-    kind: int
-    start: int
-    value: int
-    end: int
-
-
-def spans(message: memoryview, start: int, end: int) -> Iterator[Span]:
+def spans(message: memoryview | bytes, start: int, end: int) -> list[Span]:
     """The fields of the message at [start, end), in order. Raises ValueError for what is no
     message.
     """
+    found: list[Span] = []
     at = start
-    while at < end:
-        tag, value = _varint(message, at)
-        kind = tag & 7
-        if kind == VARINT:
-            _, after = _varint(message, value)
-        elif kind == BYTES:
-            length, value = _varint(message, value)
-            after = value + length
-        elif kind in (FIXED32, FIXED64):
-            after = value + (4 if kind == FIXED32 else 8)
-        else:
-            raise ValueError(f"wire type {kind}")
-        if after > end:
-            raise ValueError("the message is truncated")
-        yield Span(tag >> 3, kind, at, value, after)
-        at = after
+    try:
+        while at < end:
+            begin = at
+            tag, at = message[at], at + 1
+            if tag > 127:
+                tag, at = varint(message, begin)
+            kind, value = tag & 7, at
+            if kind == BYTES:
+                length, value = message[at], at + 1
+                if length > 127:
+                    length, value = varint(message, at)
+                at = value + length
+            elif kind == VARINT:
+                at = at + 1 if message[at] < 128 else varint(message, at)[1]
+            elif kind in (FIXED32, FIXED64):
+                at += 4 if kind == FIXED32 else 8
+            else:
+                raise ValueError(f"wire type {kind}")
+            found.append((tag >> 3, kind, begin, value, at))
+    except IndexError:
+        at = end + 1
+    if at > end:
+        raise ValueError("the message is truncated")
+    return found
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -49,17 +51,17 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     fixed size. Raises ValueError for what is no message.
     """
     for number, kind, _, value, end in spans(message, 0, len(message)):
-        yield number, _varint(message, value)[0] if kind == VARINT else message[value:end]
+        yield number, varint(message, value)[0] if kind == VARINT else message[value:end]
 
 
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A varint and where it ends."""
-    value = shift = 0
-    while at < len(message) and shift < 64:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+def varint(message: memoryview | bytes, at: int) -> tuple[int, int]:
+    """A varint and where it ends. Raises ValueError."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= len(message):
+            raise ValueError("the message is truncated")
+        byte, at = message[at], at + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
             return value, at
-        shift += 7
-    raise ValueError("the message is truncated")
+    raise ValueError("a number of more than 64 bits")
