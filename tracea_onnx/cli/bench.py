@@ -41,12 +41,7 @@ def add(subparsers: options.Subparsers) -> None:
         help=f"what to compare with, of {', '.join(program.PEERS)} (default: ort-cpu, on a GPU "
         "ort-cuda; of rounds torch,torch-compile)",
     )
-    p.add_argument(
-        "--backend",
-        choices=("auto", *backends.names()),
-        default="auto",
-        help="what the provider runs on (default: auto)",
-    )
+    options.add_backend(p, "what the provider runs on (default: auto)")
     p.add_argument(
         "--mode",
         choices=comparison.MODES,
@@ -74,14 +69,7 @@ def add(subparsers: options.Subparsers) -> None:
         help="what times single runs; the second is the processor's time, for one session of one "
         "thread on a machine with other work (default: wall)",
     )
-    p.add_argument("--seed", type=int, default=0, help="seed of the generated inputs (default: 0)")
-    p.add_argument(
-        "--load-inputs",
-        type=Path,
-        metavar="FILE.npz",
-        help="use these inputs instead of generated ones",
-    )
-    options.add_input_shapes(p)
+    options.add_inputs(p)
     p.add_argument(
         "--python",
         action="append",

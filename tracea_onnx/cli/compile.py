@@ -8,7 +8,6 @@ import argparse
 from pathlib import Path
 
 from tracea_onnx.cli import options
-from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import UsageError
 from tracea_onnx.pipeline.compiled_model import compile_model
 
@@ -23,12 +22,7 @@ def add(subparsers: options.Subparsers) -> None:
     p.add_argument(
         "--embed", action="store_true", help="keep what is compiled in the model, not beside it"
     )
-    p.add_argument(
-        "--backend",
-        choices=("auto", *backends.names()),
-        default="auto",
-        help="what to compile for (default: auto, the provider's choice)",
-    )
+    options.add_backend(p, "what to compile for (default: auto, the provider's choice)")
     options.add_external_data(p)
     p.add_argument(
         "--provider-option",

@@ -37,14 +37,11 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_backend(parser: argparse.ArgumentParser) -> None:
-    """Add --backend."""
-    parser.add_argument(
-        "--backend",
-        choices=("auto", *backend.names()),
-        default="auto",
-        help="what the fusions are priced for (default: auto)",
-    )
+def add_backend(
+    parser: argparse.ArgumentParser, what: str = "what the fusions are priced for (default: auto)"
+) -> None:
+    """Add --backend, which is `what`."""
+    parser.add_argument("--backend", choices=("auto", *backend.names()), default="auto", help=what)
 
 
 def add_external_data(parser: argparse.ArgumentParser) -> None:
@@ -66,14 +63,8 @@ def add_initializer_inputs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_verification(parser: argparse.ArgumentParser) -> None:
-    """Add the options on how a result is compared with the original."""
-    parser.add_argument(
-        "--rtol",
-        type=float,
-        help="relative bound (default: from the data type and the longest reduction)",
-    )
-    parser.add_argument("--atol", type=float, help="absolute bound (default: 0)")
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add the options on what a model is run with."""
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the generated inputs (default: 0)"
     )
@@ -84,6 +75,17 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
         help="use these inputs instead of generated ones",
     )
     add_input_shapes(parser)
+
+
+def add_verification(parser: argparse.ArgumentParser) -> None:
+    """Add the options on how a result is compared with the original."""
+    parser.add_argument(
+        "--rtol",
+        type=float,
+        help="relative bound (default: from the data type and the longest reduction)",
+    )
+    parser.add_argument("--atol", type=float, help="absolute bound (default: 0)")
+    add_inputs(parser)
     parser.add_argument(
         "--time-limit",
         type=float,

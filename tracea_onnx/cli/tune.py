@@ -38,12 +38,7 @@ def add(subparsers: options.Subparsers) -> None:
     p.add_argument("model", help="an ONNX file; or history, report, export, import, merge")
     p.add_argument("files", nargs="*", type=Path, help="of report, export, import and merge")
     options.add_input_shapes(p)
-    p.add_argument(
-        "--backend",
-        choices=("auto", *backend.names()),
-        default="auto",
-        help="whose kernels are measured (default: the fastest device's)",
-    )
+    options.add_backend(p, "whose kernels are measured (default: the fastest device's)")
     p.add_argument("--device-id", type=int, default=0, metavar="N", help="the GPU (default: 0)")
     p.add_argument(
         "--threads",
