@@ -14,9 +14,10 @@ from typing import Any
 
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.runtime import host_device
-from tracea_onnx.runtime.host_device import HostDevice, usable_threads
-from tracea_onnx.runtime.host_tensors import MESSAGE, Array, open_arguments, outputs_of, tensors_of
+from tracea_onnx.runtime.host_device import HostDevice
+from tracea_onnx.runtime.host_tensors import MESSAGE, Array, opened, outputs_of, tensors_of
 from tracea_onnx.runtime.native_library import best_isa
+from tracea_onnx.support import machine
 from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.library import library_path
 
@@ -26,7 +27,7 @@ Variants = Mapping[int, int]
 
 def device(threads: int = 0) -> HostDevice:
     """The host, with sessions of so many threads; 0: as many as there are processors."""
-    usable = usable_threads()
+    usable = machine.cores()
     return host_device.device(best_isa(), min(threads, usable) if threads else usable)
 
 
@@ -57,17 +58,8 @@ class LoadedPlan:
     ) -> None:
         self.plan = plan
         self._lib = ctypes.CDLL(str(library_path()))
-        self._lib.tracea_cpu_open.restype = ctypes.c_void_p
-        given, keep = open_arguments(plan, blobs, initializers)
-        message = ctypes.create_string_buffer(MESSAGE)
-        self._handle = ctypes.c_void_p(
-            self._lib.tracea_cpu_open(
-                threads, isa.encode(), *given, message, ctypes.c_size_t(MESSAGE)
-            )
-        )
-        del keep
-        if not self._handle:
-            raise TraceaError(message.value.decode())
+        first = threads, isa.encode()
+        self._handle = opened(self._lib.tracea_cpu_open, first, plan, blobs, initializers)
 
     def __enter__(self) -> LoadedPlan:
         return self

@@ -13,7 +13,7 @@ from typing import Any
 
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.runtime import device_caps
-from tracea_onnx.runtime.host_tensors import MESSAGE, Array, open_arguments, outputs_of, tensors_of
+from tracea_onnx.runtime.host_tensors import MESSAGE, Array, opened, outputs_of, tensors_of
 from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.library import library_path
 
@@ -30,7 +30,6 @@ class Times:
 
 def _library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(library_path()))
-    lib.tracea_cuda_open.restype = ctypes.c_void_p
     lib.tracea_cuda_time.restype = ctypes.c_int64
     return lib
 
@@ -85,16 +84,8 @@ class LoadedPlan:
     ) -> None:
         self.plan = plan
         self._lib = _library()
-        given, keep = open_arguments(plan, blobs, initializers or {})
-        message = ctypes.create_string_buffer(MESSAGE)
-        self._handle = ctypes.c_void_p(
-            self._lib.tracea_cuda_open(
-                device, int(graphs), *given, message, ctypes.c_size_t(MESSAGE)
-            )
-        )
-        del keep
-        if not self._handle:
-            raise TraceaError(message.value.decode())
+        first = device, int(graphs)
+        self._handle = opened(self._lib.tracea_cuda_open, first, plan, blobs, initializers or {})
 
     def __enter__(self) -> LoadedPlan:
         return self

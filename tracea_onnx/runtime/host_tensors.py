@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracea_onnx.errors import UsageError
+from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.builder import write_pack
 
@@ -75,15 +75,30 @@ def outputs_of(plan: Mapping[str, Any], made: list[Array]) -> Any:
     return OUTPUT(output)
 
 
-def open_arguments(
-    plan: Mapping[str, Any], blobs: Sequence[bytes], initializers: Mapping[str, Array]
-) -> tuple[list[Any], list[Any]]:
-    """What the functions that open a Plan take of it, and what must outlive the call."""
+def opened(
+    function: Any,
+    first: Sequence[Any],
+    plan: Mapping[str, Any],
+    blobs: Sequence[bytes],
+    initializers: Mapping[str, Array],
+) -> ctypes.c_void_p:
+    """The handle that a function of the native library, which takes `first` and a Plan, opens.
+    Raises TraceaError with the library's line.
+    """
     pack = write_pack([(["plan"], dict(plan), list(blobs))], "harness")
     arrays = {n: np.ascontiguousarray(a) for n, a in initializers.items()}
     count = max(len(arrays), 1)
     names = (ctypes.c_char_p * count)(*(n.encode() for n in arrays))
     data = (ctypes.c_void_p * count)(*(a.ctypes.data for a in arrays.values()))
     sizes = (ctypes.c_size_t * count)(*(a.nbytes for a in arrays.values()))
-    size = ctypes.c_size_t
-    return [pack, size(len(pack)), names, data, sizes, size(len(arrays))], [arrays]
+    size, message = ctypes.c_size_t, ctypes.create_string_buffer(MESSAGE)
+    function.restype = ctypes.c_void_p
+    handle = ctypes.c_void_p(
+        function(
+            *first, pack, size(len(pack)), names, data, sizes, size(len(arrays)), message,
+            size(MESSAGE),
+        )
+    )  # fmt: skip
+    if not handle:
+        raise TraceaError(message.value.decode())
+    return handle

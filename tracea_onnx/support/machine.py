@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from tracea_onnx._version import __version__
+from tracea_onnx.support.data_classes import dataclass
 
 _PACKAGES = ("onnx", "onnxruntime", "numpy")
 
 
 def processor() -> str:
     """Name, family, model and logical cores of the processor."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        return name
-    lines = info.read_text().splitlines()
-    fields = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-    cores = sum(line.startswith("processor") for line in lines)
+    found = first_core()
+    if not found:
+        return name()
     return (
-        f"{fields.get('model name', name)} (family {fields.get('cpu family', '?')}, model "
-        f"{fields.get('model', '?')}), {cores} logical cores"
+        f"{name()} (family {found.get('cpu family', '?')}, model {found.get('model', '?')}), "
+        f"{os.cpu_count()} logical cores"
     )
+
+
+def name() -> str:
+    """The processor's."""
+    return first_core().get("model name") or platform.processor() or platform.machine()
+
+
+@cache
+def first_core() -> Mapping[str, str]:
+    """What the system says of the first logical core; empty where it says nothing."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            found.setdefault(key.strip(), value.strip())
+    return found
 
 
 def machine() -> str:
@@ -38,6 +52,8 @@ def machine() -> str:
 
 
 def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

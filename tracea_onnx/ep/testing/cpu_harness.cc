@@ -5,15 +5,13 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "cpu/clock.h"
 #include "cpu/partition.h"
 #include "cpu/spin.h"
 #include "ort/boundary.h"
-#include "plan/failure.h"
-#include "plan/runtime.h"
+#include "testing/given_plan.h"
 #include "testing/host_tensor.h"
 
 using namespace tracea;
@@ -102,19 +100,9 @@ TRACEA_EXPORT void* tracea_cpu_open(int threads, const char* isa, const void* pa
                                     size_t message_size) noexcept {
   return answered<void*>(nullptr, message, message_size, [&] {
     auto opened = std::make_unique<Opened>();
-    const auto pack = Pack::parse(pack_bytes, n);
-    if (pack->entries().empty()) throw Failure("the pack has no plan");
-    auto plan = Plan::parse(pack->entries().front(), pack, isa);
-    if (plan->runtime->name != "cpu")
-      throw Failure("the plan is for backend '" + plan->runtime->name + "'");
-    std::unordered_map<std::string, Blob> initializers;
-    for (size_t k = 0; k < n_initializers; k++)
-      initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
-    opened->partition = std::make_unique<Partition>(plan, [&](const std::string& name) {
-      const auto it = initializers.find(name);
-      if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
-      return it->second;
-    });
+    const GivenPlan given({pack_bytes, n, names, data, bytes, n_initializers}, "cpu", isa);
+    opened->partition = std::make_unique<Partition>(
+        given.plan, [&](const std::string& name) { return given.constant(name); });
     opened->pool = std::make_unique<Pool>(std::max(threads, 1));
     return opened.release();
   });

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <unordered_map>
 
 #include "cuda/listing.h"
 #include "cuda/partition.h"
 #include "ort/boundary.h"
 #include "plan/failure.h"
+#include "testing/given_plan.h"
 #include "testing/host_tensor.h"
 
 using namespace tracea;
@@ -139,23 +139,12 @@ TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_b
                                      size_t message_size) noexcept {
   return answered<void*>(nullptr, message, message_size, [&] {
     auto opened = std::make_unique<Opened>();
-    const auto pack = Pack::parse(pack_bytes, n);
-    if (pack->entries().empty()) throw Failure("the pack has no plan");
-    auto plan = Plan::parse(pack->entries().front(), pack);
-    if (plan->runtime->name != "cuda")
-      throw Failure("the plan is for backend '" + plan->runtime->name + "'");
-    std::unordered_map<std::string, Blob> initializers;
-    for (size_t k = 0; k < n_initializers; k++)
-      initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
+    const GivenPlan given({pack_bytes, n, names, data, bytes, n_initializers}, "cuda");
     cuda::Settings settings;
     settings.graphs = graphs != 0;
     opened->streams = std::make_shared<cuda::StreamPool>(cuda::Device::get(ordinal), settings);
-    opened->partition =
-        std::make_unique<cuda::Partition>(plan, opened->streams, [&](const std::string& name) {
-          const auto it = initializers.find(name);
-          if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
-          return it->second;
-        });
+    opened->partition = std::make_unique<cuda::Partition>(
+        given.plan, opened->streams, [&](const std::string& name) { return given.constant(name); });
     return opened.release();
   });
 }
