@@ -708,7 +708,6 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
         chosen = {}
     elif any(found.other[key] >= found.usual[key] for key in chosen):
         chosen = {}  # faster as a whole by chance: what takes longer by itself is no gain
-        found = found or subject.together({})
     if found is None:
         raise TraceaError("the kernels by price give other results each time", "report this")
     whole = statistics.median(a for a, _ in found.totals)
