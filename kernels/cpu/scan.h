@@ -20,13 +20,27 @@ static int64_t tasks(const Launch& l, int threads) {
   return outer && each ? even_tasks(outer * blocks(l), outer * each, threads) : 0;
 }
 
+// Types of their own: Clang drops the alignment of an alias template of T, and its loads would then
+// require addresses that are multiples of the vector's size.
 template <class T>
-using Vector __attribute__((vector_size(4 * W), aligned(sizeof(T)), may_alias)) = T;
+struct Vector;
+template <>
+struct Vector<float> {
+  using type = vf;
+};
+template <>
+struct Vector<uint32_t> {
+  typedef uint32_t type __attribute__((vector_size(4 * W), aligned(4), may_alias));
+};
+template <>
+struct Vector<uint64_t> {
+  typedef uint64_t type __attribute__((vector_size(4 * W), aligned(8), may_alias));
+};
 
 // N vectors of columns, whose sums stay in registers.
 template <int N, class T>
 static inline void few(const T* x, T* y, int64_t n, int64_t step, bool exclusive) {
-  using V = Vector<T>;
+  using V = typename Vector<T>::type;
   constexpr int64_t lanes = 4 * W / sizeof(T);
   V sum[N];
 #pragma GCC unroll 8
@@ -49,7 +63,7 @@ static inline void few(const T* x, T* y, int64_t n, int64_t step, bool exclusive
 template <class T>
 static inline void rows(const T* x, T* y, int64_t n, int64_t step, int64_t columns,
                         bool exclusive) {
-  using V = Vector<T>;
+  using V = typename Vector<T>::type;
   constexpr int64_t lanes = 4 * W / sizeof(T);
   for (int64_t j = 0; j < columns; j++) y[j] = exclusive ? T(0) : x[j];
   for (int64_t k = 1; k < n; k++, x += step, y += step) {
