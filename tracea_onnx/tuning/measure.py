@@ -28,7 +28,7 @@ from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.backend import Backend
 from tracea_onnx.codegen.kernel_request import Request
-from tracea_onnx.codegen.tuning_records import Device, Measured, Trial, Verdict
+from tracea_onnx.codegen.tuning_records import Measured, Verdict
 from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.errors import TraceaError, UsageError
@@ -38,18 +38,17 @@ from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime.host_tensors import NUMPY
 from tracea_onnx.tuning import in_place, proposers
-from tracea_onnx.tuning.proposer import Hint, Proposer
+from tracea_onnx.tuning.search import PRUNED, WORTH, History, Kind, Outcome, Search
 from tracea_onnx.verify import input_values
 
 Sizes = Mapping[str, int]
+Shapes = Mapping[str, Sequence[int]]
 #: Replays that are timed at a time, and times that both sides have their turn: of a candidate, of
 #: the result.
 _REPLAYS, _TURNS, _LAST_TURNS = 20, 3, 9
-#: A kernel's time over that of the one by price, the whole model's with it, and the whole model's
-#: with all that are kept, below which they are.
-_WORTH, _WORTH_ALONE, _WORTH_IN_ALL = 0.98, 0.999, 0.997
-#: A kernel's time over that of the one by price from which on it was not worth measuring well.
-_PRUNED = 1.1
+#: The whole model's time over that with the kernels by price: with one kernel, and with all that
+#: are kept, below which they are.
+_WORTH_ALONE, _WORTH_IN_ALL = 0.999, 0.997
 #: Microseconds that a launch takes at least.
 _LEAST_US = 0.2
 #: The largest difference of a result, relative to its largest value, that other orders of summation
@@ -135,7 +134,7 @@ def _tunable(name: str) -> Backend:
 
 def tune(
     model: str | Path,
-    shapes: Mapping[str, Sequence[int]],
+    shapes: Shapes,
     *,
     backend: str = "",
     device: int = 0,
@@ -154,57 +153,50 @@ def tune(
     (no GPU, nothing that the provider runs).
     """
     chosen = _tunable(backend)
-    try:
-        result = Tuned(chosen.harness.device(threads if chosen.host else device))
-    except TraceaError as e:
-        raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
+    result = Tuned(_device(chosen, device, threads))
     tuning_records.require()
-    options = {"num_threads": str(threads)} if chosen.host else {"device_id": str(device)}
-    requests = requests_of(model, {"backend": chosen.name, **options})
+    requests = _requests(chosen, model, device, threads)
     end = time.monotonic() + budget.seconds
-    history = _History(result.device) if resume else None
     for k, request in enumerate(requests):
         now, left = time.monotonic(), len(requests) - k
         share = now if result.interrupted else now + max(end - now, 0.0) / left
         most = result.measured + (budget.trials - result.measured) / left
-        sizes = sizes_of(Graph(request), shapes)
-        kind = _HostSubject if chosen.host else _Subject
-        asking = kernel_choice.Choices(offers={}) if chosen.host else kernel_choice.BY_PRICE
-        usual = list(parts(chosen, request, sizes, asking))
-        subject = kind(chosen, request, sizes, usual, device, result.device)
-        with subject:
-            _tune(subject, proposer, history, _Limit(share, most), result, on_progress)
+        with _subject(chosen, request, shapes, device, result.device) as subject:
+            _tune(subject, proposer, resume, _Limit(share, most), result, on_progress)
     if not result.launches and not result.alone:
-        raise TraceaError(
-            "the provider runs no part of this model with sizes that follow from the inputs'",
-            f"see `tracea-onnx explain MODEL --backend {chosen.name}`",
-        )
+        raise nothing_runs(chosen.name)
     return result
 
 
-class _History:
-    """What was tried before: on this device for the same launch, and elsewhere for similar ones."""
+def nothing_runs(backend: str) -> TraceaError:
+    """There is nothing to measure."""
+    return TraceaError(
+        "the provider runs no part of this model with sizes that follow from the inputs'",
+        f"see `tracea-onnx explain MODEL --backend {backend}`",
+    )
 
-    def __init__(self, device: Device) -> None:
-        self.own: dict[str, list[Trial]] = {}
-        for t in tuning_records.trials(device):
-            self.own.setdefault(t.launch, []).append(t)
-        self._similar: dict[tuple[str, str], list[tuple[Mapping[str, int], Trial]]] = {}
-        for what, t in tuning_records.similar(device):
-            kind = what["family"], what["dtype"]
-            self._similar.setdefault(kind, []).append((what["ints"], t))
 
-    def hints(self, key: str, request: Request) -> list[Hint]:
-        """Of other launches of the family, by how many doublings their sizes are away."""
-        sizes = request.ints
-        out = []
-        for ints, t in self._similar.get((request.family, request.dtype.name), ()):
-            if t.launch != key and ints.keys() == sizes.keys() and t.ratio is not None:
-                far = [
-                    abs(math.log2((abs(n) + 1) / (abs(int(sizes[p])) + 1))) for p, n in ints.items()
-                ]
-                out.append(Hint(t.kernel, t.ratio, sum(far) / max(len(far), 1)))
-        return out
+def _device(backend: Backend, device: int, threads: int) -> Any:
+    try:
+        return backend.harness.device(threads if backend.host else device)
+    except TraceaError as e:
+        raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
+
+
+def _requests(
+    backend: Backend, model: str | Path | bytes, device: int, threads: int
+) -> list[ModelProto]:
+    options = {"num_threads": str(threads)} if backend.host else {"device_id": str(device)}
+    return requests_of(model, {"backend": backend.name, **options})
+
+
+def _subject(
+    backend: Backend, request: ModelProto, shapes: Shapes, device: int, on: Any
+) -> _Subject:
+    sizes = sizes_of(Graph(request), shapes)
+    kind = _HostSubject if backend.host else _Subject
+    asking = kernel_choice.Choices(offers={}) if backend.host else kernel_choice.BY_PRICE
+    return kind(backend, request, sizes, list(parts(backend, request, sizes, asking)), device, on)
 
 
 def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[ModelProto]:
@@ -399,6 +391,11 @@ class _Subject:
     device: int
     on: Any = None
 
+    @property
+    def asked(self) -> dict[str, Request]:
+        """What is asked of each kind of launch."""
+        return {key: r for part in self.usual for key, r in part.requests.items()}
+
     def __enter__(self) -> _Subject:
         return self
 
@@ -507,7 +504,7 @@ class _HostSubject(_Subject):
         near = {
             key: trial[key]
             for key, found in rough.items()
-            if not isinstance(found, Verdict) and found[1] < _PRUNED * found[0]
+            if not isinstance(found, Verdict) and found[1] < PRUNED * found[0]
         }
         found = self.compared(near, _LAST_TURNS) if near else Verdict.PRUNED
         if isinstance(found, Verdict):
@@ -583,116 +580,96 @@ def _same(kind: DType, x: Array, y: Array) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Described:
+    """The launches of a graph that have a choice, how many have none, and sizes of its symbols."""
+
+    kinds: Sequence[Kind]
+    alone: int
+    sizes: Sizes
+
+
+def described(subject: _Subject) -> Described:
+    """What there is to try for a graph."""
+    used = [key for part in subject.usual for key in part.asked]
+    subject.sizes = dict(subject.sizes)
+    for part in subject.usual:
+        subject.sizes.update(part.sizes)
+    kinds = [
+        Kind(key, text(r, subject.sizes), _described(r, subject.sizes), used.count(key), prices)
+        for key, r in subject.asked.items()
+        if key in used and len(prices := subject.kernels(r)) > 1
+    ]
+    return Described(kinds, len(used) - sum(kind.count for kind in kinds), subject.sizes)
+
+
+def tried(subject: _Subject, trial: Mapping[str, str]) -> dict[str, Outcome]:
+    """What kernels take that make a difference to their launches."""
+    asked = subject.asked
+    new = {key: name for key, name in trial.items() if subject.differs(key, asked[key], name)}
+    return {**dict.fromkeys(trial), **(subject.tried(new) if new else {})}
+
+
 def _tune(
     subject: _Subject,
     proposer: proposers.Make,
-    history: _History | None,
+    resume: bool,
     limit: _Limit,
     result: Tuned,
     on_progress: Callable[[str], None],
 ) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
-    usual = subject.usual
-    if not usual:
-        return
-    used = [key for part in usual for key in part.asked]
-    subject.sizes = {
-        **subject.sizes, **{name: size for part in usual for name, size in part.sizes.items()}
-    }  # fmt: skip
-    asked = {key: r for part in usual for key, r in part.requests.items()}
-    searches: dict[str, Proposer] = {}
-    for key in dict.fromkeys(used):
-        prices = subject.kernels(asked[key])
-        if len(prices) > 1:
-            known = kernel_choice.specialize(asked[key], subject.sizes)
-            hints = history.hints(key, known) if history else []
-            searches[key] = proposer(
-                prices, hints, text(asked[key], subject.sizes), result.device.name
-            )
-            result.known += _recall(searches[key], history.own.get(key, ()) if history else ())
-    result.alone += sum(key not in searches for key in used)
-    before = result.measured
-    if searches:
+    graph = described(subject)
+    search = Search(result.device, graph.kinds, proposer, History if resume else None)
+    result.known += search.known
+    result.alone += graph.alone
+    before, rounds = result.measured, 0
+    if search.kinds:
         subject.start()
     try:
-        _search(subject, searches, asked, limit, result, on_progress)
+        while time.monotonic() < limit.end and result.measured < limit.measured:
+            if not (trial := search.take()):
+                break
+            rounds += 1
+            on_progress(f"round {rounds}: {len(trial)} of {len(search.kinds)} kinds of launch")
+            result.measured += search.told(trial, tried(subject, trial))
     except KeyboardInterrupt:
         result.interrupted = True
         on_progress("interrupted: what was found is measured once more")
-    chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
-    if result.measured > before:
-        _keep(subject, chosen, list(searches), result)
+    if result.measured > before or search.unsettled:
+        keep(settled(subject, search.chosen, list(search.kinds)), search, result)
     else:
-        _recorded(subject, list(searches), result)
+        recorded(graph, result)
 
 
-def _recall(search: Proposer, trials: Sequence[Trial]) -> int:
-    """Tells a proposer what was tried before; how much that was."""
-    for t in trials:
-        if t.ratio is None:
-            search.drop(t.kernel)
-        else:
-            search.observe(t.kernel, t.ratio)
-    return len(trials)
+@dataclass
+class Settled:
+    """What the last measurement says: microseconds of a whole run before and after, the launches,
+    what is kept, and what a run's launches took with the usual kernels and with the chosen ones.
+    """
+
+    before: float
+    after: float
+    launches: list[Launch] = field(default_factory=list)
+    kept: dict[str, Measured] = field(default_factory=dict)
+    again: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
 
-def _search(
-    subject: _Subject,
-    searches: Mapping[str, Proposer],
-    asked: Mapping[str, Request],
-    limit: _Limit,
-    result: Tuned,
-    on_progress: Callable[[str], None],
-) -> None:
-    """Measures candidates for all launches at a time, until there are none or the limit."""
-    rounds = 0
-    used = [key for part in subject.usual for key in part.asked]
-    while time.monotonic() < limit.end and result.measured < limit.measured:
-        trial = {
-            key: name
-            for key, search in searches.items()
-            if (name := _next(search, key, asked[key], subject)) is not None
-        }
-        if not trial:
-            break
-        rounds += 1
-        on_progress(f"round {rounds}: {len(trial)} of {len(searches)} kinds of launch")
-        made = []
-        for key, found in subject.tried(trial).items():
-            result.measured += 1
-            if isinstance(found, Verdict):
-                searches[key].drop(trial[key])
-                made.append(Trial(key, trial[key], found))
-                continue
-            usual, us = found
-            searches[key].observe(trial[key], us / usual)
-            verdict = Verdict.PRUNED if us > _PRUNED * usual else Verdict.OK
-            each = used.count(key)
-            made.append(Trial(key, trial[key], verdict, us / each, usual / each))
-        what = {key: kernel_choice.specialize(asked[key], subject.sizes) for key in trial}
-        described = {key: kernel_choice.described(request) for key, request in what.items()}
-        tuning_records.note(result.device, made, described)
-
-
-def _next(search: Proposer, key: str, request: Request, subject: _Subject) -> str | None:
-    """What to measure next of what makes a difference to the request's kernels."""
-    while (name := search.suggest()) is not None:
-        if subject.differs(key, request, name):
-            break
-        search.observe(name, 1.0)
-    return name
-
-
-def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result: Tuned) -> None:
+def settled(subject: _Subject, chosen: Mapping[str, str], keys: Sequence[str]) -> Settled:
     """Measures the chosen kernels together, and again without those that had been faster by chance.
     Where the whole is not faster, kernels that do not overlap their neighbours as well may outweigh
     the others: it is measured with each alone. keys: of launches that have a choice.
     """
     found = subject.together(chosen)
+    again = {
+        (key, name): (found.usual[key], found.other[key])
+        for key, name in chosen.items()
+        if found and key in found.other
+    }
     lasting = {
         key: name
         for key, name in chosen.items()
-        if found is not None and found.other.get(key, np.inf) < _WORTH * found.usual[key]
+        if found is not None and found.other.get(key, np.inf) < WORTH * found.usual[key]
     }
     if lasting != chosen:
         chosen, found = lasting, subject.together(lasting)
@@ -711,49 +688,48 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
     if found is None:
         raise TraceaError("the kernels by price give other results each time", "report this")
     whole = statistics.median(a for a, _ in found.totals)
-    result.before += whole
-    result.after += whole * found.ratio if chosen else whole
-    kept: dict[str, Measured] = {}
-    for key, (what, count) in _counted(subject).items():
-        if key not in keys:
-            continue
+    out = Settled(whole, whole * found.ratio if chosen else whole, again=again)
+    used = [key for part in subject.usual for key in part.asked]
+    for key in keys:
+        count = used.count(key)
         before = found.usual[key] / count
         after = found.other[key] / count if key in chosen else before
         if key in chosen:
-            kept[key] = Measured(chosen[key], after, before, [dict(subject.sizes)])
-        result.launches.append(Launch(what, count, before, after, chosen.get(key, "")))
-    result.kept += len(chosen)
-    if kept:
-        result.record = str(tuning_records.add(result.device, kept))
+            out.kept[key] = Measured(chosen[key], after, before, [dict(subject.sizes)])
+        words = text(subject.asked[key], subject.sizes)
+        out.launches.append(Launch(words, count, before, after, chosen.get(key, "")))
+    return out
 
 
-def _counted(subject: _Subject) -> dict[str, tuple[str, int]]:
-    """Each kind of launch: in words, and how many there are."""
-    used = [key for part in subject.usual for key in part.asked]
-    return {
-        key: (text(part.requests[key], part.sizes), used.count(key))
-        for part in subject.usual
-        for key in part.asked
-    }
+def keep(found: Settled, search: Search, result: Tuned) -> None:
+    """Adds what the last measurement says to the record and to `result`."""
+    result.before += found.before
+    result.after += found.after
+    result.launches += found.launches
+    result.kept += len(found.kept)
+    search.settled(found.again)
+    if found.kept:
+        result.record = str(tuning_records.add(result.device, found.kept))
 
 
-def _recorded(subject: _Subject, keys: Sequence[str], result: Tuned) -> None:
+def recorded(graph: Described, result: Tuned) -> None:
     """Where nothing was tried, what is known of the launches; it is for these sizes, too."""
-    known, sizes = tuning_records.load(result.device), dict(subject.sizes)
+    known, sizes = tuning_records.load(result.device), dict(graph.sizes)
     found: dict[str, Measured] = {}
-    for key, (what, count) in _counted(subject).items():
-        if key in keys:
-            m = known.get(key)
-            times = (m.usual_us, m.us) if m else (0.0, 0.0)
-            result.launches.append(Launch(what, count, *times, m.kernel if m else ""))
-            if m and sizes not in m.sizes:
-                found[key] = Measured(m.kernel, m.us, m.usual_us, [sizes])
+    for kind in graph.kinds:
+        m = known.get(kind.key)
+        times = (m.usual_us, m.us) if m else (0.0, 0.0)
+        result.launches.append(Launch(kind.words, kind.count, *times, m.kernel if m else ""))
+        if m and sizes not in m.sizes:
+            found[kind.key] = Measured(m.kernel, m.us, m.usual_us, [sizes])
     if found:
         result.record = str(tuning_records.add(result.device, found))
 
 
 def text(request: Request, sizes: Sizes) -> str:
     """A request in a few words."""
-    return tuning_records.in_words(
-        kernel_choice.described(kernel_choice.specialize(request, sizes))
-    )
+    return tuning_records.in_words(_described(request, sizes))
+
+
+def _described(request: Request, sizes: Sizes) -> dict[str, Any]:
+    return kernel_choice.described(kernel_choice.specialize(request, sizes))

@@ -34,6 +34,7 @@ class Proposer(ABC):
         self.prices, self.hints = {n: prices[n] for n in self.names}, hints
         self.seen: dict[str, float] = {}
         self._dropped: set[str] = set()
+        self._begun: set[str] = set()
 
     @property
     def first(self) -> str:
@@ -51,7 +52,16 @@ class Proposer(ABC):
     @property
     def left(self) -> list[str]:
         """Kernels that were not tried, the cheapest first."""
-        return [n for n in self.names if n not in self.seen and n not in self._dropped]
+        gone = self.seen.keys() | self._dropped | self._begun
+        return [n for n in self.names if n not in gone]
+
+    def begin(self, name: str) -> None:
+        """It is being measured."""
+        self._begun.add(name)
+
+    def give_back(self, name: str) -> None:
+        """It was not measured after all."""
+        self._begun.discard(name)
 
     def observe(self, name: str, ratio: float) -> None:
         """A measured time over that of what runs now."""

@@ -35,6 +35,7 @@ from tracea_onnx.runtime import device_caps, host_device, nvrtc
 from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.tuning import measure, proposers
+from tracea_onnx.tuning.search import History, Kind, Search
 
 ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, [{"batch": 8}])
 H200 = usual(90, 132)
@@ -481,6 +482,14 @@ def _subject(keys: str, sizes: dict[str, int]) -> measure._Subject:
     return measure._Subject(backend.get("cuda"), ModelProto(), sizes, [part], 0, H200)
 
 
+def _keep(subject: measure._Subject, chosen: dict[str, str], result: measure.Tuned) -> None:
+    """The last measurement of these kernels."""
+    prices = {"Tile(1)": 1.0, "Tile(2)": 1.0}
+    kinds = [Kind(key, "", _WHAT["a"], 1, prices) for key in subject.asked]
+    search = Search(H200, kinds, proposers.make("grid"))
+    measure.keep(measure.settled(subject, chosen, list(subject.asked)), search, result)
+
+
 @pytest.mark.parametrize(("slower", "kept"), [("", {"a", "b"}), ("a", {"b"}), ("ab", set())])
 def test_kernels_that_make_the_whole_slower_are_left_out(
     monkeypatch: pytest.MonkeyPatch, slower: str, kept: set[str]
@@ -498,7 +507,7 @@ def test_kernels_that_make_the_whole_slower_are_left_out(
     monkeypatch.setattr(measure._Subject, "compared", compared)
     result = measure.Tuned(usual(90, 132))
     subject = _subject("abb", {"rows": 5})
-    measure._keep(subject, {"a": "Tile(2)", "b": "Tile(2)"}, ["a", "b"], result)
+    _keep(subject, {"a": "Tile(2)", "b": "Tile(2)"}, result)
     assert tuning_records.load(H200) == {
         key: Measured("Tile(2)", 4.5, 9.0, [{"rows": 5}]) for key in kept
     }
@@ -518,7 +527,7 @@ def test_tuning_that_finds_nothing_erases_nothing(monkeypatch: pytest.MonkeyPatc
         lambda *_: measure._Compared({"a": 9.0}, {"a": 9.0}, [(9.0, 9.0)]),
     )
     for chosen in ({}, {"a": "Tile(2)"}):
-        measure._keep(_subject("a", {}), chosen, ["a"], measure.Tuned(H200))
+        _keep(_subject("a", {}), chosen, measure.Tuned(H200))
         assert tuning_records.load(H200) == {"a": ONE}
 
 
@@ -533,7 +542,7 @@ def test_a_gain_that_is_no_larger_than_the_noise_is_none(
         lambda *_: measure._Compared({"a": 9.0}, {"a": 8.0}, [(100.0, 90.0)], noise),
     )
     result = measure.Tuned(H200)
-    measure._keep(_subject("a", {}), {"a": "Tile(2)"}, ["a"], result)
+    _keep(_subject("a", {}), {"a": "Tile(2)"}, result)
     assert result.kept == len(tuning_records.load(H200)) == kept
 
 
@@ -547,7 +556,7 @@ def test_a_kernel_that_takes_longer_at_last_is_not_kept(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(measure._Subject, "compared", compared)
     result = measure.Tuned(H200)
-    measure._keep(_subject("a", {}), {"a": "Tile(2)"}, ["a"], result)
+    _keep(_subject("a", {}), {"a": "Tile(2)"}, result)
     assert result.kept == 0 and tuning_records.load(H200) == {}
 
 
@@ -559,7 +568,7 @@ def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(measure._Subject, "compared", compared)
     result = measure.Tuned(usual(90, 132))
-    measure._keep(_subject("a", {}), {"a": "Tile(2)"}, ["a"], result)
+    _keep(_subject("a", {}), {"a": "Tile(2)"}, result)
     assert (
         tuning_records.load(H200) == {}
         and result.kept == 0
@@ -592,11 +601,11 @@ class _Fake(measure._Subject):
         )
 
 
-def _tuned(limit: float, history: measure._History | None = None) -> measure.Tuned:
+def _tuned(limit: float, resume: bool = False) -> measure.Tuned:
     result, part = measure.Tuned(H200), _subject("ab", {"rows": 5}).usual
     subject = _Fake(backend.get("cuda"), ModelProto(), {"rows": 5}, part, 0, H200)
     limits = measure._Limit(math.inf, limit)
-    measure._tune(subject, proposers.make("grid"), history, limits, result, lambda _: None)
+    measure._tune(subject, proposers.make("grid"), resume, limits, result, lambda _: None)
     return result
 
 
@@ -607,24 +616,37 @@ def test_every_trial_has_its_verdict_and_is_not_made_again() -> None:
     ends = {2: "ok", 3: "crash", 4: "wrong", 5: "ok", 6: "ok"}
     assert made == {(key, f"T({k})"): end for key in "ab" for k, end in ends.items()}
     assert {m.kernel for m in tuning_records.load(H200).values()} == {"T(2)"}
-    again = _tuned(math.inf, measure._History(H200))
-    assert again.measured == again.kept == 0 and again.known == 10
+    again = _tuned(math.inf, resume=True)
+    assert again.measured == again.kept == 0 and again.known == 12
     assert [(x.kernel, x.after) for x in again.launches] == [("T(2)", 2.0)] * 2
-    assert len(tuning_records.trials(H200)) == 10
+    assert len(tuning_records.trials(H200)) == 12  # with the last ones, of what was chosen
+
+
+def test_a_search_that_was_killed_before_its_last_measurement_is_settled_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as m:
+        m.setattr(measure, "settled", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            _tuned(math.inf)
+    assert tuning_records.load(H200) == {}
+    again = _tuned(math.inf, resume=True)
+    assert again.measured == 0 and again.kept == 2
+    assert {m.kernel for m in tuning_records.load(H200).values()} == {"T(2)"}
 
 
 def test_a_search_goes_on_where_its_budget_ended() -> None:
     assert _tuned(2).measured == 2
-    later = _tuned(6, measure._History(H200))
-    assert later.known == 2 and later.measured == 6
-    assert len(tuning_records.trials(H200)) == 8
+    later = _tuned(6, resume=True)
+    assert later.known == 4 and later.measured == 6  # the first two were measured twice
+    assert len({(t.launch, t.kernel) for t in tuning_records.trials(H200)}) == 8
 
 
 def test_similar_launches_give_hints() -> None:
     what = kernel_choice.described(_PRODUCT) | {"ints": {**_PRODUCT.ints, "M": 10, "N": 16}}
     trial = Trial("other", "T(2)", Verdict.OK, 1.0, 2.0, 1.0)
     tuning_records.note(usual(80), [trial], {"other": what})
-    (hint,) = measure._History(H200).hints("a", _PRODUCT)
+    (hint,) = History(H200).hints("a", kernel_choice.described(_PRODUCT))
     assert (hint.name, hint.ratio) == ("T(2)", 0.5) and 0 < hint.distance < 1
 
 

@@ -11,7 +11,6 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -25,6 +24,7 @@ from tracea_onnx.codegen import tuning_records
 from tracea_onnx.runtime import cuda_harness
 from tracea_onnx.support import discovery
 from tracea_onnx.tuning import measure
+from tracea_onnx.tuning.search import Search
 
 log = Log()
 # NVRTC wants more of a driver than there is
@@ -117,14 +117,14 @@ def case_a_size_that_is_not_known_is_one_line() -> None:
 
 def case_ctrl_c_keeps_what_was_found() -> None:
     path = _model(640)
-    real, calls = measure._next, iter(range(2))
+    real = Search.take
 
-    def interrupted(*args: Any) -> str | None:
-        if next(calls, None) is None:  # the second round
+    def interrupted(search: Search) -> dict[str, str]:
+        if search.chosen:
             raise KeyboardInterrupt
-        return real(*args)
+        return real(search)
 
-    with mock.patch.object(measure, "_next", interrupted):
+    with mock.patch.object(Search, "take", interrupted):
         assert main.main(["tune", str(path), "--backend", "cuda"]) == 130
     assert tuning_records.load(cuda_harness.device())
 

@@ -1,0 +1,162 @@
+"""What is tried on one kind of device for the launches of one graph: one proposer for each kind of
+launch. What a trial gave is kept as it arrives, and never asked for again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx.codegen import tuning_records
+from tracea_onnx.codegen.tuning_records import Device, Trial, Verdict
+from tracea_onnx.tuning import proposers
+from tracea_onnx.tuning.proposer import Hint, Proposer
+
+#: A kernel's time over that of the one by price below which it is worth a last measurement, and
+#: from which on it was not worth measuring well.
+WORTH, PRUNED = 0.98, 1.1
+#: Microseconds of a run's launches with the usual kernel and with another one; how a trial ended
+#: without a time; None for a kernel that the launch has anyway.
+Outcome = tuple[float, float] | Verdict | None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Launches of one kind. key: `kernel_choice.cache_key`. words: what they compute. request: the
+    same (`kernel_choice.described`). count: of them in a run. prices: of kernels that they could
+    have.
+    """
+
+    key: str
+    words: str
+    request: Mapping[str, Any]
+    count: int
+    prices: Mapping[str, float]
+
+
+class History:
+    """What was tried before: on this device for the same launch, and elsewhere for similar ones."""
+
+    def __init__(self, device: Device) -> None:
+        self.own: dict[str, list[Trial]] = {}
+        for t in tuning_records.trials(device):
+            self.own.setdefault(t.launch, []).append(t)
+        self._similar: dict[tuple[str, str], list[tuple[Mapping[str, int], Trial]]] = {}
+        for what, t in tuning_records.similar(device):
+            kind = what["family"], what["dtype"]
+            self._similar.setdefault(kind, []).append((what["ints"], t))
+
+    def hints(self, key: str, request: Mapping[str, Any]) -> list[Hint]:
+        """Of other launches of the family, by how many doublings their sizes are away."""
+        sizes = request["ints"]
+        out = []
+        for ints, t in self._similar.get((request["family"], request["dtype"]), ()):
+            if t.launch != key and ints.keys() == sizes.keys() and t.ratio is not None:
+                far = [
+                    abs(math.log2((abs(n) + 1) / (abs(int(sizes[p])) + 1))) for p, n in ints.items()
+                ]
+                out.append(Hint(t.kernel, t.ratio, sum(far) / max(len(far), 1)))
+        return out
+
+
+class Search:
+    """known: trials of earlier runs, which are not made again."""
+
+    def __init__(
+        self,
+        device: Any,
+        kinds: Sequence[Kind],
+        proposer: proposers.Make,
+        resume: Callable[[Device], History] | None = History,
+    ) -> None:
+        self.device, self.known = device, 0
+        self.kinds = {kind.key: kind for kind in kinds if len(kind.prices) > 1}
+        self._searches: dict[str, Proposer] = {}
+        self._times = Counter[tuple[str, str]]()
+        history = resume(device) if resume and self.kinds else None
+        for key, kind in self.kinds.items():
+            hints = history.hints(key, kind.request) if history else []
+            search = proposer(kind.prices, hints, kind.words, device.name)
+            self._searches[key] = search
+            for t in history.own.get(key, ()) if history else ():
+                self.known += 1
+                if t.ratio is None:
+                    search.drop(t.kernel)
+                else:
+                    search.observe(t.kernel, t.ratio)
+                    self._times[key, t.kernel] += 1
+
+    def take(self, most: float = math.inf) -> dict[str, str]:
+        """A kernel to try next for each of at most so many kinds of launch; {} for none. What is
+        taken is not named again until it is given `back`.
+        """
+        trial: dict[str, str] = {}
+        for key, search in self._searches.items():
+            if len(trial) < most and (name := search.suggest()) is not None:
+                search.begin(name)
+                trial[key] = name
+        # the next trial begins with other launches
+        for key in trial if len(trial) < len(self._searches) else ():
+            self._searches[key] = self._searches.pop(key)
+        return trial
+
+    def left(self) -> int:
+        """Kernels that were not taken."""
+        return sum(len(search.left) for search in self._searches.values())
+
+    def back(self, trial: Mapping[str, str]) -> None:
+        """It was not measured."""
+        for key, name in trial.items():
+            self._searches[key].give_back(name)
+
+    def given_up(self, trial: Mapping[str, str]) -> None:
+        """It cannot be measured at present."""
+        for key, name in trial.items():
+            self._searches[key].drop(name)
+
+    def told(self, trial: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> int:
+        """What a trial gave, which is kept. Returns how many kernels were measured."""
+        made = []
+        for key, found in outcomes.items():
+            search, name = self._searches[key], trial[key]
+            if found is None:
+                search.observe(name, 1.0)
+            elif isinstance(found, Verdict):
+                search.drop(name)
+                made.append(Trial(key, name, found))
+            else:
+                search.observe(name, found[1] / found[0])
+                made.append(self._timed(key, name, found))
+                self._times[key, name] += 1
+        self._note(made)
+        return len(made)
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """The fastest kernels of those that are worth a last measurement."""
+        best = {key: search.best for key, search in self._searches.items()}
+        return {key: name for key, (name, ratio) in best.items() if ratio < WORTH}
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether one of `chosen` had no last measurement."""
+        return any(self._times[one] == 1 for one in self.chosen.items())
+
+    def settled(self, found: Mapping[tuple[str, str], tuple[float, float]]) -> None:
+        """What the last measurement gave for these launches and kernels, which is kept, too."""
+        self._note([self._timed(*one, times) for one, times in found.items()])
+        self._times.update(list(found))
+
+    def _timed(self, key: str, name: str, times: tuple[float, float]) -> Trial:
+        usual, us = times
+        verdict = Verdict.PRUNED if us > PRUNED * usual else Verdict.OK
+        each = self.kinds[key].count
+        return Trial(key, name, verdict, us / each, usual / each)
+
+    def _note(self, made: Sequence[Trial]) -> None:
+        if made:
+            described = {t.launch: self.kinds[t.launch].request for t in made}
+            tuning_records.note(self.device, made, described)
