@@ -6,8 +6,8 @@
 // and leaves half of the multiply-adds free: beside its products the next steps are projected.
 //
 // A task is a direction and some rows of the batch. Where there are too few rows for that, several
-// tasks share a direction, each with units of its own, whose weights stay in its core's cache; they
-// meet after each stage of a step.
+// tasks share a direction, each with units of its own, whose weights stay in its core's cache; a
+// barrier stands after each stage of a step.
 #pragma once
 #include "common/tile.h"
 #include "cpu/spin.h"
@@ -18,21 +18,21 @@ namespace recurrent {
 
 namespace f = fam::recurrent_layer;
 
-// Multiply-adds of a stage that are worth a meeting, and rows of a batch that are worth a task.
-constexpr int64_t kMeeting = 1 << 15, kRows = 8;
+// Multiply-adds of a stage that are worth a barrier, and rows of a batch that are worth a task.
+constexpr int64_t kStageWork = 1 << 15, kRows = 8;
 constexpr int64_t kSteps = 6, kKept = fam::kProjectedSteps;  // projected at once, and kept
 constexpr int64_t kNear = 1 << 15;                           // floats of W that stay in L2
 static_assert(kKept == 2 * kSteps && (!kPairRows || (kPairRows == kSteps && kTileCols == kPanel)));
 constexpr int64_t kRowBlock = 4 * kTileRows, kSums = 1 << 14;  // rows, and floats, of sums at once
 constexpr int kMostParts = 31, kLine = 16;                     // int32 of a cache line
-static_assert((kMostParts + 1) * kLine == fam::kMeetingPoint);
+static_assert((kMostParts + 1) * kLine == fam::kBarrierWords);
 
 static inline int32_t read(const int32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
-// Where the tasks of one direction meet. The work of a ticket, a part of the units in one stage, is
+// The barrier of one direction's tasks. The work of a ticket, a part of the units in one stage, is
 // done by the part's own task; by another one where that has not begun: the pool may have fewer
 // threads than there are tasks. So whoever waits, waits for a thread that runs.
-struct Meeting {
+struct StageBarrier {
   int32_t* lines;  // how many parts of tickets are done; of each part: its next ticket, begun
 
   int32_t* ticket(int64_t p) const { return lines + (p + 1) * kLine; }
@@ -393,7 +393,7 @@ static int64_t tasks(const Launch& l, int threads) {
   const int64_t share = std::max<int64_t>(1, threads / D), by_rows = std::min(share, B / kRows);
   const int64_t work = B * l.i[f::G] * H * (H + l.i[f::I]) / (1 + two_stages(l));
   const int64_t by_units =
-      std::min({share, div_up(H, kPanel), int64_t(kMostParts), work / kMeeting});
+      std::min({share, div_up(H, kPanel), int64_t(kMostParts), work / kStageWork});
   return D * std::max<int64_t>({1, by_rows, by_units});
 }
 // Whether tasks that share a direction have rows of their own.
@@ -422,7 +422,7 @@ static Layer layer(const Launch& l, int64_t d, float* sums) {
   v.y = at(f::y, d * l.i[f::y_d]), v.y_h = at(f::y_h, d * l.i[f::h_d]);
   v.y_c = v.G == 4 ? at(f::y_c, d * l.i[f::h_d]) : nullptr;
   const int64_t own = ((4 + kKept * v.G) * v.B + v.G) * v.pitch;
-  float* const state = at(f::state, l.i[f::D] * fam::kMeetingPoint + d * own);
+  float* const state = at(f::state, l.i[f::D] * fam::kBarrierWords + d * own);
   v.h[0] = state, v.h[1] = state + v.B * v.pitch, v.c = state + 2 * v.B * v.pitch;
   v.more = state + 3 * v.B * v.pitch, v.added = state + 4 * v.B * v.pitch;
   v.projected = v.added + v.G * v.pitch;
@@ -446,15 +446,15 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
     return;
   }
   v.group();
-  const Meeting meeting{(int32_t*)l.buf[f::state] + d * fam::kMeetingPoint};
-  meeting.begin(own);
+  const StageBarrier barrier{(int32_t*)l.buf[f::state] + d * fam::kBarrierWords};
+  barrier.begin(own);
   for (int64_t t = 0; t < v.tickets(); t++) {
-    meeting.wait(t * each);
+    barrier.wait(t * each);
     for (int64_t k = 0; k < each; k++) {
       const int64_t p = (own + k) % each;
-      if ((k && meeting.begun(p)) || !meeting.take(p, int32_t(t))) continue;
+      if ((k && barrier.begun(p)) || !barrier.take(p, int32_t(t))) continue;
       v.run(t, part(v.panels, each, p), part(v.panels, each, p + 1));
-      meeting.done();
+      barrier.done();
     }
   }
 }

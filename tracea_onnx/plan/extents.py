@@ -19,9 +19,9 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import (
+    BARRIER_WORDS,
     COPIES,
     FAMILIES,
-    MEETING,
     PADDED,
     PASSES,
     PROJECTED_STEPS,
@@ -234,7 +234,7 @@ def _recurrent(p: Launch) -> dict[str, Extent]:
     d, b, units = p["D"], p["B"], _up(p["H"], 32)
     h = p.span((b, p["h_b"]), (d, p["h_d"]), (p["H"], 1))
     gates = D.mul(p["G"], p["H"])
-    kept = D.mul(d, D.product([4, b, units]) + MEETING)
+    kept = D.mul(d, D.product([4, b, units]) + BARRIER_WORDS)
     return {
         "x": p.span((p["T"], p["x_t"]), (b, p["x_b"]), (D.mul(d, gates), 1)),
         "r": p.line(d, p["G"], units, p["H"]),
@@ -255,7 +255,7 @@ def _recurrent_layer(p: Launch) -> dict[str, Extent]:
         "x": p.span((p["T"], p["x_t"]), (b, p["x_b"]), (p["I"], 1)),
         "w": p.line(d, gates, units, p["I"]),
         "bias": p.line(d, 2, gates, p["H"]),
-        "state": p.line(D.mul(d, D.mul(rows, units) + MEETING), size=_F32),
+        "state": p.line(D.mul(d, D.mul(rows, units) + BARRIER_WORDS), size=_F32),
     }
 
 

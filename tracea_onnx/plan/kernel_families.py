@@ -64,8 +64,8 @@ _CONV_INTS = _names(
 COPIES = 16
 #: Dims of what `pad` pads, those that are not padded joined.
 PADDED = 5
-#: 32-bit words in which the tasks of one direction of a recurrent layer meet.
-MEETING = 512
+#: 32-bit words of the barrier between the tasks of one direction of a recurrent layer.
+BARRIER_WORDS = 512
 #: Steps of a recurrent layer whose projected inputs are kept.
 PROJECTED_STEPS = 12
 #: Most passes of a Fourier transform.
@@ -272,8 +272,8 @@ FAMILIES: dict[str, Family] = {
     # H]. lens: steps of each row (I32; out of 0..T is an error); y is 0 behind them. y: t*y_t +
     # b*y_b + d*y_d; first and last h and c: b*h_b + d*h_d. before: GRU's reset gate is applied to
     # h R, else to h. coupled: the forget gate is 1 - i. Activations f, g, h as of an epilogue; what
-    # f and g take is clipped where clip is not 0. state: D * MEETING words of 0, then room for D *
-    # 4 * B * (H rounded up to 32) floats.
+    # f and g take is clipped where clip is not 0. state: D * BARRIER_WORDS words of 0, and then
+    # D * 4 * B * (H rounded up to 32) floats.
     "recurrent": Family(
         _names("x r bias? peephole? lens? h? c? y? y_h? y_c? state"),
         _names(

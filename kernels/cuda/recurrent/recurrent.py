@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import MEETING
+from tracea_onnx.plan.kernel_families import BARRIER_WORDS
 
 from ..common.instantiate import floats, instantiate, ints, longs, pointer
 from ..common.launch import known, parameters, static
@@ -45,7 +45,7 @@ def recurrent(request: Request) -> list[Kernel]:
     own += floats({f"p_{n}": f.get(n, 0.0) for n in ("h0", "h1")})
     constants = {
         "GATES": gates, "LINEAR_BEFORE_RESET": static(i["before"], "reset"), "H": units,
-        "PITCH": pitch, "ROWS": rows, "UNITS": each, "CTAS": ctas, "WORDS": MEETING,
+        "PITCH": pitch, "ROWS": rows, "UNITS": each, "CTAS": ctas, "WORDS": BARRIER_WORDS,
         "COUPLED": bool(i["coupled"]), "CLIPPED": clip != 0.0,
     }  # fmt: skip
     acts = "".join(activation_source(static(i[n], n), n) for n in ("act_f", "act_g", "act_h"))

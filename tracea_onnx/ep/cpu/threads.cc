@@ -24,7 +24,7 @@ int processors() {
 
 // Every body waits until all have arrived or the time is up; how many ever waited together is how
 // many threads there are.
-struct Meeting {
+struct Probe {
   int wanted;
   std::atomic<int> present{0}, most{0};
   std::atomic<bool> over{false};
@@ -58,13 +58,13 @@ int Threads::count(const OrtKernelContext* context) {
   if (known == limit_) return known;
   const int run = runs_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (run > kLastProbe || run & (run - 1)) return known;
-  Meeting meeting;
-  meeting.wanted = limit_;
-  meeting.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+  Probe probe;
+  probe.wanted = limit_;
+  probe.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
   const Parallel pool = ort_parallel(context, limit_);
-  pool.run(pool.self, Work([](void* m, size_t) { static_cast<Meeting*>(m)->attend(); }),
-           size_t(limit_), &meeting);
-  const int met = meeting.most.load();
+  pool.run(pool.self, Work([](void* m, size_t) { static_cast<Probe*>(m)->attend(); }),
+           size_t(limit_), &probe);
+  const int met = probe.most.load();
   int seen = known;
   while (met > seen && !seen_.compare_exchange_weak(seen, met)) {
   }
