@@ -77,7 +77,7 @@ def layers(specs: Sequence[str]) -> Iterator[dict[str, Any]]:
     from tracea_onnx.compiler import partition_compiler, plan_writer
     from tracea_onnx.ir.graph import Graph
     from tracea_onnx.plan.builder import write_pack
-    from tracea_onnx.tuning import measure
+    from tracea_onnx.tuning import exact, measure
 
     def nothing(request: bytes) -> tuple[bytes, list[str]]:
         return write_pack([], partition_compiler.PRODUCER), []
@@ -98,10 +98,7 @@ def layers(specs: Sequence[str]) -> Iterator[dict[str, Any]]:
                 known = measure.sizes_of(graph, input_shapes(made, batch, sequence))
                 for (_, plan, _), builder in zip(compiled.entries, compiled.builders, strict=True):
                     shapes = [
-                        [
-                            D.evaluate(measure._dim(graph, i["name"], axis, d), dict(known))
-                            for axis, d in enumerate(graph.shape(i["name"]) or ())
-                        ]
+                        [D.evaluate(d, dict(known)) for d in exact.dims(graph, i["name"])]
                         for i in plan["inputs"]
                     ]
                     for r in builder.asked:  # type: ignore[attr-defined]

@@ -22,11 +22,12 @@ from tracea_onnx.codegen import backend, kernel_choice, tuning_records
 from tracea_onnx.codegen.tuning_records import Measured, Verdict
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import TraceaError
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime import cpu_harness, native_library
 from tracea_onnx.support import discovery
-from tracea_onnx.tuning import in_place, measure
+from tracea_onnx.tuning import exact, in_place, measure
 
 CPU = backend.get("cpu")
 VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = discovery.module("kernels", "cpu").VARIANTS
@@ -114,6 +115,57 @@ def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     launch = next(n for n, row in enumerate(part.plan["run"]) if row["k"] == "gemm")
     integers = in_place._Integers(part, 1)
     assert integers.same(launch, 1) and not integers.same(launch, 2)
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_float64_says_what_a_plan_computes(tmp_path: Path, batch: int | str) -> None:
+    """The usual kernels' results are near it; one that is off by less than two kernels may differ
+    is not.
+    """
+    request, (part,) = _parts(_model(tmp_path, batch), 2)
+    found = exact.reference(Graph(request), part, part.sizes)
+    assert found.results is not None, found.why
+    with cpu_harness.LoadedPlan(part.plan, part.blobs, part.constants) as loaded:
+        usual = loaded.run(part.inputs)
+        variants = {n: 1 for n, row in enumerate(part.plan["run"]) if _count(row["k"]) > 1}
+        other = loaded.run(part.inputs, variants)
+    largest = np.abs(found.results[0]).max()
+    assert np.abs(found.results[0] - usual[0]).max() < 1e-5 * largest
+    assert found.agrees(part.plan, usual, other)
+    other[0][5, 7] += np.float32(0.001 * largest)
+    assert exact.same(DType.F32, usual[0], other[0])
+    assert not found.agrees(part.plan, usual, other)
+
+
+def test_what_is_wrong_beside_float64_is_recorded_and_never_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variant of one launch that every check of single launches has passed."""
+    path, real = _model(tmp_path), cpu_harness.LoadedPlan.run
+
+    def wrong(self: cpu_harness.LoadedPlan, inputs: Any, variants: Any = None) -> Any:
+        results = real(self, inputs, variants)
+        gemm = next(n for n, row in enumerate(self.plan["run"]) if row["k"] == "gemm")
+        results[0] *= np.float32(1.001 if (variants or {}).get(gemm) else 1)
+        return results
+
+    monkeypatch.setattr(cpu_harness.LoadedPlan, "run", wrong)
+    arguments = [
+        "tune", str(path), "--backend", "cpu", "--threads", "1", "--input-shape", "x:2,3,34,37",
+        "--proposer", "grid", "--budget", "600s",
+    ]  # fmt: skip
+    device = cpu_harness.device(1)
+    for more in ([], [], ["--no-resume"]):
+        assert main.main([*arguments, *more]) == 0
+        trials = tuning_records.trials(device)
+        bad = [t for t in trials if t.kernel.startswith("gemm(")]
+        assert len(bad) == 3 and {t.verdict for t in bad} == {Verdict.WRONG}
+        assert all(t.us for t in trials if t not in bad)
+    # whoever else measured one to be fast
+    one = bad[0]
+    tuning_records.add(device, {one.launch: Measured(one.kernel, 1.0, 2.0, [])})
+    assert one.launch not in tuning_records.load(device)
+    assert one.launch not in tuning_records.choices(device).records
 
 
 def _record(part: measure.Part, sizes: Mapping[str, int]) -> dict[str, Measured]:

@@ -73,7 +73,7 @@ def add(subparsers: options.Subparsers) -> None:
         "--resume",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="do not try again what was tried before (default: yes)",
+        help="do not measure again what was measured before (default: yes)",
     )
     options.add_json(p)
     p.set_defaults(run=run)
@@ -140,6 +140,11 @@ def tune(
                 f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} "
                 f"kinds of launch ({found.alone} launches have one alone; {found.known} trials are "
                 "known)"
+            ),
+            *(
+                f"float64 results of a Plan are not known ({why}): kernels were compared with the "
+                "usual ones"
+                for why in found.unchecked
             ),
             *_outcome(found),
         ]

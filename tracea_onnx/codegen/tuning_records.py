@@ -86,6 +86,10 @@ class Verdict(StrEnum):
     HANG = "hang"
 
 
+#: Of kernels that no session may get, whoever measured them to be fast.
+_BAD = (Verdict.WRONG, Verdict.CRASH, Verdict.HANG)
+
+
 @dataclass(frozen=True)
 class Trial:
     """One kernel tried for one launch. us, usual_us: as of `Measured`; None without a time."""
@@ -104,12 +108,17 @@ class Trial:
 
 
 def load(device: Device) -> dict[str, Measured]:
-    """What was measured on this kind of device, by launch (`kernel_choice.cache_key`); empty where
-    nothing was.
+    """What was measured on this kind of device, by launch (`kernel_choice.cache_key`), without what
+    was found there to be wrong or to end the process; empty where nothing was.
     """
     try:
         with tuning_store.reading() as db:
-            return _kept(db, tuning_store.found_id(db, _head(device))) if db else {}
+            if db is None:
+                return {}
+            number = tuning_store.found_id(db, _head(device))
+            bad = {(t.launch, t.kernel) for t in _trials(db, number) if t.verdict in _BAD}
+            kept = _kept(db, number)
+            return {launch: m for launch, m in kept.items() if (launch, m.kernel) not in bad}
     except sqlite3.Error:
         return {}
 

@@ -68,6 +68,11 @@ class Worker:
         found: list[Any] = self._ask(patience, "time", part, sides, turns)
         return found
 
+    def run(self, part: int, variants: Variants, patience: float) -> list[Array]:
+        """Outputs with these variants. Raises as `time`."""
+        found: list[Array] = self._ask(patience, "run", part, variants)
+        return found
+
     def exact(self, part: int, launch: int, variant: int, patience: float) -> bool:
         """Whether a variant of a launch gives, on integers, every bit of what variant 0 gives.
         Raises as `time`.
@@ -119,11 +124,10 @@ def _serve(pipe: Connection, parts: Sequence[Part], load: Any, threads: int) -> 
             what, k, *rest = pipe.recv()
             part = parts[k]
             try:
-                if what == "time":
+                if what in ("time", "run"):
                     if k not in loaded:
                         loaded[k] = load(part.plan, part.blobs, part.constants, threads=threads)
-                    sides, turns = rest
-                    pipe.send((True, loaded[k].time(part.inputs, sides, turns)))
+                    pipe.send((True, getattr(loaded[k], what)(part.inputs, *rest)))
                 else:
                     if k not in checked:
                         checked[k] = _Integers(part, threads)

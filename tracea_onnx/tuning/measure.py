@@ -4,8 +4,9 @@ tuning record (`tracea-onnx tune`).
 A session over the model tells which Plans it wants. Each round compiles them with another candidate
 for every launch that has several (a `proposer` names them), and times the launches of both in
 place, on what the others leave in cache, less what they take more there than in a run whose
-launches overlap. Results are compared first. Every trial is kept, and never made again. What was
-faster is measured once more, all together, and kept if the whole model is faster for it.
+launches overlap. Results are compared with float64 first (`exact.py`). Every trial is kept, and
+never made again. What was faster is measured once more, all together, and kept if the whole model
+is faster for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime.host_tensors import NUMPY
-from tracea_onnx.tuning import in_place, proposers
+from tracea_onnx.tuning import exact, in_place, proposers
+from tracea_onnx.tuning.exact import Reference
 from tracea_onnx.tuning.search import PRUNED, WORTH, History, Kind, Outcome, Search
 from tracea_onnx.verify import input_values
 
@@ -51,9 +54,6 @@ _REPLAYS, _TURNS, _LAST_TURNS = 20, 3, 9
 _WORTH_ALONE, _WORTH_IN_ALL = 0.999, 0.997
 #: Microseconds that a launch takes at least.
 _LEAST_US = 0.2
-#: The largest difference of a result, relative to its largest value, that other orders of summation
-#: explain.
-_SAME = {DType.F32: 0.02, DType.F16: 0.25, DType.BF16: 0.5}
 
 
 @dataclass
@@ -76,6 +76,7 @@ class Tuned:
     before, after: microseconds of a whole run. alone: launches without a choice for these sizes.
     measured: kernels that were tried. known: trials of earlier runs that were not made again. kept:
     kernels that were added to `record`, the file. interrupted: it ended before its time (Ctrl-C).
+    unchecked: why float64 results of Plans are not known.
     """
 
     device: Any
@@ -88,6 +89,7 @@ class Tuned:
     kept: int = 0
     record: str = ""
     interrupted: bool = False
+    unchecked: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -224,12 +226,10 @@ def sizes_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int
     """Values of the symbols that the graph's inputs have."""
     found = input_values.bind(graph.proto.input, shapes)
     for name in graph.inputs:
-        for axis, d in enumerate(graph.shape(name) or ()):
-            if d is None and name in shapes:
+        for axis, d in enumerate(exact.dims(graph, name)):
+            if d == D.symbol(f"{name}.{axis}") and name in shapes:
                 found[f"{name}.{axis}"] = shapes[name][axis]
-            if not isinstance(d, int) and not found.keys() >= set(
-                D.symbols(_dim(graph, name, axis, d))
-            ):
+            if not found.keys() >= set(D.symbols(d)):
                 raise UsageError(
                     f"the size of axis {axis} of input '{name}' is not known",
                     f"give it as --input-shape {name}:{_example(graph, name)}",
@@ -239,16 +239,6 @@ def sizes_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int
 
 def _example(graph: Graph, name: str) -> str:
     return ",".join(str(d) if isinstance(d, int) else "1" for d in graph.shape(name) or ())
-
-
-def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
-    return (
-        d
-        if isinstance(d, int)
-        else D.named(d, graph.symbols())
-        if d
-        else D.symbol(f"{name}.{axis}")
-    )
 
 
 # --- Plans, and what their launches take ----------------------------------------------------------
@@ -268,10 +258,7 @@ def parts(
     compiled = partition_compiler.compile_for(graph, props, writer)
     for (_, plan, blobs), made in zip(compiled.entries, compiled.builders, strict=True):
         assert isinstance(made, BackendPlan)
-        dims = [
-            [_dim(graph, i["name"], axis, d) for axis, d in enumerate(graph.shape(i["name"]) or ())]
-            for i in plan["inputs"]
-        ]
+        dims = [exact.dims(graph, i["name"]) for i in plan["inputs"]]
         if not sizes.keys() >= {s for shape in dims for d in shape for s in D.symbols(d)}:
             continue
         shapes = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims]
@@ -332,19 +319,26 @@ class _Differs(Exception):
 
 
 def _compare(
-    load: Any, usual: Sequence[Part], other: Sequence[Part], device: int, turns: int
+    load: Any,
+    usual: Sequence[Part],
+    other: Sequence[Part],
+    device: int,
+    turns: int,
+    reference: Callable[[int], Reference] = lambda _: Reference(None),
 ) -> _Compared:
     """Both sides in turn, Plan by Plan, where they have the same results. load: the harness's
-    `LoadedPlan`. Raises _Differs.
+    `LoadedPlan`. reference: of a Plan, what they should be. Raises _Differs.
     """
     found, totals = _Compared(), [(0.0, 0.0)] * turns
-    for a, b in zip(usual, other, strict=True):
+    for k, (a, b) in enumerate(zip(usual, other, strict=True)):
         with ExitStack() as stack:
             plans = [
                 stack.enter_context(load(p.plan, p.blobs, p.constants, device=device))
                 for p in (a, b)
             ]
-            _agree(a.plan, *(plan.run(a.inputs) for plan in plans))
+            results = [plan.run(a.inputs) for plan in plans]
+            if not reference(k).agrees(a.plan, *results):
+                raise _Differs
             times: list[list[Any]] = [[], []]
             for turn in range(turns):
                 for side in (0, 1) if turn % 2 else (1, 0):
@@ -370,14 +364,6 @@ def _compare(
     return found
 
 
-def _agree(plan: Mapping[str, Any], x: Sequence[Array], y: Sequence[Array]) -> None:
-    """Raises _Differs unless the results differ by no more than the order of terms explains."""
-    if not all(
-        _same(DType(spec["dtype"]), a, b) for spec, a, b in zip(plan["outputs"], x, y, strict=True)
-    ):
-        raise _Differs
-
-
 @dataclass
 class _Subject:
     """One graph as a session compiles it: what is asked, sizes of its symbols, and the Plans with
@@ -390,6 +376,7 @@ class _Subject:
     usual: Sequence[Part]
     device: int
     on: Any = None
+    references: dict[int, Reference] = field(default_factory=dict)
 
     @property
     def asked(self) -> dict[str, Request]:
@@ -401,6 +388,16 @@ class _Subject:
 
     def __exit__(self, *_: object) -> None:
         """Lets go of what measuring took."""
+
+    def reference(self, k: int) -> Reference:
+        """What the results of a Plan should be."""
+        if k not in self.references:
+            tf32 = partition_compiler.properties(self.request).get("tf32") == "1"
+            part = self.usual[k]
+            self.references[k] = exact.reference(
+                Graph(self.request), part, {**self.sizes, **part.sizes}, tf32
+            )
+        return self.references[k]
 
     def start(self) -> None:
         """Raises TraceaError where nothing can be measured."""
@@ -428,7 +425,7 @@ class _Subject:
             if [p.plan["inputs"] for p in other] != [p.plan["inputs"] for p in self.usual]:
                 return Verdict.TOO_LARGE
             load = self.backend.harness.LoadedPlan
-            return _compare(load, self.usual, other, self.device, turns)
+            return _compare(load, self.usual, other, self.device, turns, self.reference)
         except _Differs:
             return Verdict.WRONG
         except TraceaError:
@@ -487,6 +484,7 @@ class _HostSubject(_Subject):
         load = self.backend.harness.LoadedPlan
         self._worker = in_place.Worker(self.usual, load, self.on.threads)
         self._us, self._exact = 0.0, dict[tuple[str, str], bool]()
+        self._results: dict[int, list[Array]] = {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -527,6 +525,8 @@ class _HostSubject(_Subject):
                 for n, variant in variants.items():
                     if not self._right(k, n, part.asked[n], variant, records, patience):
                         return Verdict.WRONG
+                if variants and not self._near(k, variants, patience):
+                    return Verdict.WRONG
                 sides = [{}, variants, {}] if last else [{}, variants]
                 a, b, *more = self._worker.time(k, sides, turns, patience)
                 totals = totals[0] + a.total, totals[1] + b.total
@@ -557,6 +557,14 @@ class _HostSubject(_Subject):
             self._exact[known] = self._worker.exact(part, launch, variant, patience)
         return self._exact[known]
 
+    def _near(self, part: int, variants: in_place.Variants, patience: float) -> bool:
+        """Whether the Plan's results with these are as near to float64 as the usual ones'."""
+        if part not in self._results:
+            self._results[part] = self._worker.run(part, {}, patience)
+        results = self._worker.run(part, variants, patience)
+        plan = self.usual[part].plan
+        return self.reference(part).agrees(plan, self._results[part], results)
+
     def _variant(self, part: Part, key: str, name: str) -> int:
         request = kernel_choice.specialize(part.requests[key], part.sizes)
         with kernel_choice.choosing(kernel_choice.Choices({key: name})):
@@ -566,18 +574,6 @@ class _HostSubject(_Subject):
         with kernel_choice.choosing(kernel_choice.Choices({key: name})):
             known = kernel_choice.specialize(request, self.sizes)
             return self.backend.variant(known) != 0
-
-
-def _same(kind: DType, x: Array, y: Array) -> bool:
-    """Whether two results of 16 or 32 bits are nearly equal; of other types they are."""
-    if kind not in _SAME:
-        return True
-    u, v = ((t.view(bfloat16) if kind == DType.BF16 else t).astype(np.float64) for t in (x, y))
-    finite = np.isfinite(u)
-    most = _SAME[kind] * np.abs(u[finite]).max(initial=0.0)
-    return np.array_equal(finite, np.isfinite(v)) and bool(
-        np.abs(u[finite] - v[finite]).max(initial=0.0) <= most
-    )
 
 
 @dataclass(frozen=True)
@@ -620,7 +616,8 @@ def _tune(
 ) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
     graph = described(subject)
-    search = Search(result.device, graph.kinds, proposer, History if resume else None)
+    history = partial(History, resume=resume)
+    search = Search(result.device, graph.kinds, proposer, history)
     result.known += search.known
     result.alone += graph.alone
     before, rounds = result.measured, 0
@@ -636,6 +633,7 @@ def _tune(
     except KeyboardInterrupt:
         result.interrupted = True
         on_progress("interrupted: what was found is measured once more")
+    result.unchecked += [r.why for r in subject.references.values() if r.results is None]
     if result.measured > before or search.unsettled:
         keep(settled(subject, search.chosen, list(search.kinds)), search, result)
     else:

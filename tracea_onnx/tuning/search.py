@@ -40,12 +40,14 @@ class Kind:
 class History:
     """What was tried before: on this device for the same launch, and elsewhere for similar ones."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, resume: bool = True) -> None:
+        """Without `resume` only what could not be timed, which is never tried again."""
         self.own: dict[str, list[Trial]] = {}
         for t in tuning_records.trials(device):
-            self.own.setdefault(t.launch, []).append(t)
+            if resume or t.ratio is None:
+                self.own.setdefault(t.launch, []).append(t)
         self._similar: dict[tuple[str, str], list[tuple[Mapping[str, int], Trial]]] = {}
-        for what, t in tuning_records.similar(device):
+        for what, t in tuning_records.similar(device) if resume else ():
             kind = what["family"], what["dtype"]
             self._similar.setdefault(kind, []).append((what["ints"], t))
 
@@ -70,18 +72,18 @@ class Search:
         device: Any,
         kinds: Sequence[Kind],
         proposer: proposers.Make,
-        resume: Callable[[Device], History] | None = History,
+        history: Callable[[Device], History] = History,
     ) -> None:
         self.device, self.known = device, 0
         self.kinds = {kind.key: kind for kind in kinds if len(kind.prices) > 1}
         self._searches: dict[str, Proposer] = {}
         self._times = Counter[tuple[str, str]]()
-        history = resume(device) if resume and self.kinds else None
+        past = history(device)
         for key, kind in self.kinds.items():
-            hints = history.hints(key, kind.request) if history else []
+            hints = past.hints(key, kind.request)
             search = proposer(kind.prices, hints, kind.words, device.name)
             self._searches[key] = search
-            for t in history.own.get(key, ()) if history else ():
+            for t in past.own.get(key, ()):
                 self.known += 1
                 if t.ratio is None:
                     search.drop(t.kernel)

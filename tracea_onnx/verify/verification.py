@@ -28,7 +28,7 @@ from onnx import ModelProto, TensorProto
 from tracea_onnx.canonicalize.constant_folding import RANDOM
 from tracea_onnx.errors import ModelError, UsageError, VerificationError
 from tracea_onnx.ir import edit
-from tracea_onnx.ir.graph import Graph, subgraphs
+from tracea_onnx.ir.graph import Graph, Node, subgraphs
 from tracea_onnx.ir.narrow_floats import FloatFormat
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.model_io import model_file
@@ -434,24 +434,26 @@ def reductions(source: model_file.Source) -> tuple[int, int]:
     """The longest sum any operator forms, by its weights (channels x window of a convolution, rows
     of a product), and how many sums there are.
     """
-    longest, count = 64, 1
-    for n in _all_nodes(source.model):
-        count += n.op_type in _SUMS
-    for proto in edit.graphs(source.model):
-        graph = Graph(source.model, proto, folder=source.folder)
-        for n in graph.nodes:
-            shape = graph.shape(n.input(1)) if len(n.inputs) > 1 else None
-            if shape is None or not all(isinstance(d, int) for d in shape):
-                continue
-            dims = [int(d) for d in shape if isinstance(d, int)]
-            if n.op == "Conv":
-                longest = max(longest, math.prod(dims[1:]))
-            elif n.op in ("MatMul", "Gemm") and len(dims) >= 2:
-                longest = max(longest, dims[-1 if n.attr("transB", 0) else -2])
-    return longest, count
+    count = 1 + sum(n.op_type in SUMS for n in _all_nodes(source.model))
+    graphs = (Graph(source.model, g, folder=source.folder) for g in edit.graphs(source.model))
+    return max([64, *(terms(g, n) for g in graphs for n in g.nodes)]), count
 
 
-_SUMS = operators(Trait.SUM)
+def terms(graph: Graph, n: Node) -> int:
+    """Of a sum that an operator forms, by its weights; 1 where that is not known."""
+    shape = graph.shape(n.input(1)) if len(n.inputs) > 1 else None
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return 1
+    dims = [int(d) for d in shape if isinstance(d, int)]
+    if n.op == "Conv":
+        return math.prod(dims[1:])
+    if n.op in ("MatMul", "Gemm") and len(dims) >= 2:
+        return dims[-1 if n.attr("transB", 0) else -2]
+    return 1
+
+
+#: Operators that form sums.
+SUMS = operators(Trait.SUM)
 
 
 def _spread(r: Reference) -> list[float]:

@@ -34,7 +34,7 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.runtime import device_caps, host_device, nvrtc
 from tracea_onnx.runtime.device_caps import usual
 from tracea_onnx.support.artifact_cache import Cache
-from tracea_onnx.tuning import measure, proposers
+from tracea_onnx.tuning import exact, measure, proposers
 from tracea_onnx.tuning.search import History, Kind, Search
 
 ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, [{"batch": 8}])
@@ -662,4 +662,4 @@ def test_similar_launches_give_hints() -> None:
 def test_results_are_the_same_but_for_rounding(dtype: DType, y: list[float], same: bool) -> None:
     kind = {DType.F32: np.float32, DType.F16: np.float16, DType.I64: np.int64}[dtype]
     x = np.array([1.0, -4.0, np.inf], np.float64) if dtype != DType.I64 else np.array([1, 5, 3])
-    assert measure._same(dtype, x.astype(kind), np.array(y).astype(kind)) == same
+    assert exact.same(dtype, x.astype(kind), np.array(y).astype(kind)) == same
