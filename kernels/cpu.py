@@ -105,6 +105,7 @@ class Cpu(Backend):
             border=True,
             pitch_multiple=0,
             launch_bound=False,
+            ieee=True,
         )
 
     def configs(self, request: Request, device: Any) -> Mapping[str, float]:

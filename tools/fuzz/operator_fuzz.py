@@ -27,9 +27,19 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.support.cuda import older
 from tests.support.difference import HALF, difference
 from tests.support.isolate import Lost, run_each
-from tools.fuzz import operator_draws, operator_draws_chain, operator_draws_move
+from tools.fuzz import (
+    operator_draws,
+    operator_draws_chain,
+    operator_draws_move,
+    operator_draws_quantised,
+)
 
-KINDS = {**operator_draws.KINDS, **operator_draws_move.KINDS, **operator_draws_chain.KINDS}
+KINDS = {
+    **operator_draws.KINDS,
+    **operator_draws_move.KINDS,
+    **operator_draws_chain.KINDS,
+    **operator_draws_quantised.KINDS,
+}
 #: Of a result's largest value: sums of thousands of products, in any order.
 _SINGLE = 2e-4
 #: What rounding leaves where values of the order of one cancel, of fp32 and of fp16.

@@ -22,7 +22,8 @@ class Target:
     whether products in 16-bit types leave statistics of their rows and take rows that are to be
     normalised. stages: whether a pointwise kernel computes several expressions, each of what the
     ones before it made. group_packing: whether filters in 16-bit types are also packed for several
-    groups at once.
+    groups at once. ieee: whether pointwise kernels round every operation as IEEE 754 says, division
+    too, and join none to another.
     """
 
     rates: Rates
@@ -35,6 +36,7 @@ class Target:
     folds_norms: bool = False
     stages: bool = False
     group_packing: bool = False
+    ieee: bool = False
 
     @property
     def vector(self) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracea_onnx._version import __version__
 from tracea_onnx.codegen.backend import Properties
-from tracea_onnx.compiler import partitioning, profitability
+from tracea_onnx.compiler import partitioning, profitability, quantised_groups
 from tracea_onnx.compiler.lower import COMPUTE, lower
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node, of_plain
@@ -23,6 +23,7 @@ from tracea_onnx.compiler.lower.passes import (
     conv_pool,
     gemm_norm,
     pointwise_stages,
+    quantised,
     sibling_gemms,
     summed_rows,
 )
@@ -132,12 +133,15 @@ def compile_graph(
     (docs/security.md).
     """
     writer = writer or writer_of({})
+    graph.quantised_products = writer.target.ieee
     chosen = choose(graph, writer.target.rates)
     result = Compiled()
     split_nodes: set[int] = set()
     while True:
         ops = _ops(graph, chosen, trust)
         reasons, values = _probe(graph, ops, writer)
+        if not everything:
+            reasons |= quantised_groups.left(graph, ops, reasons)
         if body:
             reasons |= {
                 k: "ONNX Runtime inlines fused functions in the bodies of control flow"
@@ -291,11 +295,6 @@ def _probe(
     reasons: dict[int, str] = {}
     for k, op in enumerate(ops):
         try:
-            if _quantised(graph, op):
-                raise Unsupported(
-                    "its operands are quantised, and ORT runs the quantised group as one integer "
-                    "kernel"
-                )
             for name in op.inputs:
                 if (
                     name
@@ -364,14 +363,7 @@ def _fault(what: str) -> str:
     return f"internal error: {what}"
 
 
-_QUANTISE, _RESHAPES = operators(Trait.QUANTISE), operators(Trait.RESHAPE) | {"Dropout"}
-
-
-def _quantised(graph: Graph, op: Op) -> bool:
-    """Whether the op sits between DequantizeLinear and QuantizeLinear."""
-    makers = (graph.producer(i) for i in op.inputs if i)
-    readers = (c for o in op.outputs if o for c in graph.consumers(o))
-    return any(n is not None and n.op in _QUANTISE for n in (*makers, *readers))
+_RESHAPES = operators(Trait.RESHAPE) | {"Dropout"}
 
 
 def _foreign(ctx: Lowering, name: str) -> bool:
@@ -515,6 +507,7 @@ def _plan_storage(
         if op.kind in _RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
             ctx.alias[op.input(0)] = op.outputs[0]
     concat_in_place.place(ctx, ops, known, outputs)
+    ctx.quantisers = quantised.find(ops, {*outputs, *ctx.alias})
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
     if ctx.target.launch_bound:

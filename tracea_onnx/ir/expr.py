@@ -8,6 +8,7 @@ to source text (CUDA).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tracea_onnx.ir.abi import OPCODE
@@ -63,3 +64,19 @@ class Expr:
             tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]),
             int(d["out"]),
         )
+
+
+def substituted(outer: Expr, parts: Sequence[tuple[Expr, Sequence[int]]], n_in: int) -> Expr:
+    """`outer` with an expression in place of each of its inputs: `parts` has these, and which of
+    the `n_in` inputs of the result each of them reads.
+    """
+    code: list[Instr] = []
+
+    def append(expr: Expr, place: list[int]) -> int:
+        for ins in expr.code:
+            place.append(n_in + len(code))
+            code.append(Instr(ins.op, tuple(place[a] for a in ins.args), ins.imm))
+        return place[expr.out]
+
+    out = append(outer, [append(inner, list(reads)) for inner, reads in parts])
+    return Expr(n_in, tuple(code), out)

@@ -253,9 +253,9 @@ def _fused_multiply_add(expr: Expr) -> Expr:
     return _without_dead(Expr(expr.n_in, tuple(code), expr.out))
 
 
-def simplify(expr: Expr, *, integer: bool = False) -> Expr:
+def simplify(expr: Expr, *, integer: bool = False, joins: bool = True) -> Expr:
     """The same function in fewer instructions: shared, folded, activations by name, no dead
-    code.
+    code. joins: whether a product and a sum may be rounded once.
     """
     expr = _rebuild(expr, integer)
     if integer:
@@ -263,7 +263,7 @@ def simplify(expr: Expr, *, integer: bool = False) -> Expr:
     while True:
         shorter = _recognised(expr)
         if shorter is expr:
-            return _fused_multiply_add(expr)
+            return _fused_multiply_add(expr) if joins else expr
         expr = _rebuild(shorter, integer)
 
 
@@ -297,8 +297,10 @@ def _constants_late(expr: Expr) -> Expr:
     return Expr(expr.n_in, tuple(code), out)
 
 
-def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any]:
-    """The Plan's `program` of an expression: see docs/plan-format.md.
+def compile_program(
+    expr: Expr, *, type: Literal["f32", "i64"], joins: bool = True
+) -> dict[str, Any]:
+    """The Plan's `program` of an expression: see docs/plan-format.md. joins: as of `simplify`.
 
     Inputs occupy registers 0..n_in-1. Raises ValueError when a program would need an opcode or a
     constant that its type does not have, or when more than `MAX_REGISTERS` registers would be
@@ -312,7 +314,7 @@ def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any
             )
         if integer and ins.op == "const" and not (abs(ins.imm) < 2**24 and ins.imm == int(ins.imm)):
             raise ValueError(f"{ins.imm} is not an exact integer constant")
-    expr = _constants_late(simplify(expr, integer=integer))
+    expr = _constants_late(simplify(expr, integer=integer, joins=joins))
     last = _last_uses(expr)
     register = {k: k for k in range(expr.n_in)}
     free = sorted((k for k in range(expr.n_in) if k not in last), reverse=True)

@@ -243,7 +243,13 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("Crop", T.SAME_TYPE, "border scale"),
     # --- what no rule starts at
     ("If Loop Scan SequenceMap", T.CONTROL, None),
-    ("DequantizeLinear QuantizeLinear", T.QUANTISE, None),
+    (
+        "DequantizeLinear QuantizeLinear",
+        T.QUANTISE | T.SAME_SHAPE,
+        "axis block_size output_dtype precision saturate",
+    ),
+    (f"{_ORT}DequantizeLinear {_ORT}QuantizeLinear", T.QUANTISE | T.SAME_SHAPE, "axis block_size"),
+    ("DynamicQuantizeLinear", T.SAME_SHAPE, ""),
     ("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform", T.RANDOM, None),
     ("RandomUniformLike", T.RANDOM, None),
 )

@@ -145,9 +145,11 @@ def float_type(graph: Graph, name: str, node: Node) -> int:
 
 
 def refuse_quantised(graph: Graph, node: Node) -> None:
-    """Refuse an operator that reads DequantizeLinear. ONNX Runtime runs such an operator in
-    int8.
+    """Refuse an operator that reads DequantizeLinear, which ONNX Runtime runs in int8; not in a
+    session that does so itself.
     """
+    if graph.quantised_products:
+        return
     before = next(
         (
             p

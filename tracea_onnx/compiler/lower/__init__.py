@@ -10,7 +10,7 @@ from importlib import import_module
 
 import numpy as np
 
-from tracea_onnx.compiler.lower import ops
+from tracea_onnx.compiler.lower import ops, quantised_moves
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
@@ -135,4 +135,5 @@ def lower(ctx: Lowering, op: Op) -> None:
             )
         raise Unsupported(op.why or unread or f"no kernel computes {op.kind}")
     _check_ranks(ctx, op)
-    fn(ctx, op)
+    if not quantised_moves.lower(ctx, op, fn):
+        fn(ctx, op)

@@ -63,6 +63,8 @@ class Lowering:
         self.staged: dict[str, int] = {}
         # results of convolutions that only a max pooling reads -> that pooling
         self.pooled: dict[str, Op] = {}
+        # values that nothing but a QuantizeLinear reads -> that operator
+        self.quantisers: dict[str, Op] = {}
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows

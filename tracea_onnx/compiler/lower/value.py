@@ -59,6 +59,17 @@ class Deferred:
     stage: object = None
 
 
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """(x - zero) * scale of integers, for each element; scale and zero, which may be absent,
+    broadcast to them.
+    """
+
+    x: Value
+    scale: Value
+    zero: Value | None
+
+
 @dataclass
 class Value:
     """One tensor.
@@ -77,6 +88,7 @@ class Value:
     sizes: Array | None = None  # contents of a short tensor of floats that hold dims (Whole)
     data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
     deferred: Deferred | None = field(default=None, repr=False)
+    quantised: Quantised | None = field(default=None, repr=False)  # what it is dequantised from
     prepared: bool = False  # made once per session, of constants
     # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means
     # nothing)

@@ -16,7 +16,7 @@ from tracea_onnx.compiler.lower.epilogue_kinds import (
     operand_kind,
 )
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
+from tracea_onnx.compiler.lower.passes import pointwise_stages, quantised, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir.abi import I64_OPCODES, INTEGERS, KERNEL_FLOATS, DType
 from tracea_onnx.ir.activations import unrounded
@@ -100,6 +100,9 @@ def lower_expression(
     ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType
 ) -> None:
     """name = expr(inputs) with ONNX broadcasting."""
+    given = expr
+    expr, inputs, name, dtype = quantised.fused(ctx, expr, inputs, name, dtype, _PLAIN_INPUTS)
+    joins = expr is given  # what is quantised next to it has the bits that ONNX says
     shape = broadcast(ctx, *(v.shape for v in inputs))
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
     # f32 holds what one of them becomes of the other
@@ -114,22 +117,20 @@ def lower_expression(
             f"the {ctx.plan.backend} kernels convert {', '.join(sorted(k.name for k in narrow))},"
             " and do not compute on it"
         )
-    if kinds_in <= INTEGERS and kind_out in INTEGERS:
-        expr = _unclipped(expr)
+    whole = _unclipped(expr)
     integer = (
         kinds_in <= INTEGERS
         and kind_out in INTEGERS
-        and all(i.op in I64_OPCODES for i in expr.code)
+        and all(i.op in I64_OPCODES for i in whole.code)
     )
     if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in INTEGERS - {DType.BOOL}:
         raise Unsupported(
             "floating-point arithmetic does not hold 32-bit and 64-bit integers exactly"
         )
-    if not integer:
-        expr = unrounded(expr, dtype)
-    if not integer and _image(ctx, expr, inputs, name, dtype, shape):
+    expr = whole if integer else unrounded(expr, dtype)
+    if not integer and _image(ctx, expr, inputs, name, dtype, shape, joins):
         return
-    _plain(ctx, expr, inputs, name, dtype, shape, integer)
+    _plain(ctx, expr, inputs, name, dtype, shape, integer, joins)
 
 
 def _unclipped(expr: Expr) -> Expr:
@@ -147,7 +148,13 @@ def _unclipped(expr: Expr) -> Expr:
 
 
 def _image(
-    ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims
+    ctx: Lowering,
+    expr: Expr,
+    inputs: Sequence[Value],
+    name: str,
+    dtype: DType,
+    shape: Dims,
+    joins: bool,
 ) -> bool:
     """Channels-last, when some operand already is and the rest can follow."""
     if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types:
@@ -180,7 +187,7 @@ def _image(
         {"y": dst.ref},
         ints,
         None,
-        compile_program(expr, type="f32"),
+        compile_program(expr, type="f32", joins=joins),
         whole=False,
         dtype=dtype,
     )
@@ -210,13 +217,14 @@ def _plain(
     dtype: DType,
     shape: Dims,
     integer: bool,
+    joins: bool,
 ) -> None:
     if len(inputs) > _PLAIN_INPUTS:
         raise Unsupported(
             f"the expression reads {len(inputs)} tensors; the kernel takes {_PLAIN_INPUTS}"
         )
     try:
-        program = compile_program(expr, type="i64" if integer else "f32")
+        program = compile_program(expr, type="i64" if integer else "f32", joins=joins)
     except (
         ValueError
     ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers

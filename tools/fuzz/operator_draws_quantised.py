@@ -1,0 +1,66 @@
+"""Random models of quantisation: what quantises and dequantises, for a tensor or along an axis,
+with what moves or selects elements in between (see `operator_draws`). Their results are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tools.fuzz.operator_draws import Draw
+
+_TYPES = (np.uint8, np.uint8, np.int8, np.int8, np.uint16, np.int16)
+
+
+def _parameters(d: Draw, shape: tuple[int, ...]) -> tuple[list[str], dict[str, int]]:
+    """Scale and zero point, stored or fed, and the axis that they lie along."""
+    r, along = d.random, {}
+    size: tuple[int, ...] = ()
+    if shape and r.random() < 0.3:
+        along = {"axis": r.randrange(-len(shape), len(shape))}
+        size = (shape[along["axis"]],)
+    elif r.random() < 0.2:
+        size = (1,)
+    limits = np.iinfo(r.choice(_TYPES))
+    zero = d.rng.integers(limits.min, int(limits.max) + 1, size).astype(limits.dtype)
+    scale = np.asarray(2.0 ** d.rng.uniform(-9, 2, size), np.float32)
+    keep = d.store if r.random() < 0.7 else d.given
+    return [keep(scale), keep(zero)], along
+
+
+def _moved(d: Draw, x: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """What keeps the elements of x, or a part of them."""
+    op = d.random.choice(("", "Relu", "Transpose", "Reshape", "Concat", "Slice", "Neg"))
+    if op == "Transpose" and shape:
+        order = d.random.sample(range(len(shape)), len(shape))
+        return d.add(op, x, perm=order), tuple(shape[k] for k in order)
+    if op == "Reshape":
+        new = (int(np.prod(shape)), 1)
+        return d.add(op, x, d.ints(*new)), new
+    if op == "Concat" and shape:
+        return d.add(op, x, x, axis=0), (2 * shape[0], *shape[1:])
+    if op == "Slice" and shape and shape[0] > 1:
+        return d.add(op, x, d.ints(1), d.ints(shape[0]), d.ints(0)), (shape[0] - 1, *shape[1:])
+    return (d.add(op, x), shape) if op in ("Relu", "Neg") else (x, shape)
+
+
+def quantised(d: Draw) -> None:
+    d.opset = d.random.choice((21, 23))
+    shape = d.shape(d.random.randrange(0, 5), 4000)
+    x = d.feed(shape, 10.0 ** d.random.uniform(-2, 2))
+    if d.random.random() < 0.15:
+        d.add("DynamicQuantizeLinear", x, outputs=3)
+        return
+    given, along = _parameters(d, shape)
+    for _ in range(d.random.randrange(1, 4)):
+        if along or d.random.random() < 0.3:
+            given, along = _parameters(d, shape)
+        q = d.add("QuantizeLinear", x, *given, **along)
+        x = d.add("DequantizeLinear", q, *given, **along)
+        x, shape = _moved(d, x, shape)
+    if not along:
+        d.add("QuantizeLinear", x, *given)
+
+
+KINDS: Mapping[str, Callable[[Draw], None]] = {"quantised": quantised}

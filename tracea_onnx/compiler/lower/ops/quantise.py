@@ -1,0 +1,109 @@
+"""Quantisation as pointwise expressions, part of those before and after it, bit for bit as ONNX
+says: quotients, rounded half to even, plus a zero point, saturated; and products of differences.
+
+What dequantises waits for its readers: expressions compute it on the way, and what only moves
+elements moves integers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracea_onnx.compiler.lower.context import Lowering, element_type
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.norm import reduce
+from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
+from tracea_onnx.compiler.lower.passes import quantised
+from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.element_types import numpy_type
+from tracea_onnx.ir.pointwise_ops import Code
+
+
+def dequantize(ctx: Lowering, op: Op) -> None:
+    """DequantizeLinear: made where something reads it as floats in memory."""
+    x = ctx.value(op.input(0))
+    quantised.check(ctx, op)
+    to = op.attr("output_dtype", 0) or DType.F32
+    if x.dtype not in quantised.INTEGERS | {DType.I32} or to != DType.F32:
+        raise Unsupported(
+            f"{op.kind} '{op.label}' makes element type {to} of {x.dtype.name}; the kernels make"
+            " F32 of integers of 8 and 16 bits, and of I32"
+        )
+    held = Quantised(x, *quantised.parameters(ctx, op, x))
+    if held.zero is not None and held.zero.dtype != x.dtype:
+        raise Unsupported(f"{op.kind} '{op.label}' has a zero point of another type than its input")
+    if x.dtype == DType.I32 and held.zero is not None:
+        raise Unsupported(f"{op.kind} '{op.label}' has integers of 32 bits and a zero point")
+    define(ctx, op.outputs[0], held)
+
+
+def define(ctx: Lowering, name: str, held: Quantised) -> None:
+    """`name` as what these integers are dequantised to."""
+    out = ctx.define(name, DType.F32, held.x.shape)
+    parts = [v for v in (held.x, held.scale, held.zero) if v is not None]
+    out.quantised, out.prepared = held, all(v.is_constant for v in parts)
+
+    def make() -> None:
+        expr, values = quantised.dequantising(held)
+        lower_expression(ctx, expr, values, name, DType.F32)
+
+    ctx.defer(out, "", parts, make)
+
+
+def quantize(ctx: Lowering, op: Op) -> None:
+    """QuantizeLinear, where the expression before it has not done it."""
+    if op.outputs[0] in ctx.values:
+        return
+    x = ctx.value(op.input(0))
+    made = quantised.quantising(ctx, op, x)
+    held = x.quantised
+    if held is not None and quantised.is_inverse(held, made.scale, made.zero, made.dtype):
+        ctx.forward(held.x, op.outputs[0])
+        return
+    lower_expression(ctx, made.expr, [x, *made.operands], op.outputs[0], made.dtype)
+
+
+def dynamic_quantize(ctx: Lowering, op: Op) -> None:
+    """DynamicQuantizeLinear: a scale and a zero point such that 0 and all elements fit 8 bits."""
+    x, (y, *rest) = ctx.value(op.input(0)), op.outputs
+    quantised.check(ctx, op)
+    ctx.require(x, op.kind)
+    scale, zero = (
+        (rest[k] if len(rest) > k else "") or f"{y}\0{name}"
+        for k, name in enumerate(("scale", "zero"))
+    )
+    ends: list[Value] = []
+    for kind in ("ReduceMin", "ReduceMax"):
+        name = f"{y}\0{kind}"
+        attrs = {"axes": [*range(x.rank)], "keepdims": 0}
+        if x.rank:
+            reduce(ctx, Op(kind, op.label, (x.name,), (name,), attrs, op.nodes))
+        ends.append(ctx.value(name) if x.rank else x)
+    code = Code(("low", "high"))
+    none, limits = code.const(0.0), np.iinfo(numpy_type(int(DType.U8)))
+    low, high = code.op("min", -1, none), code.op("max", -2, none)
+    span = code.op("div", code.op("sub", high, low), code.const(float(limits.max)))
+    step = code.op("where", code.op("eq", low, high), code.const(1.0), span)
+    lower_expression(ctx, code.finish(step), ends, scale, DType.F32)
+    code = Code(("low", "scale"))
+    start = code.op("sub", code.const(0.0), code.op("div", code.op("min", -1, code.const(0.0)), -2))
+    fits = code.op("clip", start, code.const(0.0), code.const(float(limits.max)))
+    held = ctx.value(scale)
+    lower_expression(
+        ctx,
+        code.finish(code.op("round", fits)),
+        [ends[0], held],
+        zero,
+        element_type(zero, DType.U8),
+    )
+    expr, values = quantised.expression(held, ctx.value(zero), DType.U8)
+    lower_expression(ctx, expr, [x, *values], y, DType.U8)
+
+
+_MICROSOFT = "com.microsoft."
+OPS = {
+    **dict.fromkeys(("DequantizeLinear", f"{_MICROSOFT}DequantizeLinear"), dequantize),
+    **dict.fromkeys(("QuantizeLinear", f"{_MICROSOFT}QuantizeLinear"), quantize),
+    "DynamicQuantizeLinear": dynamic_quantize,
+}

@@ -1,0 +1,242 @@
+"""What pointwise expressions and movement know of quantised tensors: a DequantizeLinear that is
+read is part of the expression, and so is a QuantizeLinear that alone reads its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.op import Op, readers
+from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value, View
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.element_types import numpy_type
+from tracea_onnx.ir.expr import Expr, substituted
+from tracea_onnx.ir.pointwise_ops import Code
+from tracea_onnx.shapes.operands import axis_of, broadcast
+from tracea_onnx.support.data_classes import dataclass
+
+#: What tensors are quantised to.
+INTEGERS = frozenset((DType.U8, DType.I8, DType.U16, DType.I16))
+QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
+_SAME = Expr(1, (), 0)
+#: Scales with which the quotient of a product is the integer again: none of the two leaves the
+#: normal numbers.
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**100
+
+
+@dataclass(frozen=True, eq=False)
+class Quantising:
+    """The expression of a value and these operands that quantises it."""
+
+    expr: Expr
+    operands: list[Value]
+    scale: Value
+    zero: Value | None
+    dtype: DType
+
+
+def check(ctx: Lowering, op: Op) -> None:
+    """Refuse what no kernel computes bit for bit."""
+    if not ctx.target.ieee:
+        raise Unsupported(
+            f"the {ctx.plan.backend} kernels divide and add with other roundings than {op.kind}"
+        )
+    if op.attr("block_size", 0):
+        raise Unsupported(
+            f"{op.kind} '{op.label}' has a scale for each {op.attr('block_size')} elements; the"
+            " kernels take one for all, or one for each place along an axis"
+        )
+    if op.attr("precision", 0) not in (0, DType.F32):
+        raise Unsupported(f"{op.kind} '{op.label}' divides in element type {op.attr('precision')}")
+
+
+def parameters(ctx: Lowering, op: Op, x: Value) -> tuple[Value, Value | None]:
+    """Scale and zero point of the node, as they broadcast to `x`; None for a zero point that is
+    0.
+    """
+    scale, zero = ctx.value(op.input(1)), ctx.optional(op.input(2))
+    if scale.dtype != DType.F32:
+        raise Unsupported(
+            f"{op.kind} '{op.label}' has scales of type {scale.dtype.name}; the kernels take F32"
+        )
+    if zero is not None and zero.data is not None and not zero.data.any():
+        zero = None
+    return along(ctx, op, x, scale), None if zero is None else along(ctx, op, x, zero)
+
+
+def along(ctx: Lowering, op: Op, x: Value, v: Value) -> Value:
+    """A scale or zero point as a tensor that broadcasts to x."""
+    one = v.rank == 0 or v.elements == 1
+    if (
+        v.rank > 1
+        or not isinstance(v.elements, int)
+        or (not one and ctx.graph.opset() < 13 and "." not in op.kind)
+    ):
+        raise Unsupported(
+            f"{op.kind} '{op.label}' has '{v.name}' of shape [{', '.join(map(str, v.shape))}]; the"
+            " kernels take one number, or one for each place along an axis, as many as are known"
+        )
+    if v.rank == 0:
+        return v
+    behind = 0
+    if not one:
+        axis = axis_of(op.attr("axis", 1), x.rank)
+        behind = x.rank - 1 - axis
+        ctx.same(v.shape[0], x.shape[axis], f"'{v.name}' and axis {axis} of {op.kind} '{op.label}'")
+        if behind == 0:
+            return v
+    view = ctx.strided(v)
+    placed = Value(f"{v.name}\0{behind}", v.dtype, () if one else (v.shape[0], *[1] * behind))
+    placed.view = View(view.ref, () if one else (view.strides[0], *[0] * behind))
+    placed.data = None if v.data is None else v.data.reshape(() if one else (-1, *[1] * behind))
+    placed.prepared = v.is_constant
+    return placed
+
+
+def _number(v: Value) -> float | None:
+    """The number that a constant of one element holds."""
+    if v.data is None or v.data.size != 1:
+        return None
+    number = float(v.data.reshape(-1)[0])
+    return number if math.isfinite(number) else None
+
+
+class _Expression:
+    """An expression of a tensor; its other operands are numbers, or values of a run."""
+
+    def __init__(self) -> None:
+        self.code, self.values = Code(("x",)), list[Value]()
+
+    def of(self, v: Value) -> int:
+        """The register of a scale or zero point."""
+        number = _number(v)
+        if number is not None:
+            return self.code.const(number)
+        self.values.append(v)
+        return self.code.operand(v.name)
+
+
+def expression(scale: Value, zero: Value | None, dtype: DType) -> tuple[Expr, list[Value]]:
+    """What quantises a tensor to `dtype`, and the operands behind it."""
+    e, limits = _Expression(), np.iinfo(numpy_type(int(dtype)))
+    out = e.code.op("round", e.code.op("div", -1, e.of(scale)))
+    if zero is not None:
+        out = e.code.op("add", out, e.of(zero))
+    ends = (e.code.const(float(k)) for k in (limits.min, limits.max))
+    return e.code.finish(e.code.op("clip", out, *ends)), e.values
+
+
+def dequantising(held: Quantised) -> tuple[Expr, list[Value]]:
+    """The expression of floats, and its operands."""
+    e = _Expression()
+    x = -1 if held.zero is None else e.code.op("sub", -1, e.of(held.zero))
+    return e.code.finish(e.code.op("mul", x, e.of(held.scale))), [held.x, *e.values]
+
+
+def quantising(ctx: Lowering, op: Op, x: Value) -> Quantising:
+    """What a QuantizeLinear does with x. Raises Unsupported where no kernel does."""
+    check(ctx, op)
+    zero = ctx.optional(op.input(2))
+    number = int(zero.dtype) if zero is not None else op.attr("output_dtype", 0) or int(DType.U8)
+    if x.dtype != DType.F32 or number not in INTEGERS:
+        raise Unsupported(
+            f"{op.kind} '{op.label}' makes element type {number} of {x.dtype.name}; the kernels"
+            " make integers of 8 and 16 bits of F32"
+        )
+    dtype = DType(number)
+    scale, zero = parameters(ctx, op, x)
+    expr, values = expression(scale, zero, dtype)
+    return Quantising(expr, values, scale, zero, dtype)
+
+
+def refuse_product(op: Op, *operands: Value) -> None:
+    """Refuse a product of quantised operands: floats would be the slower."""
+    if all(v.quantised is not None for v in operands):
+        raise Unsupported(
+            f"no kernel computes {op.nodes[0].op} '{op.label}' of quantised operands in integers"
+        )
+
+
+def is_inverse(held: Quantised, scale: Value, zero: Value | None, dtype: DType) -> bool:
+    """Whether quantising what `held` dequantises gives its integers again."""
+    step = _number(scale)
+    return (
+        held.x.dtype == dtype
+        and step is not None
+        and _SMALLEST < step < _LARGEST
+        and same_number(held.scale, scale)
+        and same_number(held.zero, zero)
+    )
+
+
+def same_number(a: Value | None, b: Value | None) -> bool:
+    """Whether both are the same constant number; None is 0."""
+    one, other = (0.0 if v is None else _number(v) for v in (a, b))
+    return one is not None and one == other
+
+
+def find(ops: Sequence[Op], outputs: Collection[str]) -> dict[str, Op]:
+    """Values that nothing but a QuantizeLinear reads -> that operator."""
+    return {
+        name: read[0]
+        for name, read in readers(ops).items()
+        if name not in outputs
+        and len(read) == 1
+        and read[0].kind in QUANTIZE
+        and read[0].input(0) == name
+    }
+
+
+def fused(
+    ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, most: int
+) -> tuple[Expr, list[Value], str, DType]:
+    """An expression with what dequantises its inputs and what alone quantises its result, name and
+    type of which it then has; as far as it reads no more than `most` tensors.
+    """
+    if name not in ctx.quantisers and not any(map(waits, inputs)):
+        return expr, list(inputs), name, dtype
+    values: list[Value] = []
+
+    def placed(operands: Sequence[Value]) -> list[int]:
+        for v in operands:
+            if not any(v is w for w in values):
+                values.append(v)
+        return [next(k for k, w in enumerate(values) if w is v) for v in operands]
+
+    parts: list[tuple[Expr, list[int]]] = []
+    for v in inputs:
+        inner, operands = dequantising(v.quantised) if v.quantised and waits(v) else (_SAME, [v])
+        parts.append((inner, placed(operands)))
+    if len(values) > most:
+        values.clear()
+        parts = [(_SAME, placed([v])) for v in inputs]
+    expr = substituted(expr, parts, len(values))
+    reader = ctx.quantisers.get(name)
+    if reader is None or not all(_is_made(ctx, i) for i in reader.inputs[1:] if i):
+        return expr, values, name, dtype
+    shape = broadcast(ctx, *(v.shape for v in values))
+    try:
+        made = quantising(ctx, reader, Value(name, dtype, shape))
+    except Unsupported:
+        return expr, values, name, dtype
+    before = [*range(len(values))]
+    after = placed(made.operands)
+    if len(values) > most:
+        del values[len(before) :]
+        return expr, values, name, dtype
+    rest = [(_SAME, [k]) for k in after]
+    whole = substituted(made.expr, [(expr, before), *rest], len(values))
+    return whole, values, reader.outputs[0], made.dtype
+
+
+def waits(v: Value) -> bool:
+    """Whether it lies nowhere but in integers."""
+    return v.quantised is not None and v.view is None and v.nhwc is None
+
+
+def _is_made(ctx: Lowering, name: str) -> bool:
+    return name in ctx.values or ctx.graph.is_const(name)
