@@ -101,15 +101,24 @@ def test_results_that_depend_on_what_memory_held() -> None:
     assert not judges.reads_garbage(m.SerializeToString(), {"x": y, "y": y})
 
 
-def test_claimed_types_that_hide_an_error() -> None:
+@pytest.mark.parametrize("claimed", ["y) <float[2, 3] t>", "y, float[2, 3] t)"])
+def test_claimed_types_that_hide_an_error(claimed: str) -> None:
     m = parse(
-        "g (float[2, 3] x) => (float[2, 3] y) <float[2, 3] t> { "
-        "t = Concat <axis = 1> (x, x) y = Add (x, t) }"
+        f"g (float[2, 3] x) => (float[2, 3] {claimed} "
+        "{ t = Concat <axis = 1> (x, x) y = Add (x, t) }"
     )
     kept = ModelProto()
     kept.CopyFrom(m)
+    assert judges.stock_results(m.SerializeToString(), [], optimize=False) is not None
     assert not ModelProto.FromString(judges.undeclared(m)).graph.value_info and m == kept
     assert judges.stock_results(judges.undeclared(m), [], optimize=False) is None
+
+
+@pytest.mark.parametrize(("weight", "found"), [(1.0, False), (np.inf, True), (np.nan, True)])
+def test_zeros_around_an_image_times_what_is_not_finite(weight: float, found: bool) -> None:
+    text = "g (float[1, 1, 4] x) => (y) { y = ConvTranspose <pads = [1, 1]> (x, w) }"
+    m = parse(text, w=np.full((1, 1, 3), weight, np.float32))
+    assert judges.pads_what_is_not_finite(m) == found
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,28 @@ def test_an_element_has_1_2_4_or_8_bytes(width: int, answer: Install) -> None:
     assert "'copy' takes no elem of this size" in outcome(data, feed)
 
 
+def test_a_launch_that_would_write_for_ever_is_refused(answer: Install) -> None:
+    """Every element of the result again and again: within the buffers, for hours."""
+    graph = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [5, 3])],
+        [helper.make_tensor_value_info("y", 1, [3, 5])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+    def endless(g: Graph) -> Entries:
+        entries = plans(g, everything=True)
+        for _, plan, _ in entries:
+            (launch,) = (r for r in plan["run"] if r["k"] == "copy")
+            launch["i"][1] = constant(plan, 1 << 40)  # of strides 0
+        return entries
+
+    answer(endless)
+    line = outcome(made.SerializeToString(), {"x": np.zeros((5, 3), np.float32)})
+    assert "'copy' would touch bytes 0 to" in line
+
+
 def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> None:
     found: list[Entries] = []
 

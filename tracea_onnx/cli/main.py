@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tracea_onnx._version import __version__
 from tracea_onnx.cli import (
@@ -32,7 +33,7 @@ from tracea_onnx.cli import (
     tune,
     verify,
 )
-from tracea_onnx.errors import ModelError, TraceaError
+from tracea_onnx.errors import ModelError, TraceaError, UsageError
 from tracea_onnx.shapes.onnx_inference import first_line
 from tracea_onnx.support.log import printable
 
@@ -52,6 +53,8 @@ _COMMANDS = (
     completion,
 )
 _INTERRUPTED = 130
+#: A disk, a quota or a file has no room left.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Options before the command, or behind it.
 _EVERYWHERE: dict[str, dict[str, Any]] = {
     "--debug": {"action": "store_true", "help": "show the traceback of an error"},
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # whoever read our output has gone; that is no error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return 0
     except KeyboardInterrupt:
         print("\ninterrupted; every file is whole: as it was, or as it was to be", file=sys.stderr)
@@ -99,22 +102,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceaError as e:
         if args.debug:
             raise
-        print(colour.painted(f"error: {printable(_line(e))}"), file=sys.stderr)
+        _say(printable(_line(e)))
         return e.exit_code
     except MemoryError:
         if args.debug:
             raise
-        said = "there is not enough memory for this model; free some, or use a machine with more"
-        print(colour.painted(f"error: {said}"), file=sys.stderr)
+        _say("there is not enough memory for this model; free some, or use a machine with more")
         return ModelError.exit_code  # as for a model that is too large
     except Exception as e:
         if args.debug:
             raise
+        if isinstance(e, OSError) and e.errno in _FULL:
+            _drop(sys.stdout)
+            what = printable(str(e.filename or "the output"))
+            _say(f"{what} cannot be written ({e.strerror}); free some space, or write elsewhere")
+            return UsageError.exit_code  # as for a file
         what = printable(f"{type(e).__name__}: {first_line(e)}")
-        said = f"{what}; report this, with the output of the same command and --debug"
-        print(colour.painted(f"error: internal: {said}"), file=sys.stderr)
+        _say(f"internal: {what}; report this, with the output of the same command and --debug")
         return TraceaError.exit_code
     return code
+
+
+def _say(error: str) -> None:
+    try:
+        print(colour.painted(f"error: {error}"), file=sys.stderr)
+    except OSError:
+        _drop(sys.stderr)  # the exit code is left
+
+
+def _drop(stream: TextIO) -> None:
+    """What is still to be written goes nowhere: Python would try once more at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _bound_memory() -> None:

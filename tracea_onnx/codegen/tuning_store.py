@@ -28,7 +28,7 @@ _DAMAGED = f"{NAME}.damaged"
 _BESIDE = ("-wal", "-shm", "-journal")
 #: Seconds to wait for another process that writes, which takes it milliseconds.
 _PATIENCE = 10.0
-_FIX = "make that folder your own (mode 0700), or set XDG_DATA_HOME"
+_FIX = "free some space, make that folder your own (mode 0700), or set XDG_DATA_HOME"
 _SCHEMA = """
 CREATE TABLE devices (
     id INTEGER PRIMARY KEY, backend TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
@@ -138,8 +138,11 @@ def _connected(folder: files.Folder) -> Iterator[sqlite3.Connection]:
 def _prepare(db: sqlite3.Connection, folder: files.Folder) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     if db.execute("PRAGMA user_version").fetchone()[0] != 1:
-        with contextlib.suppress(sqlite3.OperationalError):  # another process was first
+        try:
             db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        except sqlite3.OperationalError as e:
+            if not _broken(e):  # the disk is full; else another process was first
+                raise
     _check(db)
     for name in _left(folder):
         _take_over(db, folder, name)

@@ -323,6 +323,23 @@ def drop_value_info(graph: GraphProto) -> None:
             del graph.value_info[k]
 
 
+def without_claims(model: ModelProto) -> ModelProto:
+    """A copy that leaves the types of its values, and the dims of its outputs, to be inferred.
+
+    ONNX Runtime infers them when it loads a model and each time it has changed the graph, and only
+    the first time wrong claims can hide an error from it: such a model loads as long as nothing
+    changes the graph.
+    """
+    bare = type(model)()
+    bare.CopyFrom(model)
+    for g in graphs(bare):
+        del g.value_info[:]
+        for o in g.output:
+            if o.type.HasField("tensor_type"):
+                o.type.tensor_type.ClearField("shape")
+    return bare
+
+
 def name_nodes(graph: GraphProto) -> None:
     """Give every nameless node a name that depends only on the graph, and make duplicates
     unique.

@@ -4,6 +4,7 @@ ONNX Runtime's tools write and read them. The provider runs them without a compi
 
 from __future__ import annotations
 
+import glob
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,8 +75,14 @@ def compile_model(
             for p in [p for p in compiled.model.metadata_props if p.key == _OUTSIDE]:
                 compiled.model.metadata_props.remove(p)
         _keep_descriptions(original.model, compiled.model)
+        there = frozenset(target.parent.glob(f"{glob.escape(target.stem)}_tracea_*.bin"))
         files = [] if embed else [_taken_out(n, target) for n in parts if _main(n)]
-        files = [*model_file.save(compiled, target, external_data=external_data), *files]
+        try:
+            files = [*model_file.save(compiled, target, external_data=external_data), *files]
+        except TraceaError:
+            for pack in set(files) - there:  # of no model
+                pack.unlink()
+            raise
     return CompiledModel(nodes, len(parts), count_nodes(compiled.model) - len(parts), files)
 
 

@@ -63,13 +63,24 @@ class Launch:
             low, high = D.select(some, low, 0), D.select(some, high, 0)
         return low, high
 
+    def written(self, *axes: tuple[DimLike, DimLike], size: DimLike = 0) -> Extent:
+        """As `span`, of a result: each of its elements is another one, so they need so much room
+        (on the CPU, where this is the wall against Plans that were changed: strides of 0 would
+        let such a launch write for ever).
+        """
+        low, high = self.span(*axes, size=size)
+        if not self.border:
+            return low, high
+        count = D.product([D.maximum(n, 0) for n, _ in axes])
+        return low, D.maximum(high, low + D.mul(count, size if size != 0 else self.size))
+
     def line(self, *counts: DimLike, size: DimLike = 0) -> Extent:
         """So many elements in a row."""
         return self.span((D.product([D.maximum(n, 0) for n in counts]), 1), size=size)
 
     def image(self, o: str, h: DimLike, w: DimLike, c: DimLike, n: DimLike | None = None) -> Extent:
-        """A channels-last image of operand `o`."""
-        return self.span(
+        """A channels-last image of operand `o`; `y` is a result."""
+        return (self.written if o == "y" else self.span)(
             (self["N"] if n is None else n, self[f"{o}_ns"]),
             (h, self[f"{o}_rs"]),
             (w, self[f"{o}_cs"]),
@@ -169,7 +180,7 @@ def _gemm(p: Launch) -> dict[str, Extent]:
     panels = D.floordiv(k + 63, 64), D.floordiv(n + 63, 64)
     out = {
         "x": p.span((m, p["ldx"]), (k, 1)), "w": p.line(k, n), "bias": columns,
-        "res": p.span((m, p["ldr"]), (n, 1)), "y": p.span((m, p["ldy"]), (n, 1)),
+        "res": p.span((m, p["ldr"]), (n, 1)), "y": p.written((m, p["ldy"]), (n, 1)),
         "x_stats": p.line(m, panels[0], 2, size=_F32),
         "r_stats": p.line(m, panels[1], 2, size=_F32),
         "y_stats": p.line(m, panels[1], 2, size=_F32),
@@ -197,7 +208,8 @@ def _matmul(p: Launch) -> dict[str, Extent]:
     batch = ("0", p["B0"]), ("1", p["B1"])
 
     def operand(o: str, *axes: tuple[DimLike, DimLike]) -> Extent:
-        return p.span(*((n, p[f"{o}_{k}"]) for k, n in batch), *axes)
+        place = p.written if o == "y" else p.span
+        return place(*((n, p[f"{o}_{k}"]) for k, n in batch), *axes)
 
     m, n, k = p["M"], p["N"], p["K"]
     return {
@@ -209,7 +221,7 @@ def _matmul(p: Launch) -> dict[str, Extent]:
 
 def _attention(p: Launch) -> dict[str, Extent]:
     def heads(o: str, rows: str, count: str, width: str) -> Extent:
-        return p.span(
+        return (p.written if o == "y" else p.span)(
             (p["B"], p[f"{o}_b"]), (p[rows], p[f"{o}_s"]), (p[count], p[f"{o}_h"]), (p[width], 1)
         )
 
@@ -232,7 +244,7 @@ def _attention(p: Launch) -> dict[str, Extent]:
 
 def _recurrent(p: Launch) -> dict[str, Extent]:
     d, b, units = p["D"], p["B"], _up(p["H"], 32)
-    h = p.span((b, p["h_b"]), (d, p["h_d"]), (p["H"], 1))
+    h = (b, p["h_b"]), (d, p["h_d"]), (p["H"], 1)
     gates = D.mul(p["G"], p["H"])
     kept = D.mul(d, D.product([4, b, units]) + BARRIER_WORDS)
     return {
@@ -241,8 +253,9 @@ def _recurrent(p: Launch) -> dict[str, Extent]:
         "bias": p.span((d, p["bias_d"]), (gates, 1)),
         "peephole": p.line(d, 3, p["H"]),
         "lens": p.line(b, size=4),
-        **dict.fromkeys(("h", "c", "y_h", "y_c"), h),
-        "y": p.span((p["T"], p["y_t"]), (b, p["y_b"]), (d, p["y_d"]), (p["H"], 1)),
+        **dict.fromkeys(("h", "c"), p.span(*h)),
+        **dict.fromkeys(("y_h", "y_c"), p.written(*h)),
+        "y": p.written((p["T"], p["y_t"]), (b, p["y_b"]), (d, p["y_d"]), (p["H"], 1)),
         "state": p.line(kept, size=_F32),
     }
 
@@ -348,7 +361,8 @@ def _pointwise_nhwc(p: Launch) -> dict[str, Extent]:
 
 def _copy(p: Launch) -> dict[str, Extent]:
     return {
-        o: p.span(*((p[f"n{d}"], p[f"{o}{d}"]) for d in range(6)), size=p["elem"]) for o in "xy"
+        o: place(*((p[f"n{d}"], p[f"{o}{d}"]) for d in range(6)), size=p["elem"])
+        for o, place in (("x", p.span), ("y", p.written))
     }
 
 
@@ -362,10 +376,9 @@ def _copies(p: Launch) -> dict[str, Extent]:
 
 
 def _pad(p: Launch) -> dict[str, Extent]:
-    sides = {"x": "m", "y": "n"}
     return {
-        o: p.span(*((p[f"{c}{d}"], p[f"{o}{d}"]) for d in range(PADDED)), size=p["elem"])
-        for o, c in sides.items()
+        o: place(*((p[f"{c}{d}"], p[f"{o}{d}"]) for d in range(PADDED)), size=p["elem"])
+        for o, c, place in (("x", "m", p.span), ("y", "n", p.written))
     }
 
 
@@ -385,8 +398,8 @@ def _rope(p: Launch) -> dict[str, Extent]:
     width = D.select(p["full"], p["rot"], D.floordiv(p["rot"], 2))
     table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (width, 1))
     parts = {
-        o: p.span((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (p["D"], 1))
-        for o in "xy"
+        o: place((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (p["D"], 1))
+        for o, place in (("x", p.span), ("y", p.written))
     }
     return {**parts, "cos": table, "sin": table}
 
@@ -400,7 +413,7 @@ def _gathered(p: Launch, idx: DimLike, y: DimLike) -> dict[str, Extent]:
 def _fft(p: Launch) -> dict[str, Extent]:
     def numbers(o: str, count: str, real: int) -> Extent:
         pairs = D.select(D.equal(p["kind"], real), 1, 2)
-        return p.span(
+        return (p.written if o == "y" else p.span)(
             (p["B"], p[f"{o}_b"]), (p["M"], p[f"{o}_m"]), (p[count], p[f"{o}_n"]), (pairs, 1)
         )
 
@@ -486,7 +499,7 @@ _TABLE: dict[str, Table] = {
         "y": p.line(*_taps(p), p["C"])},
     "determinant": lambda p: {"x": p.line(p["count"], p["n"], p["n"]), "y": p.line(p["count"])},
     "global_pool": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]),
-        "y": p.span((p["N"], p["y_ns"]), (p["C"], 1))},
+        "y": p.written((p["N"], p["y_ns"]), (p["C"], 1))},
     "nchw_to_nhwc": lambda p: {"x": p.line(p["N"], p["C"], p["H"], p["W"]),
         "y": p.image("y", p["H"], p["W"], p["C"])},
     "nhwc_to_nchw": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]),

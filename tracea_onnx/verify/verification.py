@@ -270,10 +270,12 @@ def judge(
     try:
         other = session(candidate, providers=providers)
     except Exception as e:
-        if not loads(reference.source):
+        original = reference.source
+        bare = replace(original, model=edit.without_claims(original.model))
+        if not loads(original) or not loads(bare):
             raise ModelError(
-                "ONNX Runtime does not load the original with its optimizations, nor the result:"
-                f" {first_line(e)}",
+                "ONNX Runtime does not load the result, nor the original with its optimizations"
+                f" or without the dims that it claims: {first_line(e)}",
                 "correct the types and dims that the model claims",
             ) from None
         raise VerificationError(

@@ -103,6 +103,16 @@ def test_by_hand() -> None:
     ) == (0, 6)
 
 
+def test_a_result_has_room_for_each_of_its_elements() -> None:
+    """Strides of 0 make a launch write the same place again and again."""
+    written: dict[str, D.DimLike] = {"elem": 4, **{f"n{d}": 1 for d in range(6)}, "n2": 1 << 40}
+    assert of("copy", "x", written) == (0, 4)
+    assert of("copy", "y", written) == (0, 4 << 40)
+    assert of("copy", "y", written | {"y2": -1}) == (-4 * ((1 << 40) - 1), 4)
+    assert of("matmul", "y", {"B0": 9, "B1": 1, "M": 2, "N": 3, "ldy": 3}) == (0, 4 * 9 * 2 * 3)
+    assert of("pool2d", "y", {"N": 1, "OH": 1 << 30, "OW": 2, "C": 3, "y_cs": 3}) == (0, 24 << 30)
+
+
 def test_pixels_lie_one_behind_the_other() -> None:
     """The zeros around an image are set by their number, which a negative stride would make
     negative.

@@ -20,6 +20,7 @@ from onnx import numpy_helper as nh
 
 from tests.session.provider.test_compiled_model import attribute, loaded
 from tests.session.provider.test_provider_cpp import mlp, pattern
+from tests.support.full_disk import files_of_at_most
 from tests.support.sessions import assigned
 from tracea_onnx import provider
 
@@ -92,6 +93,24 @@ def test_a_stream_that_fails_ends_the_compilation(source: Path) -> None:
     compiler = ort.ModelCompiler(options(), str(source), embed_compiled_data_into_model=True)
     with pytest.raises(Exception, match="the disk is full"):
         compiler.compile_to_stream(full)
+
+
+def test_a_full_disk_leaves_no_pack(source: Path) -> None:
+    compiler = ort.ModelCompiler(options(), str(source))
+    with (
+        files_of_at_most(100),
+        pytest.raises(Exception, match=r"cannot write '.*\.bin': File too large"),
+    ):
+        compiler.compile_to_file(str(source.with_name("out.onnx")))
+    assert [p.name for p in source.parent.iterdir()] == [source.name]
+
+
+def test_a_session_on_a_full_disk_runs_without_a_cache(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with files_of_at_most(100):
+        made = provider.create_session(source.read_bytes(), {"cache_dir": str(folder)})
+    ours, total = assigned(made)
+    assert ours == total and not list(folder.iterdir())
 
 
 def test_a_model_in_memory_needs_a_place_for_its_pack(source: Path) -> None:
