@@ -96,7 +96,8 @@ def pads_what_is_not_finite(model: ModelProto) -> bool:
     """Whether a convolution has weights that are not finite: whether the zeros around its images
     count, which such a weight makes NaN, is up to each kernel (docs/numerics.md).
     """
-    weights = {n.input[1] for g in edit.graphs(model) for n in g.node if "Conv" in n.op_type}
+    nodes = (n for g in edit.graphs(model) for n in g.node if "Conv" in n.op_type)
+    weights = {w for n in nodes for w in n.input[1:2]}
     return any(
         not np.isfinite(numpy_helper.to_array(t)).all()
         for g in edit.graphs(model)

@@ -119,6 +119,8 @@ def test_zeros_around_an_image_times_what_is_not_finite(weight: float, found: bo
     text = "g (float[1, 1, 4] x) => (y) { y = ConvTranspose <pads = [1, 1]> (x, w) }"
     m = parse(text, w=np.full((1, 1, 3), weight, np.float32))
     assert judges.pads_what_is_not_finite(m) == found
+    m.graph.node.add(op_type="Conv")
+    assert judges.pads_what_is_not_finite(m) == found
 
 
 @pytest.mark.parametrize(
