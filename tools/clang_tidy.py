@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
             *(f"-I{generated}", f"-I{_EP}", f"-I{_TEMPLATES}", '-DTRACEA_VERSION="0"'),
         ]
         wanted = [p.resolve() for p in args.sources] or sorted(
-            [*_EP.glob("*/*.cc"), *_TEMPLATES.glob("*.h")]
+            [*_EP.glob("*/*.cc"), *generated.glob(f"*_{_ISA}.cc")]
         )
         sources = [generated / f"{p.stem}_{_ISA}.cc" if p.suffix == ".h" else p for p in wanted]
         with ThreadPoolExecutor(args.jobs) as pool:

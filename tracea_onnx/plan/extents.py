@@ -78,13 +78,22 @@ class Launch:
         """So many elements in a row."""
         return self.span((D.product([D.maximum(n, 0) for n in counts]), 1), size=size)
 
-    def image(self, o: str, h: DimLike, w: DimLike, c: DimLike, n: DimLike | None = None) -> Extent:
+    def image(
+        self,
+        o: str,
+        h: DimLike,
+        w: DimLike,
+        c: DimLike,
+        n: DimLike | None = None,
+        size: DimLike = 0,
+    ) -> Extent:
         """A channels-last image of operand `o`; `y` is a result."""
         return (self.written if o == "y" else self.span)(
             (self["N"] if n is None else n, self[f"{o}_ns"]),
             (h, self[f"{o}_rs"]),
             (w, self[f"{o}_cs"]),
             (c, 1),
+            size=size,
         )
 
 
@@ -192,9 +201,9 @@ def _gemm(p: Launch) -> dict[str, Extent]:
     return out
 
 
-def _pack_gemm(p: Launch) -> dict[str, Extent]:
-    n, k, transposed = p["N"], p["K"], p["trans"]
-    by_row, by_column = p.span((n, p["ldw"]), (k, 1)), p.span((k, p["ldw"]), (n, 1))
+def _pack_gemm(p: Launch, size: DimLike = 0) -> dict[str, Extent]:
+    n, k, transposed, ld = p["N"], p["K"], p["trans"], p["ldw"]
+    by_row, by_column = p.span((n, ld), (k, 1), size=size), p.span((k, ld), (n, 1), size=size)
     w = (
         D.select(transposed, by_row[0], by_column[0]),
         D.select(transposed, by_row[1], by_column[1]),
@@ -202,6 +211,56 @@ def _pack_gemm(p: Launch) -> dict[str, Extent]:
     columns = D.maximum(p["N_total"], p["n0"] + n)  # this source fills columns n0..n0+N
     packed = p.line(k, _up(columns, 32) if p.border else columns)
     return {"w": w, "scale": p.line(n, size=_F32), "gamma": p.line(k), "packed": packed}
+
+
+def _int8_columns(columns: DimLike, depth: DimLike) -> DimLike:
+    """Bytes of the packed panels of so many columns, with their sums."""
+    return D.mul(_up(columns, 32), _up(depth, 4) + 4)
+
+
+def _int8(p: Launch, columns: DimLike) -> dict[str, Extent]:
+    one = p.line(1, size=_F32), p.line(1, size=1)
+    return {
+        **dict.fromkeys(("x_scale", "r_scale", "m_scale", "y_scale"), one[0]),
+        **dict.fromkeys(("x_zero", "r_zero", "m_zero", "y_zero"), one[1]),
+        "w_scale": p.line(p["w_scales"], size=_F32), "w_zero": p.line(p["w_zeros"], size=1),
+        "bias": p.line(columns, size=_F32),
+    }  # fmt: skip
+
+
+def _gemm_int8(p: Launch) -> dict[str, Extent]:
+    m, n, k = p["M"], p["N"], p["K"]
+    return {
+        **_gemm(p),
+        **_int8(p, n),
+        "x": p.span((m, p["ldx"]), (k, 1), size=1),
+        "w": p.line(_int8_columns(n, k), size=1),
+        "res": p.span((m, p["ldr"]), (n, 1), size=size_of(p["r_dtype"])),
+        "y": p.written((m, p["ldy"]), (n, 1), size=size_of(p["y_dtype"])),
+    }
+
+
+def _conv_int8(p: Launch, w: DimLike) -> dict[str, Extent]:
+    pixels = p["OH"], p["OW"], p["OC"]
+    return {
+        **_convolution(p, p.line(0), 0),
+        **_int8(p, p["OC"]),
+        "x": p.image("x", p["IH"], p["IW"], p["IC"], size=1),
+        "w": p.line(w, size=1),
+        "res": p.image("r", *pixels, size=size_of(p["r_dtype"])),
+        "y": p.image("y", *pixels, size=size_of(p["y_dtype"])),
+    }
+
+
+def _int8_filters(p: Launch) -> DimLike:
+    """Bytes of packed filters."""
+    g = D.maximum(p["G"], 1)
+    depth = D.product([D.floordiv(p["IC"], g), p["KH"], p["KW"]])
+    return D.mul(g, _int8_columns(D.floordiv(p["OC"], g), depth))
+
+
+def _int8_depthwise(p: Launch) -> DimLike:
+    return D.mul(_up(p["OC"], 16), D.mul(_up(p["KH"], 4), p["KW"]) + 4)
 
 
 def _matmul(p: Launch) -> dict[str, Extent]:
@@ -511,6 +570,17 @@ _TABLE: dict[str, Table] = {
         "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
         "bias": p.line(p["N"], size=_F32),
     },
+    "gemm_int8": _gemm_int8, "conv2d_int8": lambda p: _conv_int8(p, _int8_filters(p)),
+    "conv2d_int8_dw": lambda p: _conv_int8(p, _int8_depthwise(p)),
+    "pack_gemm_int8": lambda p: {
+        "w": _pack_gemm(p, 1)["w"],
+        "packed": p.line(
+            _int8_columns(D.maximum(p["N_total"], p["n0"] + p["N"]), p["K"]), size=1)},
+    "pack_conv2d_int8": lambda p: {
+        "w": p.line(p["OC"], D.floordiv(p["IC"], D.maximum(p["G"], 1)), p["KH"], p["KW"], size=1),
+        "packed": p.line(_int8_filters(p), size=1)},
+    "pack_conv2d_int8_dw": lambda p: {"w": p.line(p["OC"], p["KH"], p["KW"], size=1),
+        "packed": p.line(_int8_depthwise(p), size=1)},
     "matmul": _matmul, "attention": _attention, "layernorm": _layernorm, "recurrent": _recurrent,
     "recurrent_layer": _recurrent_layer,
     "pack_recurrent": lambda p: {
@@ -571,7 +641,23 @@ def extents(
 
 #: Parameters that a kernel divides by, or that count: at least 1.
 _POSITIVE = frozenset(
-    {"SH", "SW", "DH", "DW", "KH", "KW", "G", "DG", "KVH", "elem", "size", "PKH", "PKW"}
+    {
+        "SH",
+        "SW",
+        "DH",
+        "DW",
+        "KH",
+        "KW",
+        "G",
+        "DG",
+        "KVH",
+        "elem",
+        "size",
+        "PKH",
+        "PKW",
+        "w_scales",
+        "w_zeros",
+    }
 )
 #: Parameters that are bytes of an element: 1, 2, 4 or 8.
 WIDTHS = ("elem",)

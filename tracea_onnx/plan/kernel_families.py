@@ -73,6 +73,16 @@ PASSES = 8
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
 
+# --- 8-bit products
+_INT8 = Family(
+    (*_names("x w x_scale? x_zero? w_scale? w_zero? bias? res? r_scale? r_zero? m_scale? m_zero?"),
+     "y", "y_scale?", "y_zero?", *_EPI_OPERANDS),
+    (*_EPI_INTS, *_names("x_dtype w_dtype w_scales w_zeros r_dtype m_dtype y_dtype")),
+    ("p0", "p1"),
+    True,
+)  # fmt: skip
+_INT8_CONV = Family(_INT8.operands, (*_CONV_INTS, *_INT8.ints), _INT8.floats, True)
+
 _FIVE = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
 
 _CONV = Family(
@@ -241,6 +251,26 @@ FAMILIES: dict[str, Family] = {
         _names("K N trans ldw n0 N_total gamma_add"),
         ("alpha",),
     ),
+    # --- matrix products and convolutions of 8-bit integers (U8 or I8), CPU only ------------------
+    # acc = sum over k of (x - x_zero) (w - w_zero), in wrapping I32; y of type I32 (y_dtype) is acc
+    # itself. Else v = acc * (x_scale * w_scale[n]) + bias[n]; v = m(v) where there is an m_scale;
+    # residual, act or program as of `gemm`, in f32; and y is v (F32), or
+    # q(v) = saturate(round_half_even(v / y_scale) + y_zero) of type U8 or I8, by a true division.
+    # m(v) is q(v) of m_scale, m_zero and m_dtype, read back: (q - m_zero) * m_scale. Scales are
+    # f32, an absent one is 1; zero points have the type of what they belong to, an absent one is 0.
+    # w_scales and w_zeros: how many of them there are, 1 or one for each column. A residual of 8
+    # bits (r_dtype) is (res - r_zero) * r_scale. Exactly what x has is read, and N floats of bias.
+    "gemm_int8": Family(
+        _INT8.operands, (*_names("M N K ldx ldr ldy"), *_INT8.ints), _INT8.floats, True
+    ),
+    # Channels-last images of any pitches, without a border: taps outside of x are x_zero.
+    "conv2d_int8": _INT8_CONV,
+    # Depthwise: G = IC = OC.
+    "conv2d_int8_dw": _INT8_CONV,
+    # Packed bytes are good for the instruction set that packed them. n0, N_total as of pack_gemm.
+    "pack_gemm_int8": Family(("w", "packed"), _names("K N trans ldw n0 N_total w_dtype")),
+    "pack_conv2d_int8": Family(("w", "packed"), _names("OC IC KH KW G w_dtype")),
+    "pack_conv2d_int8_dw": Family(("w", "packed"), _names("OC KH KW w_dtype")),
     # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch
     # = B0 x B1 with a stride per level (0 = broadcast); op by element strides: a[m*a_m + k*a_k],
     # b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
@@ -492,7 +522,18 @@ def packed_elements(family: str, **p: int) -> int:
         )
     if family == "pack_recurrent":
         return p["D"] * p["G"] * _round_up(p["H"], 32) * p["K"]
+    if family == "pack_gemm_int8":
+        return packed_bytes(p["N_total"], p["K"])
+    if family == "pack_conv2d_int8":
+        return p["G"] * packed_bytes(p["OC"] // p["G"], p["IC"] // p["G"] * p["KH"] * p["KW"])
+    if family == "pack_conv2d_int8_dw":
+        return _round_up(p["OC"], 16) * (_round_up(p["KH"], 4) * p["KW"] + 4) + 64
     raise KeyError(family)
+
+
+def packed_bytes(columns: int, depth: int) -> int:
+    """Of a packed 8-bit weight: panels of 32 columns, depth rounded up to 4, and the sums."""
+    return _round_up(columns, 32) * (_round_up(depth, 4) + 4) + 64
 
 
 def merged_groups(channels: int, columns: int, groups: int) -> int:

@@ -11,7 +11,7 @@ namespace {
 #if defined(__x86_64__)
 // Asked by hand: __builtin_cpu_supports needs a runtime library that zig's compiler does not link.
 struct Cpu {
-  bool avx2 = false, avx512 = false;
+  bool avx2 = false, avx512 = false, vnni = false;
   Cpu() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
@@ -23,6 +23,7 @@ struct Cpu {
     avx2 = b >> 5 & 1;
     constexpr unsigned kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
     avx512 = avx2 && (low & 0xe6) == 0xe6 && (b & (kF | kDq | kBw | kVl)) == (kF | kDq | kBw | kVl);
+    vnni = avx512 && (c >> 11 & 1);
   }
 };
 #endif
@@ -30,34 +31,34 @@ struct Cpu {
 bool machine_has(const char* isa) {
 #if defined(__x86_64__)
   static const Cpu cpu;
+  if (!strcmp(isa, "avx512vnni")) return cpu.vnni;
   if (!strcmp(isa, "avx512")) return cpu.avx512;
   if (!strcmp(isa, "avx2")) return cpu.avx2;
 #endif
   return !strcmp(isa, "base");
 }
 
-const IsaKernels* find_isa(const char* isa) {
-  for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (!strcmp(k->isa, isa)) return k;
-  return nullptr;
-}
-
 }  // namespace
 
-bool isa_available(const char* isa) { return find_isa(isa) && machine_has(isa); }
+bool isa_available(const char* isa) {
+  for (const IsaKernels* k = kIsaKernels; k->isa; k++)
+    if (!strcmp(k->isa, isa) && machine_has(k->needs)) return true;
+  return false;
+}
 
 const char* best_isa() {
   for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (machine_has(k->isa)) return k->isa;
+    if (machine_has(k->needs)) return k->isa;
   return "";
 }
 
 const Kernel* find_kernel(const char* isa, const char* name) {
-  const IsaKernels* k = find_isa(isa);
-  if (!k) return nullptr;
-  for (auto list = k->lists; *list; list++)
-    for (auto kernel = **list; *kernel; kernel++)
-      if (!strcmp((*kernel)->name, name)) return *kernel;
+  const IsaKernels* k = kIsaKernels;
+  while (k->isa && strcmp(k->isa, isa) != 0) k++;
+  for (; k->isa; k++)
+    for (auto list = k->lists; *list && machine_has(k->needs); list++)
+      for (auto kernel = **list; *kernel; kernel++)
+        if (!strcmp((*kernel)->name, name)) return *kernel;
   return nullptr;
 }
 

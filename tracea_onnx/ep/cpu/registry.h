@@ -4,9 +4,11 @@
 
 namespace tracea {
 
-// `lists` is null-terminated; each entry points to one template's null-terminated table.
+// Kernels found under the name `isa` on machines that have `needs`, which is more than `isa` where
+// only some templates gain from it. `lists` is null-terminated; each entry points to one template's
+// null-terminated table.
 struct IsaKernels {
-  const char* isa;
+  const char *isa, *needs;
   const Kernel* const* const* const* lists;
 };
 extern const IsaKernels kIsaKernels[];  // generated; best first, ends with a null isa
@@ -15,7 +17,8 @@ extern const IsaKernels kIsaKernels[];  // generated; best first, ends with a nu
 const char* best_isa();
 // Whether the library has `isa` and the machine can run it.
 bool isa_available(const char* isa);
-// Null when there is no such kernel. `isa` must be available.
+// Null when there is no such kernel. `isa` must be available. What it lacks comes from the next
+// one.
 const Kernel* find_kernel(const char* isa, const char* name);
 // Null when there is no such family.
 const FamilyInfo* find_family(const char* name);

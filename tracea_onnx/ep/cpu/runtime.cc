@@ -54,7 +54,8 @@ std::string read_isa(const OrtSessionOptions* session) {
   if (isa_available(isa.c_str())) return isa;
   std::string known;
   for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (isa_available(k->isa)) known += (known.empty() ? "" : ", ") + std::string(k->isa);
+    if (k->isa == std::string(k->needs) && isa_available(k->isa))
+      known += (known.empty() ? "" : ", ") + std::string(k->isa);
   throw Failure("provider option isa='" + isa +
                 "' is not available on this machine; use one of: " + known);
 }

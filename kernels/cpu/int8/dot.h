@@ -1,0 +1,110 @@
+// Sums of products of 8-bit integers, in I32. Terms are taken in groups of four bytes of x as they
+// are stored for the tiles: four U8 where the machine multiplies these with I8 (VNNI), else two I16
+// from which the zero point has been taken, so that nothing saturates.
+#pragma once
+#include <algorithm>
+
+#include "common/simd.h"
+
+namespace tracea {
+namespace TRACEA_NS {
+
+#if TRACEA_W == 16 && defined(__AVX512VNNI__)
+constexpr int kGroup = 4;  // terms
+typedef uint8_t Stored;
+#else
+constexpr int kGroup = 2;
+typedef int16_t Stored;
+#endif
+constexpr int kVectorBytes = 4 * W, kWeights = kGroup * W;  // weights of a vector of columns
+
+typedef uint8_t vbytes __attribute__((vector_size(4 * TRACEA_W), aligned(1), may_alias));
+typedef int16_t vshorts __attribute__((vector_size(4 * TRACEA_W), aligned(1), may_alias));
+typedef int8_t vhalf_i8 __attribute__((vector_size(2 * TRACEA_W), aligned(1), may_alias));
+typedef uint8_t vhalf_u8 __attribute__((vector_size(2 * TRACEA_W), aligned(1), may_alias));
+
+TRACEA_INLINE vi load_i(const void* p) { return *(const vi*)p; }
+TRACEA_INLINE void store_i(void* p, vi v) { *(vi*)p = v; }
+// One group of x, for every column.
+TRACEA_INLINE vi splat_group(const uint8_t* p) {
+  int32_t group;
+  memcpy(&group, p, 4);
+  return splat_i(group);
+}
+// W columns of packed weights.
+TRACEA_INLINE vi load_weights(const int8_t* p) {
+  if (kGroup == 4) return load_i(p);
+  return (vi) __builtin_convertvector(*(const vhalf_i8*)p, vshorts);
+}
+
+// c + the products of the groups in each lane.
+TRACEA_INLINE vi dot(vi c, vi x, vi w) {
+#if TRACEA_W == 16 && defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)c, (__m512i)x, (__m512i)w);
+#elif TRACEA_W == 8
+  return c + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+#elif TRACEA_W == 4 && defined(__x86_64__)
+  return c + (vi)_mm_madd_epi16((__m128i)x, (__m128i)w);
+#else
+  const auto low = [](vi v) { return v << 16 >> 16; };
+  return c + low(x) * low(w) + (x >> 16) * (w >> 16);
+#endif
+}
+
+// How values of x are read: I8 becomes U8 by a flip of the sign, and so does the zero point.
+struct Values {
+  uint8_t flip, zero;
+  // What is left to take from a stored value: the zero point, where it is stored with the values.
+  int32_t offset() const { return kGroup == 4 ? zero : 0; }
+  Stored outside() const { return Stored(offset()); }  // of a tap outside of the image
+};
+
+// So many bytes, then zeros.
+TRACEA_INLINE vbytes load_some(const uint8_t* p, int64_t n) {
+#if TRACEA_W == 16
+  return (vbytes)_mm512_maskz_loadu_epi8(n >= 64 ? ~0ull : (1ull << n) - 1, p);
+#else
+  vbytes v{};
+  if (n >= kVectorBytes) return *(const vbytes*)p;
+  memcpy(&v, p, size_t(n));
+  return v;
+#endif
+}
+
+// n values as they are stored; writes whole vectors.
+static inline void store_values(Stored* to, const uint8_t* x, int64_t n, Values v) {
+#if TRACEA_W == 16 && defined(__AVX512VNNI__)
+  for (; n > 0; n -= 64, x += 64, to += 64) *(vbytes*)to = load_some(x, n) ^ v.flip;
+#else
+  const auto widen = [&](vhalf_u8 b) {
+    return __builtin_convertvector(b ^ v.flip, vshorts) - int16_t(v.zero);
+  };
+  for (; n >= 2 * W; n -= 2 * W, x += 2 * W, to += 2 * W)
+    *(vshorts*)to = widen(*(const vhalf_u8*)x);
+  if (n <= 0) return;
+  vhalf_u8 rest{};
+  memcpy(&rest, x, size_t(n));
+  *(vshorts*)to = widen(rest);
+#endif
+}
+
+static inline void fill_values(Stored* to, int64_t n, Values v) {
+  for (int64_t k = 0; k < n; k++) to[k] = v.outside();
+}
+
+// The sum of n stored values.
+static inline int32_t sum_values(const Stored* x, int64_t n) {
+  vi sum{};
+#if TRACEA_W == 16 && defined(__AVX512VNNI__)
+  for (; n > 0; n -= 64, x += 64) sum = dot(sum, (vi)load_some(x, n), (vi)(vbytes{} + 1));
+#else
+  for (; n >= 2 * W; n -= 2 * W, x += 2 * W) sum = dot(sum, load_i(x), (vi)(vshorts{} + 1));
+  for (; n > 0; n--, x++) sum[0] += *x;
+#endif
+  int32_t total = 0;
+  for (int k = 0; k < W; k++) total += sum[k];
+  return total;
+}
+
+}  // namespace TRACEA_NS
+}  // namespace tracea

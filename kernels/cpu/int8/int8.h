@@ -1,0 +1,227 @@
+// Matrix products and convolutions of 8-bit integers. Both are one walk: rows (pixels) of x are
+// gathered in blocks that stay in L2, as the tiles read them, and each block meets panel after
+// panel of weights. Where x can be read as it lies it is not copied.
+#pragma once
+#include "common/conv_launch.h"
+#include "int8/depthwise.h"
+#include "int8/int8_pack.h"
+#include "int8/requantise.h"
+
+namespace tracea {
+namespace TRACEA_NS {
+
+constexpr int64_t kInt8Block = 128 << 10, kInt8BlockRows = 512;  // bytes and rows of a block
+
+struct Int8Product {
+  int64_t N, IC, IH, IW, OC, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, G;
+  int64_t x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns;
+  const uint8_t* x;
+  const int8_t* w;
+  bool is_signed;
+  Finish finish;  // what it says is in buffers, which are there when the kernel runs
+
+  int64_t rows() const { return N * OH * OW; }
+  int64_t terms() const { return IC / G; }
+  int64_t columns() const { return OC / G; }
+  int64_t depth() const { return terms() * KH * KW; }
+  int64_t panels() const { return G * int8_panels(columns()); }
+  // Bytes of a gathered row.
+  int64_t pitch() const {
+    const int64_t bytes = packed_depth(depth()) * int64_t(sizeof(Stored));
+    return bytes % 1024 == 0 ? bytes + 64
+                             : bytes;  // rows in the same sets of L1 push each other out
+  }
+  int64_t block_rows() const {
+    const int64_t fit = kInt8Block / std::max<int64_t>(1, pitch()) / kInt8Rows * kInt8Rows;
+    return std::max<int64_t>(2 * kInt8Rows, std::min(fit, kInt8BlockRows / kInt8Rows * kInt8Rows));
+  }
+  // Rows lie equally spaced, as the tiles read them.
+  bool in_place() const {
+    return sizeof(Stored) == 1 && !is_signed && KH * KW * SH * SW == 1 && PT == 0 && PL == 0 &&
+           OH == IH && OW == IW && terms() % 4 == 0 && (OH == 1 || x_rs == OW * x_cs) &&
+           (N == 1 || x_ns == OH * OW * x_cs);
+  }
+};
+
+static inline Int8Product read_gemm_int8(const Launch& l) {
+  using namespace fam::gemm_int8;
+  Int8Product p{};
+  p.N = p.IH = p.OH = p.KH = p.KW = p.SH = p.SW = p.DH = p.DW = p.G = 1;
+  p.IW = p.OW = l.i[M], p.OC = l.i[N], p.IC = l.i[K];
+  p.x_cs = l.i[ldx], p.y_cs = l.i[ldy], p.r_cs = l.i[ldr];
+  p.x = (const uint8_t*)l.buf[x], p.w = (const int8_t*)l.buf[w];
+  p.is_signed = l.i[x_dtype] == kI8;
+  return p;
+}
+
+static inline Int8Product read_conv_int8(const Launch& l) {
+  using namespace fam::conv2d_int8;
+  const int64_t* i = l.i;
+  Int8Product p{};
+  p.N = i[N], p.IC = i[IC], p.IH = i[IH], p.IW = i[IW], p.OC = i[OC], p.OH = i[OH], p.OW = i[OW],
+  p.KH = i[KH], p.KW = i[KW], p.SH = i[SH], p.SW = i[SW], p.DH = i[DH], p.DW = i[DW], p.PT = i[PT],
+  p.PL = i[PL], p.G = i[G];
+  p.x_cs = i[x_cs], p.x_rs = i[x_rs], p.x_ns = i[x_ns], p.y_cs = i[y_cs], p.y_rs = i[y_rs],
+  p.y_ns = i[y_ns], p.r_cs = i[r_cs], p.r_rs = i[r_rs], p.r_ns = i[r_ns];
+  p.x = (const uint8_t*)l.buf[x], p.w = (const int8_t*)l.buf[w];
+  p.is_signed = l.i[x_dtype] == kI8;
+  return p;
+}
+
+// The values under one window, [KH][KW][terms].
+static inline void gather_window(const Int8Product& p, int64_t group, int64_t n, int64_t oh,
+                                 int64_t ow, Stored* to) {
+  const int64_t terms = p.terms(), left = ow * p.SW - p.PL;
+  const Values v = p.finish.x;
+  // The taps of a row that lie in the image.
+  const int64_t k0 = left < 0 ? std::min(p.KW, conv_div_up(-left, p.DW)) : 0;
+  const int64_t k1 = std::max(k0, std::min(p.KW, conv_div_up(p.IW - left, p.DW)));
+  const bool together = p.DW == 1 && p.x_cs == terms;
+  for (int64_t kh = 0; kh < p.KH; kh++, to += p.KW * terms) {
+    const int64_t ih = oh * p.SH - p.PT + kh * p.DH;
+    if (ih < 0 || ih >= p.IH || k0 >= k1) {
+      fill_values(to, p.KW * terms, v);
+      continue;
+    }
+    const uint8_t* x = p.x + n * p.x_ns + ih * p.x_rs + left * p.x_cs + group * terms;
+    fill_values(to, k0 * terms, v);
+    if (together)
+      store_values(to + k0 * terms, x + k0 * terms, (k1 - k0) * terms, v);
+    else
+      for (int64_t kw = k0; kw < k1; kw++)
+        store_values(to + kw * terms, x + kw * p.DW * p.x_cs, terms, v);
+    fill_values(to + k1 * terms, (p.KW - k1) * terms, v);
+  }
+}
+
+struct Int8Scratch {
+  int64_t *y_at, *r_at;
+  int32_t* x_sums;
+  uint8_t* rows;
+};
+
+static inline size_t int8_scratch_bytes(const Int8Product& p) {
+  const size_t rows = size_t(std::min(p.rows(), p.block_rows()));
+  return rows * (2 * 8 + 4 + size_t(p.pitch())) + 4 * kVectorBytes;
+}
+
+// Offsets of rows b0..b1, their values where they are copied, and their sums where they are needed;
+// returns the first and sets the bytes between them.
+static inline const uint8_t* gather_rows(const Int8Product& p, int64_t group, int64_t b0,
+                                         int64_t b1, const Int8Scratch& s, int64_t* pitch) {
+  const bool in_place = p.in_place();
+  const uint8_t* rows = in_place ? p.x + b0 * p.x_cs + group * p.terms() : s.rows;
+  *pitch = in_place ? p.x_cs : p.pitch();
+  int64_t ow = b0 % p.OW, oh = b0 / p.OW % p.OH, n = b0 / p.OW / p.OH;
+  for (int64_t i = 0; i < b1 - b0; i++) {
+    s.y_at[i] = n * p.y_ns + oh * p.y_rs + ow * p.y_cs;
+    s.r_at[i] = n * p.r_ns + oh * p.r_rs + ow * p.r_cs;
+    if (!in_place) gather_window(p, group, n, oh, ow, (Stored*)(s.rows + i * *pitch));
+    if (p.finish.w_zeros)
+      s.x_sums[i] = int32_t(uint32_t(sum_values((const Stored*)(rows + i * *pitch), p.depth())) -
+                            uint32_t(p.depth()) * uint32_t(p.finish.x.offset()));
+    if (++ow == p.OW) ow = 0, oh++;
+    if (oh == p.OH) oh = 0, n++;
+  }
+  return rows;
+}
+
+// Rows m0..m1 with panels q0..q1 of all groups'.
+static inline void int8_share(const Int8Product& p, int64_t m0, int64_t m1, int64_t q0, int64_t q1,
+                              const Int8Scratch& s) {
+  const int64_t per_group = int8_panels(p.columns()), depth = packed_depth(p.depth()),
+                blocks = conv_div_up(m1 - m0, p.block_rows());
+  const int32_t* sums = (const int32_t*)(p.w + p.panels() * kInt8Panel * depth);
+  alignas(64) int32_t tile[kInt8Rows * kInt8Panel];
+  Columns columns;
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t b0 = m0 + conv_part(m1 - m0, blocks, b),
+                  b1 = m0 + conv_part(m1 - m0, blocks, b + 1);
+    const int64_t tiles = conv_div_up(b1 - b0, kInt8Rows);
+    const uint8_t* rows = nullptr;
+    int64_t pitch = 0;
+    for (int64_t q = q0; q < q1; q++) {
+      const int64_t group = q / per_group, j = q % per_group * kInt8Panel,
+                    count = std::min(kInt8Panel, p.columns() - j), col = group * p.columns() + j;
+      if (!rows || j == 0) rows = gather_rows(p, group, b0, b1, s, &pitch);
+      p.finish.prepare(columns, col, count, sums + q * kInt8Panel);
+      for (int64_t i = 0; i < tiles; i++) {
+        const int64_t r0 = conv_part(b1 - b0, tiles, i), r1 = conv_part(b1 - b0, tiles, i + 1);
+        int8_sums(rows + r0 * pitch, pitch, p.w + q * kInt8Panel * depth, depth / kGroup, r1 - r0,
+                  count, columns.start, tile);
+        p.finish.finish(columns,
+                        {tile, s.y_at + r0, s.r_at + r0, p.finish.w_zeros ? s.x_sums + r0 : nullptr,
+                         r1 - r0, count, b0 + r0, col});
+      }
+    }
+  }
+}
+
+// Weights that outweigh x are cut among tasks first: each is then read by one task.
+static inline bool int8_panels_first(const Int8Product& p) { return p.OC > p.rows(); }
+
+static inline int64_t int8_tasks(const Int8Product& p, int threads) {
+  if (p.rows() <= 0 || p.OC <= 0) return 0;
+  if (threads <= 1) return 1;
+  const int64_t units = conv_div_up(p.rows(), kInt8Rows), panels = p.panels();
+  // A task should last a few microseconds: 2^20 multiply-adds, or 64 KiB of weights.
+  const int64_t work = std::max(p.rows() * p.OC * p.depth() >> 20, p.OC * p.depth() >> 16);
+  const int64_t want = std::max<int64_t>(1, std::min<int64_t>(4 * threads, work));
+  const int64_t major = int8_panels_first(p) ? panels : units,
+                minor = int8_panels_first(p) ? units : panels;
+  return want <= major ? want : major * std::min(minor, conv_div_up(want, major));
+}
+
+static inline void int8_run(const Int8Product& p, int64_t task, int64_t tasks, void* scratch) {
+  const int64_t units = conv_div_up(p.rows(), kInt8Rows), panels = p.panels();
+  ConvShare s = int8_panels_first(p) ? conv_share(panels, units, task, tasks)
+                                     : conv_share(units, panels, task, tasks);
+  if (int8_panels_first(p)) std::swap(s.major0, s.minor0), std::swap(s.major1, s.minor1);
+  const int64_t room = std::min(p.rows(), p.block_rows());
+  Int8Scratch at;
+  at.rows = (uint8_t*)scratch;
+  at.y_at = (int64_t*)(at.rows + conv_round_up(room * p.pitch() + kVectorBytes, 64));
+  at.r_at = at.y_at + room;
+  at.x_sums = (int32_t*)(at.r_at + room);
+  int8_share(p, conv_part(p.rows(), units, s.major0), conv_part(p.rows(), units, s.major1),
+             s.minor0, s.minor1, at);
+}
+
+static int64_t gemm_int8_tasks(const Launch& l, int threads) {
+  return int8_tasks(read_gemm_int8(l), threads);
+}
+static size_t gemm_int8_scratch(const Launch& l, int) {
+  return int8_scratch_bytes(read_gemm_int8(l));
+}
+static void gemm_int8_run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
+  Int8Product p = read_gemm_int8(l);
+  p.finish = read_finish(l, fam::gemm_int8::act, p.OC, p.depth(), false);
+  int8_run(p, task, tasks, scratch);
+}
+static int64_t conv2d_int8_tasks(const Launch& l, int threads) {
+  return int8_tasks(read_conv_int8(l), threads);
+}
+static size_t conv2d_int8_scratch(const Launch& l, int) {
+  return int8_scratch_bytes(read_conv_int8(l));
+}
+static void conv2d_int8_run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
+  Int8Product p = read_conv_int8(l);
+  p.finish = read_finish(l, fam::conv2d_int8::act, p.OC, p.depth(), true);
+  int8_run(p, task, tasks, scratch);
+}
+
+static const Kernel kernel_gemm_int8 = {"gemm_int8", gemm_int8_tasks, gemm_int8_scratch,
+                                        gemm_int8_run};
+static const Kernel kernel_conv2d_int8 = {"conv2d_int8", conv2d_int8_tasks, conv2d_int8_scratch,
+                                          conv2d_int8_run};
+
+static const Kernel* const table_int8[] = {&kernel_gemm_int8,
+                                           &kernel_conv2d_int8,
+                                           &kernel_conv2d_int8_dw,
+                                           &kernel_pack_gemm_int8,
+                                           &kernel_pack_conv2d_int8,
+                                           &kernel_pack_conv2d_int8_dw,
+                                           nullptr};
+
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -1,0 +1,423 @@
+"""`gemm_int8`, `conv2d_int8` and `conv2d_int8_dw` with their packing, against exact integers and
+float64, on every instruction set of this machine.
+
+Scales are powers of two where results are compared bit by bit: then f32 is exact, and ties are
+frequent. Outputs are filled with a pattern before each run, which must stay between the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.special import erf
+
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
+from tracea_onnx.plan.kernel_families import FAMILIES, packed_elements
+from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
+
+Array = npt.NDArray[Any]
+NUMPY: dict[DType, np.dtype[Any]] = {
+    DType.U8: np.dtype(np.uint8), DType.I8: np.dtype(np.int8), DType.F32: np.dtype(np.float32),
+    DType.I32: np.dtype(np.int32),
+}  # fmt: skip
+U8, I8, F32, I32 = DType.U8, DType.I8, DType.F32, DType.I32
+
+
+def _bytes(rng: np.random.Generator, dtype: DType, *shape: int) -> Array:
+    info = np.iinfo(NUMPY[dtype])
+    return rng.integers(info.min, info.max + 1, shape, dtype=NUMPY[dtype])
+
+
+def _power(rng: np.random.Generator, low: int, high: int, *shape: int) -> Array:
+    return np.exp2(rng.integers(low, high + 1, shape)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes as of the family (a product is a convolution of [1, 1, M, K]), types, and what else the
+    launch has. w_scales, w_zeros: one for each column, else one. w_zero: "none", "same" or "each".
+    """
+
+    kind: str = "gemm_int8"
+    n: int = 1
+    h: int = 1
+    w: int = 1
+    ic: int = 1
+    oc: int = 1
+    k: tuple[int, int] = (1, 1)
+    s: tuple[int, int] = (1, 1)
+    d: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    g: int = 1
+    x: DType = U8
+    wt: DType = I8
+    y: DType = U8
+    x_zero: bool = True
+    each_scale: bool = True
+    w_zero: str = "none"
+    bias: bool = True
+    res: DType | None = None
+    mode: int = 0
+    middle: DType | None = None
+    act: str = "none"
+    exact: bool = True
+    spread: int = 0  # added to pitches
+    threads: int = 1
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        return tuple(
+            (size + self.pads[a] + self.pads[a + 2] - (self.k[a] - 1) * self.d[a] - 1)
+            // self.s[a] + 1
+            for a, size in enumerate((self.h, self.w))
+        )  # type: ignore[return-value]  # fmt: skip
+
+
+def gemm(m: int, n: int, k: int, **more: Any) -> Case:
+    return Case("gemm_int8", w=m, ic=k, oc=n, **more)
+
+
+def _sums(case: Case, x: Array, w: Array, x_zero: int, w_zero: Array) -> Array:
+    """In int64, [N, OH, OW, OC]; w is [OC, IC / G, KH, KW]."""
+    (top, left, bottom, right), (oh, ow) = case.pads, case.out
+    wide = np.pad(x.astype(np.int64) - x_zero, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    filters = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
+    out = np.zeros((case.n, oh, ow, case.oc), np.int64)
+    icg, ocg = case.ic // case.g, case.oc // case.g
+    for i in range(case.k[0]):
+        for j in range(case.k[1]):
+            a, b = i * case.d[0], j * case.d[1]
+            seen = wide[
+                :, a : a + (oh - 1) * case.s[0] + 1 : case.s[0],
+                b : b + (ow - 1) * case.s[1] + 1 : case.s[1],
+            ]  # fmt: skip
+            for q in range(case.g):
+                out[..., q * ocg : (q + 1) * ocg] += (
+                    seen[..., q * icg : (q + 1) * icg] @ filters[q * ocg : (q + 1) * ocg, :, i, j].T
+                )
+    return out.astype(np.int32).astype(np.int64)
+
+
+def _quantise(v: Array, scale: Array, zero: Array, dtype: DType) -> Array:
+    info = np.iinfo(NUMPY[dtype])
+    return np.asarray(np.clip(np.rint(v / float(scale[0])) + int(zero[0]), info.min, info.max))
+
+
+def _activate(name: str, v: Array) -> Array:
+    if name == "silu":
+        with np.errstate(over="ignore"):
+            return np.asarray(v / (1 + np.exp(-v)))
+    if name == "gelu_erf":
+        return np.asarray(v * 0.5 * (1 + erf(v / np.sqrt(2))))
+    low, high = {"none": (-np.inf, np.inf), "relu": (0, np.inf), "clip": (-2, 3)}[name]
+    return np.clip(v, low, high)
+
+
+def _strided(shape: tuple[int, ...], pitch: int, dtype: DType, fill: int) -> tuple[Array, Array]:
+    """A buffer of pixels `pitch` elements apart, and the view of `shape` of it."""
+    rows = int(np.prod(shape[:-1]))
+    buffer = aligned((rows, pitch), NUMPY[dtype])
+    buffer.view(np.uint8).fill(fill)
+    return buffer, buffer[:, : shape[-1]]
+
+
+def check(case: Case, isa: str, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    oh, ow = case.out
+    x, w = (
+        _bytes(rng, case.x, case.n, case.h, case.w, case.ic),
+        _bytes(rng, case.wt, case.oc, case.ic // case.g, *case.k),
+    )
+    columns = case.oc if case.each_scale else 1
+    x_zero = _bytes(rng, case.x, 1) if case.x_zero else None
+    w_zero = None
+    if case.w_zero != "none":
+        w_zero = _bytes(rng, case.wt, case.oc if case.w_zero == "each" else 1)
+    terms = max(case.ic // case.g * case.k[0] * case.k[1], 1)
+    exponent = -int(np.ceil(np.log2(terms) / 2))
+    scales = {
+        "x_scale": _power(rng, -3, -3, 1),
+        "w_scale": _power(rng, exponent - 9, exponent - 7, columns),
+        "y_scale": _power(rng, -4, -3, 1), "r_scale": _power(rng, -5, -4, 1),
+        "m_scale": _power(rng, -5, -4, 1),
+    }  # fmt: skip
+    if not case.exact:
+        scales = {k: (v * rng.uniform(0.6, 1.4, v.shape)).astype(np.float32)
+                  for k, v in scales.items()}  # fmt: skip
+    bias = (rng.integers(-64, 64, case.oc) / 32).astype(np.float32) if case.bias else None
+    y_zero = _bytes(rng, case.y, 1) if case.y in (U8, I8) else None
+    m_zero = None if case.middle is None else _bytes(rng, case.middle, 1)
+    r_zero = _bytes(rng, case.res, 1) if case.res is not None and case.res != F32 else None
+
+    sums = _sums(case, x, w, int(x_zero[0]) if x_zero is not None else 0,
+                 w_zero if w_zero is not None else np.zeros(1, np.int64))  # fmt: skip
+    v = sums * (np.float64(scales["x_scale"][0]) * scales["w_scale"].astype(np.float64))
+    v = v + (bias if bias is not None else 0)
+    if case.middle is not None:
+        assert m_zero is not None
+        v = (_quantise(v, scales["m_scale"], m_zero, case.middle) - int(m_zero[0])) * float(
+            scales["m_scale"][0]
+        )
+    shape = (case.n, oh, ow, case.oc)
+    res = r = None
+    if case.res is not None:
+        res, view = _strided(shape, case.oc + 2 * case.spread, case.res, 0)
+        view[:] = (
+            _bytes(rng, case.res, *view.shape) if case.res != F32
+            else rng.integers(-99, 99, view.shape) / 8
+        )  # fmt: skip
+        r = view.astype(np.float64).reshape(shape)
+        if r_zero is not None:
+            r = (r - int(r_zero[0])) * float(scales["r_scale"][0])
+    v = v + r if r is not None and case.mode == 1 else v
+    v = _activate(case.act, v)
+    v = v + r if r is not None and case.mode == 2 else v
+
+    x_buffer, view = _strided(x.shape, case.ic + case.spread, case.x, 0xA5)
+    view[:] = x.reshape(view.shape)
+    y_buffer, y = _strided(shape, case.oc + 3 * case.spread, case.y, 0x5A)
+    operands: dict[str, Any] = {
+        "x": x_buffer, "w": _pack(case, w, isa), "x_zero": x_zero, "w_zero": w_zero, "bias": bias,
+        "res": res, "r_zero": r_zero, "m_zero": m_zero, "y": y_buffer, "y_zero": y_zero,
+        **{k: scales[k] for k in ("x_scale", "w_scale", "y_scale")},
+        "r_scale": scales["r_scale"] if r_zero is not None else None,
+        "m_scale": scales["m_scale"] if case.middle is not None else None,
+    }  # fmt: skip
+    ints = {
+        **_sizes(case), "act": ACTIVATIONS.index(case.act), "res_mode": case.mode,
+        "x_dtype": case.x, "w_dtype": case.wt, "y_dtype": case.y, "r_dtype": case.res or 0,
+        "m_dtype": case.middle or 0, "w_scales": columns,
+        "w_zeros": 1 if w_zero is None else len(w_zero),
+    }  # fmt: skip
+    floats = {"p0": -2.0, "p1": 3.0}
+    run_kernel(case.kind, operands, ints, floats, isa=isa, threads=case.threads)
+    assert (y_buffer[:, case.oc :].view(np.uint8) == 0x5A).all(), "wrote past the row's end"
+    got = y.reshape(shape)
+    if case.y == I32:
+        np.testing.assert_array_equal(got, sums)
+    elif case.y == F32:
+        np.testing.assert_allclose(got, v, rtol=1e-5, atol=1e-5 if not case.exact else 1e-6)
+    else:
+        assert y_zero is not None
+        want = _quantise(v, scales["y_scale"], y_zero, case.y)
+        if case.exact and case.act in ("none", "relu", "clip"):
+            np.testing.assert_array_equal(got, want)
+        else:  # one off is right only where f32 cannot tell on which side of a tie the value lies
+            at = v / float(scales["y_scale"][0])
+            tie = np.abs(at - np.floor(at) - 0.5) < 1e-4 * (1 + np.abs(at))
+            assert (np.abs(got - want) <= tie).all()
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    (oh, ow), x, y, r = (
+        case.out, case.ic + case.spread, case.oc + 3 * case.spread, case.oc + 2 * case.spread,
+    )  # fmt: skip
+    if case.kind == "gemm_int8":
+        return {"M": case.w, "N": case.oc, "K": case.ic, "ldx": x, "ldy": y, "ldr": r}
+    values = (
+        case.n, case.ic, case.h, case.w, case.oc, oh, ow, *case.k, *case.s, *case.d,
+        *case.pads[:2], case.g, x, case.w * x, case.h * case.w * x, y, ow * y, oh * ow * y,
+        r, ow * r, oh * ow * r,
+    )  # fmt: skip
+    return dict(zip(FAMILIES[case.kind].ints, values, strict=False))
+
+
+def _pack(case: Case, w: Array, isa: str) -> Array:
+    """w: [OC, IC / G, KH, KW]."""
+    family = f"pack_{case.kind}"
+    if case.kind == "gemm_int8":
+        k = case.ic
+        ints = {"K": k, "N": case.oc, "trans": 1, "ldw": k, "n0": 0, "N_total": case.oc}
+    else:
+        ints = {"OC": case.oc, "IC": case.ic, "KH": case.k[0], "KW": case.k[1], "G": case.g}
+        ints = {n: ints[n] for n in FAMILIES[family].ints if n in ints}
+    packed = aligned(packed_elements(family, **ints), np.int8)
+    run_kernel(family, {"w": w, "packed": packed}, {**ints, "w_dtype": case.wt}, isa=isa, threads=2)
+    return packed
+
+
+SHAPES = [
+    (1, 1, 1), (2, 3, 5), (3, 33, 7), (4, 64, 64), (5, 31, 129), (6, 16, 17), (7, 128, 3),
+    (13, 97, 31), (14, 32, 32), (15, 65, 100), (28, 33, 513), (29, 130, 511), (61, 257, 67),
+    (257, 17, 1031), (600, 40, 300),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_product(isa: str, shape: tuple[int, int, int], threads: int) -> None:
+    for seed, (x, w, y, zero) in enumerate([
+        (U8, I8, U8, "none"), (I8, I8, I8, "none"), (U8, U8, U8, "each"), (I8, U8, I8, "same"),
+        (U8, I8, F32, "same"), (I8, I8, I32, "each"), (U8, U8, I32, "none"),
+    ]):  # fmt: skip
+        case = gemm(*shape, x=x, wt=w, y=y, w_zero=zero, spread=seed % 3, threads=threads,
+                    each_scale=bool(seed % 2), bias=seed != 3, x_zero=seed != 2)  # fmt: skip
+        check(case, isa, seed)
+        check(replace(case, exact=False), isa, seed)
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("y", [U8, I8, F32])
+@pytest.mark.parametrize("m", [1, 31])
+def test_activation_and_residual(isa: str, y: DType, m: int) -> None:
+    seed = 0
+    for act in ("none", "relu", "clip", "silu", "gelu_erf"):
+        for res, mode in ((None, 0), (F32, 1), (U8, 1), (I8, 2), (F32, 2)):
+            for middle in (None, U8, I8):
+                seed += 1
+                case = gemm(m, 77, 130, y=y, act=act, res=res, mode=mode, middle=middle, spread=1)
+                check(case, isa, seed)
+
+
+CONVOLUTIONS = [
+    Case("conv2d_int8", h=31, w=33, ic=3, oc=64, k=(7, 7), s=(2, 2), pads=(3, 3, 3, 3), act="relu"),
+    Case("conv2d_int8", n=2, h=9, w=7, ic=64, oc=70, k=(3, 3), pads=(1, 1, 1, 1), x=I8, y=I8),
+    Case("conv2d_int8", n=2, h=9, w=7, ic=16, oc=33, x=I8, spread=1, threads=3),
+    Case("conv2d_int8", n=3, h=5, w=6, ic=20, oc=40, wt=U8, w_zero="each", threads=3),
+    Case("conv2d_int8", h=14, w=14, ic=64, oc=96, res=U8, mode=1, act="relu", middle=U8),
+    Case("conv2d_int8", h=14, w=13, ic=17, oc=5, k=(3, 2), s=(2, 1), d=(1, 2), pads=(1, 2, 0, 1)),
+    Case("conv2d_int8", h=9, w=9, ic=24, oc=40, g=8, k=(3, 3), pads=(1, 1, 1, 1), spread=2),
+    Case("conv2d_int8", h=8, w=9, ic=24, oc=8, g=2, x=I8, wt=U8, w_zero="same", y=I32),
+    Case("conv2d_int8", h=2, w=2, ic=8, oc=8, k=(5, 5), pads=(4, 4, 4, 4), y=F32, res=F32, mode=2),
+    Case("conv2d_int8", h=7, w=7, ic=300, oc=130, k=(3, 3), pads=(1, 1, 1, 1), threads=4),
+    Case("conv2d_int8", h=1, w=1, ic=5, oc=3, k=(3, 3), s=(9, 9), pads=(1, 1, 1, 1)),
+    Case(
+        "conv2d_int8", n=2, h=8, w=8, ic=48, oc=24, s=(2, 2), res=I8, mode=1, act="silu", spread=3
+    ),
+    Case("conv2d_int8", h=12, w=700, ic=32, oc=16, k=(3, 3), pads=(1, 1, 1, 1), threads=3),
+]
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution(case: Case, isa: str) -> None:
+    check(case, isa)
+    check(replace(case, exact=False, x=I8 if case.x == U8 else U8), isa, 1)
+
+
+DEPTHWISE = [
+    Case("conv2d_int8_dw", h=14, w=14, ic=32, k=(3, 3), pads=(1, 1, 1, 1), act="relu"),
+    Case("conv2d_int8_dw", n=2, h=15, w=13, ic=96, k=(3, 3), s=(2, 2), pads=(1, 1, 1, 1), x=I8),
+    Case("conv2d_int8_dw", h=9, w=20, ic=37, k=(5, 5), pads=(2, 2, 2, 2), wt=U8, w_zero="each"),
+    Case("conv2d_int8_dw", h=9, w=7, ic=7, k=(5, 5), s=(2, 2), pads=(1, 1, 2, 2), y=I32, threads=3),
+    Case("conv2d_int8_dw", h=9, w=11, ic=40, k=(3, 1), d=(2, 1), x=I8, wt=U8, w_zero="same"),
+    Case("conv2d_int8_dw", h=7, w=7, ic=65, k=(7, 7), pads=(3, 3, 3, 3), y=I8, res=U8, mode=1),
+    Case("conv2d_int8_dw", h=4, w=4, ic=130, k=(4, 4), s=(4, 4), y=F32, spread=3, act="silu"),
+    Case("conv2d_int8_dw", h=12, w=1, ic=64, k=(1, 3), pads=(0, 1, 0, 1), wt=U8, threads=3),
+    Case("conv2d_int8_dw", h=112, w=112, ic=32, k=(3, 3), pads=(1, 1, 1, 1), threads=3),
+]
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("case", DEPTHWISE)
+def test_depthwise(case: Case, isa: str) -> None:
+    case = replace(case, oc=case.ic, g=case.ic)
+    check(case, isa)
+    check(replace(case, exact=False, x=I8 if case.x == U8 else U8), isa, 1)
+
+
+def _plain(isa: str, x: Array, w: Array, y: Array, more: Mapping[str, Any], **ints: int) -> None:
+    m, k = x.shape
+    n = w.shape[1]
+    packed = aligned(packed_elements("pack_gemm_int8", K=k, N_total=n), np.int8)
+    shape = {"K": k, "N": n, "ldw": n, "N_total": n, "w_dtype": I8}
+    run_kernel("pack_gemm_int8", {"w": w, "packed": packed}, shape, isa=isa)
+    sizes = {"M": m, "N": n, "K": k, "ldx": k, "ldy": n, "ldr": n, "w_scales": 1, "w_zeros": 1}
+    types = {"x_dtype": U8 if x.dtype == np.uint8 else I8, "w_dtype": I8}
+    operands = {"x": x, "w": packed, "y": y, **more}
+    program = operands.pop("program", None)
+    run_kernel("gemm_int8", operands, {**sizes, **types, **ints}, program=program, isa=isa)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_sums_do_not_saturate(isa: str) -> None:
+    """Pairs of the largest products do not fit I16."""
+    for x in (np.full((5, 515), 255, np.uint8), np.full((5, 515), -128, np.int8)):
+        for value in (-128, 127):
+            y = aligned((5, 40), np.int32)
+            _plain(isa, x, np.full((515, 40), value, np.int8), y, {}, y_dtype=I32)
+            np.testing.assert_array_equal(y, int(x[0, 0]) * value * 515)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_ties_go_to_even_and_ends_saturate(isa: str) -> None:
+    x = np.arange(256, dtype=np.uint8).reshape(256, 1)
+    y = aligned((256, 1), np.int8)
+    scales = {"y_scale": np.array([2.0], np.float32), "y_zero": np.array([3], np.int8)}
+    _plain(isa, x, np.array([[1]], np.int8), y, scales, y_dtype=I8)
+    want = np.clip(np.rint(np.arange(256) / 2) + 3, -128, 127)
+    np.testing.assert_array_equal(y[:, 0], want)
+    assert want[1] == 3 and want[3] == 5 and want[-1] == 127
+    _plain(isa, x, np.array([[-128]], np.int8), y, {}, y_dtype=I8)
+    np.testing.assert_array_equal(y[:, 0], np.maximum(np.arange(256) * -128, -128))
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_results_that_are_no_numbers_are_the_smallest(isa: str) -> None:
+    x = np.ones((3, 4), np.uint8)
+    y = aligned((3, 20), np.int8)
+    bias = np.full(20, np.nan, np.float32)
+    _plain(isa, x, np.ones((4, 20), np.int8), y, {"bias": bias}, y_dtype=I8)
+    np.testing.assert_array_equal(y, -128)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_program_reads_every_kind_of_operand(isa: str) -> None:
+    rng = np.random.default_rng(5)
+    m, n, k = 33, 70, 40
+    x, w = _bytes(rng, U8, m, k), _bytes(rng, I8, k, n)
+    full, channel, row, scalar = (
+        rng.standard_normal(s).astype(np.float32) for s in ((m, n), (n,), (m,), (1,))
+    )
+    code = [["fma", 5, 0, 2, 1, 0.0], ["mul", 6, 3, 4, 0, 0.0], ["add", 7, 5, 6, 0, 0.0]]
+    program = {"n_in": 5, "regs": 8, "out": 7, "code": code}
+    more = {
+        "o0": full, "o1": channel, "o2": row, "o3": scalar, "program": program,
+        "x_scale": np.array([2**-10], np.float32),
+    }  # fmt: skip
+    kinds = {"o0_kind": 0, "o0_ld": n, "o1_kind": 1, "o2_kind": 2, "o3_kind": 3}
+    y = aligned((m, n))
+    _plain(isa, x, w, y, more, y_dtype=F32, **kinds)
+    v = x.astype(np.int64) @ w.astype(np.int64) / 1024
+    np.testing.assert_allclose(y, v * channel + full + row[:, None] * scalar, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_several_sources_share_one_packed_matrix(isa: str) -> None:
+    rng = np.random.default_rng(6)
+    k, widths = 23, (40, 7, 50)
+    parts = [_bytes(rng, I8, k, n) for n in widths]
+    total, start = sum(widths), 0
+    packed = aligned(packed_elements("pack_gemm_int8", K=k, N_total=total), np.int8)
+    for w in parts:
+        shape = {"K": k, "N": w.shape[1], "ldw": w.shape[1], "n0": start, "N_total": total}
+        run_kernel("pack_gemm_int8", {"w": w, "packed": packed}, {**shape, "w_dtype": I8}, isa=isa)
+        start += w.shape[1]
+    x, y = _bytes(rng, I8, 19, k), aligned((19, total), np.int32)
+    ints = {"M": 19, "N": total, "K": k, "ldx": k, "ldy": total, "x_dtype": I8, "w_dtype": I8,
+            "y_dtype": I32, "w_scales": 1, "w_zeros": 1}  # fmt: skip
+    zero = np.array([7], np.int8)
+    run_kernel("gemm_int8", {"x": x, "w": packed, "x_zero": zero, "y": y}, ints, isa=isa)
+    whole = np.concatenate(parts, axis=1).astype(np.int64)
+    np.testing.assert_array_equal(y, (x.astype(np.int64) - 7) @ whole)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_empty_dimensions(isa: str) -> None:
+    y = aligned((3, 40), np.int32)
+    y.fill(9)
+    _plain(isa, np.zeros((3, 0), np.uint8), np.zeros((0, 40), np.int8), y, {}, y_dtype=I32)
+    assert not y.any()
+    for m, n in ((0, 5), (4, 0)):
+        buffers = {"x": y, "w": y, "y": y}
+        assert kernel_tasks("gemm_int8", buffers, {"M": m, "N": n, "K": 3}, isa=isa) == 0
+    for kind in ("conv2d_int8", "conv2d_int8_dw"):
+        sizes = _sizes(Case(kind, h=3, w=3, ic=4, oc=4, g=4, k=(3, 3)))
+        assert kernel_tasks(kind, {"x": y, "w": y, "y": y}, {**sizes, "N": 0}, isa=isa) == 0
