@@ -5,6 +5,9 @@ tuner survives those that crash or hang.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -305,3 +308,25 @@ def test_a_worker_survives_what_it_measures(worker: in_place.Worker) -> None:
         with pytest.raises(error):
             worker.time(0, [{}, {0: variant}], 3, 0.5 if variant == 2 else 60)
         assert worker.time(0, good, 3, 60) == [2, 3]
+
+
+_ASKS = """
+import os, signal
+from types import SimpleNamespace
+from tests.session.test_tune_cpu import _Plan
+from tracea_onnx.tuning import in_place
+part = SimpleNamespace(plan={}, blobs=[], constants={}, inputs=[])
+worker = in_place.Worker([part], _Plan, 1)
+worker.time(0, [{}, {0: 4}], 3, 60)
+print(worker._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_ends_with_the_process_that_asks_it() -> None:
+    """The output is open until it has."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ASKS], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL and int(done.stdout) > 0

@@ -103,7 +103,8 @@ class Worker:
         # forked, it has the constants without a copy
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, *self._arguments), daemon=True)
+        arguments = other, self._pipe, *self._arguments
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
 
@@ -115,7 +116,10 @@ class Worker:
             self._pipe = None
 
 
-def _serve(pipe: Connection, parts: Sequence[Part], load: Any, threads: int) -> None:
+def _serve(
+    pipe: Connection, others: Connection, parts: Sequence[Part], load: Any, threads: int
+) -> None:
+    others.close()  # open here, it would hide that whoever asks was killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
     loaded: dict[int, Any] = {}
     checked: dict[int, _Integers] = {}
