@@ -4,12 +4,15 @@ tuner survives those that crash or hang.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +20,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.tuned_model import KERNELS, KINDS, tuned_model
 from tracea_onnx import provider
 from tracea_onnx.cli import main
 from tracea_onnx.codegen import backend, kernel_choice, tuning_records
@@ -29,8 +32,8 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime import cpu_harness, native_library
-from tracea_onnx.support import discovery
-from tracea_onnx.tuning import exact, in_place, measure
+from tracea_onnx.support import discovery, machine
+from tracea_onnx.tuning import exact, in_place, measure, station
 
 CPU = backend.get("cpu")
 VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = discovery.module("kernels", "cpu").VARIANTS
@@ -40,42 +43,6 @@ VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = discovery.module("kernel
 def fresh_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-
-def _model(folder: Path, batch: int | str = "batch") -> Path:
-    """A convolution of each kind, a linear layer, and a product of values of the run."""
-    rng = np.random.default_rng(0)
-    shapes = {
-        "w0": (40, 3, 5, 5), "w1": (48, 40, 3, 3), "w2": (48, 1, 3, 3), "w3": (700, 48, 1, 1),
-        "w4": (700, 330),
-    }  # fmt: skip
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], strides=[2, 2], pads=[2, 2, 2, 2]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "w1"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Conv", ["c", "w2"], ["d"], group=48, pads=[1, 1, 1, 1]),
-        helper.make_node("Conv", ["d", "w3"], ["e"]),
-        helper.make_node("GlobalAveragePool", ["e"], ["f"]),
-        helper.make_node("Flatten", ["f"], ["g"]),
-        helper.make_node("MatMul", ["g", "w4"], ["h"]),
-        helper.make_node("Transpose", ["h"], ["i"], perm=[1, 0]),
-        helper.make_node("MatMul", ["i", "h"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 34, 37])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [330, 330])],
-        [
-            numpy_helper.from_array((0.1 * rng.standard_normal(s)).astype(np.float32), n)
-            for n, s in shapes.items()
-        ],
-    )
-    path = folder / "model.onnx"
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path
-    )
-    return path
 
 
 def _parts(path: Path, batch: int, **options: str) -> tuple[onnx.ModelProto, list[measure.Part]]:
@@ -89,7 +56,7 @@ def test_every_variant_gives_every_bit_on_integers(tmp_path: Path, threads: int)
     """Their sums are the same in float32 and float64, so that any order of terms is right."""
     seen = set()
     for batch in (1, 5):
-        _, parts = _parts(_model(tmp_path), batch)
+        _, parts = _parts(tuned_model(tmp_path), batch)
         for part in parts:
             integers = in_place._Integers(part, threads)
             for n, launch in enumerate(part.plan["run"]):
@@ -105,7 +72,7 @@ def _count(family: str) -> int:
 
 def test_a_kernel_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit of one element."""
-    _, (part,) = _parts(_model(tmp_path), 1)
+    _, (part,) = _parts(tuned_model(tmp_path), 1)
     real = native_library.run_kernel
 
     def wrong(name: str, operands: Any, *args: Any, **more: Any) -> float:
@@ -125,7 +92,7 @@ def test_float64_says_what_a_plan_computes(tmp_path: Path, batch: int | str) -> 
     """The usual kernels' results are near it; one that is off by less than two kernels may differ
     is not.
     """
-    request, (part,) = _parts(_model(tmp_path, batch), 2)
+    request, (part,) = _parts(tuned_model(tmp_path, batch), 2)
     found = exact.reference(Graph(request), part, part.sizes)
     assert found.results is not None, found.why
     with cpu_harness.LoadedPlan(part.plan, part.blobs, part.constants) as loaded:
@@ -144,7 +111,7 @@ def test_what_is_wrong_beside_float64_is_recorded_and_never_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A variant of one launch that every check of single launches has passed."""
-    path, real = _model(tmp_path), cpu_harness.LoadedPlan.run
+    path, real = tuned_model(tmp_path), cpu_harness.LoadedPlan.run
 
     def wrong(self: cpu_harness.LoadedPlan, inputs: Any, variants: Any = None) -> Any:
         results = real(self, inputs, variants)
@@ -184,7 +151,7 @@ def _record(part: measure.Part, sizes: Mapping[str, int]) -> dict[str, Measured]
 
 @pytest.mark.parametrize("batch", [3, "batch"])
 def test_sessions_run_the_variants_of_the_record(tmp_path: Path, batch: int | str) -> None:
-    path, x = _model(tmp_path, batch), np.ones((3, 3, 34, 37), np.float32)
+    path, x = tuned_model(tmp_path, batch), np.ones((3, 3, 34, 37), np.float32)
     request, (part,) = _parts(path, 3)
     before = provider.create_session(path, {"num_threads": "2"}).run(None, {"x": x})[0]
     record = _record(part, {"batch": 3} if batch == "batch" else {})
@@ -207,7 +174,7 @@ def test_sessions_run_the_variants_of_the_record(tmp_path: Path, batch: int | st
 
 
 def test_a_file_for_any_machine_has_no_variants(tmp_path: Path) -> None:
-    request, (part,) = _parts(_model(tmp_path, 3), 3)
+    request, (part,) = _parts(tuned_model(tmp_path, 3), 3)
     properties = partition_compiler.properties(request)
     tuning_records.add(CPU.device(properties), _record(part, {}))
     for gone in ("threads", "isa"):
@@ -222,7 +189,7 @@ def test_a_file_for_any_machine_has_no_variants(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", [-1, 16, 1 << 40])
 def test_a_plan_with_a_variant_that_is_not_there_is_one_line(tmp_path: Path, variant: int) -> None:
-    _, (part,) = _parts(_model(tmp_path, 1), 1)
+    _, (part,) = _parts(tuned_model(tmp_path, 1), 1)
     plan = {**part.plan, "exprs": [*part.plan["exprs"], ["const", variant]]}
     launch = next(row for row in plan["run"] if row["k"] == "gemm")
     launch["i"] = [*launch["i"], len(plan["exprs"]) - 1]
@@ -236,7 +203,7 @@ def test_a_plan_with_a_variant_that_is_not_there_is_one_line(tmp_path: Path, var
 def test_tune_measures_keeps_every_trial_and_ends_at_once_the_second_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _model(tmp_path)
+    path = tuned_model(tmp_path)
     arguments = [
         "tune", str(path), "--backend", "cpu", "--threads", "1", "--input-shape", "x:2,3,34,37",
         "--proposer", "grid",
@@ -261,7 +228,7 @@ def _tried(device: tuning_records.Device) -> int:
 
 
 def test_optimize_tunes_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _model(tmp_path)
+    path = tuned_model(tmp_path)
     arguments = ["optimize", str(path), "--backend", "cpu", "--input-shape", "x:2,3,34,37"]
     assert main.main([*arguments, "--tune", "1"]) == 0
     assert "kinds of launch" in capsys.readouterr().err
@@ -330,3 +297,49 @@ def test_a_worker_ends_with_the_process_that_asks_it() -> None:
         timeout=120,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL and int(done.stdout) > 0
+
+
+_PLACE = station.Place("here", "", (0,))
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    yield
+    station.end(_PLACE)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ended")
+def test_a_station_starts_again_after_it_hung_and_after_it_crashed(tmp_path: Path) -> None:
+    model = tuned_model(tmp_path).read_bytes()
+    job = station.Job("", {"x": (2, 3, 34, 37)}, "cpu", 0, 1)
+    device, (graph,) = station.ask(_PLACE, job, model, 60, "opened").value
+    assert device == tuning_records.reported(cpu_harness.device(1))
+    assert len(graph.kinds) == KINDS
+    assert station.ask(_PLACE, job, model, 0, "tried", 0, {}).failed == station.HANG
+    kind = graph.kinds[0]
+    names = list(kind.prices)[:2]
+    for k, name in enumerate(names):
+        answer = station.ask(_PLACE, job, model, 60, "tried", 0, {kind.key: name})
+        assert not answer.failed and (answer.value[kind.key] is None) == (k == 0)
+    process = station._processes[_PLACE.name]
+    threading.Timer(0.01, process._process.kill).start()
+    assert process.ask(60, "settled", 0, {kind.key: names[1]}, [kind.key]).failed == station.CRASH
+    unsized = station.ask(_PLACE, replace(job, shapes={}), model, 60, "tried", 0, {})
+    assert unsized.failed.startswith("the size of axis 0 of input 'x' is not known; give it as")
+
+
+@pytest.mark.slow
+def test_processes_tune_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "tune", str(tuned_model(tmp_path)), "--backend", "cpu", "--threads", "1", "--input-shape",
+        "x:2,3,34,37", "--proposer", "grid", "--json", "--executor",
+        f"processes://{min(machine.cores(), 2)}",
+    ]  # fmt: skip
+    assert main.main(arguments) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert _tried(tuning_records.reported(cpu_harness.device(1))) == KERNELS
+    assert found["measured"] == KERNELS and len(found["launches"]) == KINDS
+    assert main.main(arguments) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["measured"] == 0 and found["known"] >= KERNELS

@@ -13,7 +13,6 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 from tracea_onnx._version import __version__
@@ -35,6 +34,7 @@ from tracea_onnx.cli import (
 )
 from tracea_onnx.errors import ModelError, TraceaError, UsageError
 from tracea_onnx.shapes.onnx_inference import first_line
+from tracea_onnx.support import memory_bound
 from tracea_onnx.support.log import printable
 
 _COMMANDS = (
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; no error of any kind gets out."""
     args = parser().parse_args(argv)
     colour.choose(args.color)
-    _bound_memory()
+    memory_bound.set_bound()
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -134,29 +134,6 @@ def _drop(stream: TextIO) -> None:
     """What is still to be written goes nowhere: Python would try once more at the end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _bound_memory() -> None:
-    """Let allocations fail beyond the machine's memory: the system would kill this process or
-    others later, without a word.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    import resource
-
-    def kibibytes(file: str, *keys: str) -> int:
-        found = dict(line.split(":", 1) for line in Path(file).read_text().splitlines())
-        return sum(int(found[key].split()[0]) for key in keys)
-
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        # What is mapped already may be far more than there is: sanitizers reserve terabytes.
-        most = 1024 * (
-            kibibytes("/proc/meminfo", "MemTotal", "SwapTotal")
-            + kibibytes("/proc/self/status", "VmData")
-        )
-        limits = resource.getrlimit(resource.RLIMIT_DATA)
-        lowest = min([most, *(value for value in limits if value != resource.RLIM_INFINITY)])
-        resource.setrlimit(resource.RLIMIT_DATA, (lowest, limits[1]))
 
 
 def _line(e: TraceaError) -> str:

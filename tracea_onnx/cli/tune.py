@@ -21,7 +21,7 @@ from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.model_io import model_file
 from tracea_onnx.support import files
 from tracea_onnx.support.tables import table
-from tracea_onnx.tuning import measure, proposers, report
+from tracea_onnx.tuning import crew, fleet, measure, proposers, report
 from tracea_onnx.tuning.language_model import Endpoint
 
 #: The exit status of a program that Ctrl-C ended.
@@ -75,6 +75,13 @@ def add(subparsers: options.Subparsers) -> None:
         default=True,
         help="do not measure again what was measured before (default: yes)",
     )
+    p.add_argument(
+        "--executor",
+        default="",
+        metavar="ADDRESS",
+        help="workers that measure at the same time: processes://COUNT, dask://HOST:PORT or "
+        "ray://HOST:PORT (default: this process)",
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -105,10 +112,31 @@ def _tune(args: argparse.Namespace) -> int:
         "device": args.device_id, "threads": args.threads, "proposer": _proposer(args),
         "resume": args.resume,
     }  # fmt: skip
+    if args.executor:
+        return _tune_fleet(args, budget(text), more)
     found = tune(Path(args.model), options.shapes(args), args.backend, budget(text), **more)
     if args.json:
         options.emit(asdict(found))
     return _INTERRUPTED if found.interrupted else 0
+
+
+def _tune_fleet(args: argparse.Namespace, limit: measure.Budget, more: Mapping[str, Any]) -> int:
+    if args.backend == "auto":
+        raise UsageError(
+            "workers do not say by themselves which of their devices they measure",
+            f"give --backend {' or '.join(backend.names())}",
+        )
+    gpus = not backend.get(args.backend).host
+    with crew.open_crew(args.executor, gpus=gpus, threads=args.threads) as workers:
+        found = fleet.tune(
+            args.model, options.shapes(args), workers, backend=args.backend, budget=limit,
+            on_progress=lambda line: options.say([line]), **more,
+        )  # fmt: skip
+    for one in found:
+        _say(one)
+    if args.json:
+        options.emit([asdict(one) for one in found])
+    return _INTERRUPTED if any(one.interrupted for one in found) else 0
 
 
 def tune(
@@ -128,6 +156,11 @@ def tune(
         on_progress=lambda line: options.say([line]),
         **more,
     )
+    _say(found)
+    return found
+
+
+def _say(found: measure.Tuned) -> None:
     changed = [x for x in found.launches if x.kernel]
     rows = [
         ("launch", "times", "us before", "us after", "kernel"),
@@ -149,7 +182,6 @@ def tune(
             *_outcome(found),
         ]
     )
-    return found
 
 
 def _outcome(found: measure.Tuned) -> list[str]:

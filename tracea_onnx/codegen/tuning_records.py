@@ -52,6 +52,23 @@ class Device(Protocol):
 
 
 @dataclass(frozen=True)
+class Reported:
+    """A device of another machine as that machine knows it. toolchain, version: there."""
+
+    name: str
+    backend: str
+    kind: str
+    toolchain: str
+    version: str
+
+
+def reported(device: Any) -> Reported:
+    """A device of this machine, for others."""
+    toolchain = backend.get(device.backend).toolchain()
+    return Reported(device.name, device.backend, device.kind, toolchain, __version__)
+
+
+@dataclass(frozen=True)
 class Measured:
     """A kernel that was faster than the one by price.
 
@@ -368,8 +385,11 @@ def _merged(old: Measured | None, new: Measured) -> Measured:
 
 
 def _head(device: Device) -> tuning_store.Head:
-    toolchain = backend.get(device.backend).toolchain()
-    return tuning_store.head(device.backend, device.kind, toolchain, __version__)
+    if isinstance(device, Reported):
+        toolchain, version = device.toolchain, device.version
+    else:
+        toolchain, version = backend.get(device.backend).toolchain(), __version__
+    return tuning_store.head(device.backend, device.kind, toolchain, version)
 
 
 def _heads(db: sqlite3.Connection) -> Iterator[tuple[int, tuning_store.Head]]:

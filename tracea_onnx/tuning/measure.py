@@ -126,7 +126,7 @@ class _Limit:
     measured: float
 
 
-def _tunable(name: str) -> Backend:
+def tunable(name: str) -> Backend:
     """The backend, or without a name the one whose kernels can be timed."""
     for backend in map(backends.get, [name] if name else backends.names()):
         if backend.harness is not None:
@@ -154,16 +154,16 @@ def tune(
     then is measured once more, and kept. Raises UsageError (a size that is not known), TraceaError
     (no GPU, nothing that the provider runs).
     """
-    chosen = _tunable(backend)
-    result = Tuned(_device(chosen, device, threads))
+    chosen = tunable(backend)
+    result = Tuned(device_of(chosen, device, threads))
     tuning_records.require()
-    requests = _requests(chosen, model, device, threads)
+    requests = asked_for(chosen, model, device, threads)
     end = time.monotonic() + budget.seconds
     for k, request in enumerate(requests):
         now, left = time.monotonic(), len(requests) - k
         share = now if result.interrupted else now + max(end - now, 0.0) / left
         most = result.measured + (budget.trials - result.measured) / left
-        with _subject(chosen, request, shapes, device, result.device) as subject:
+        with opened(chosen, request, shapes, device, result.device) as subject:
             _tune(subject, proposer, resume, _Limit(share, most), result, on_progress)
     if not result.launches and not result.alone:
         raise nothing_runs(chosen.name)
@@ -178,23 +178,24 @@ def nothing_runs(backend: str) -> TraceaError:
     )
 
 
-def _device(backend: Backend, device: int, threads: int) -> Any:
+def device_of(backend: Backend, device: int, threads: int) -> Any:
+    """What records are kept for. Raises TraceaError where it cannot be used."""
     try:
         return backend.harness.device(threads if backend.host else device)
     except TraceaError as e:
         raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
 
 
-def _requests(
+def asked_for(
     backend: Backend, model: str | Path | bytes, device: int, threads: int
 ) -> list[ModelProto]:
+    """What a session on this device asks the compiler for."""
     options = {"num_threads": str(threads)} if backend.host else {"device_id": str(device)}
     return requests_of(model, {"backend": backend.name, **options})
 
 
-def _subject(
-    backend: Backend, request: ModelProto, shapes: Shapes, device: int, on: Any
-) -> _Subject:
+def opened(backend: Backend, request: ModelProto, shapes: Shapes, device: int, on: Any) -> _Subject:
+    """A graph with data of these shapes. on: the device, as records know it."""
     sizes = sizes_of(Graph(request), shapes)
     kind = _HostSubject if backend.host else _Subject
     asking = kernel_choice.Choices(offers={}) if backend.host else kernel_choice.BY_PRICE
@@ -620,7 +621,7 @@ def _tune(
     search = Search(result.device, graph.kinds, proposer, history)
     result.known += search.known
     result.alone += graph.alone
-    before, rounds = result.measured, 0
+    rounds = 0
     if search.kinds:
         subject.start()
     try:
@@ -633,8 +634,7 @@ def _tune(
     except KeyboardInterrupt:
         result.interrupted = True
         on_progress("interrupted: what was found is measured once more")
-    result.unchecked += [r.why for r in subject.references.values() if r.results is None]
-    if result.measured > before or search.unsettled:
+    if search.measured or search.unsettled:
         keep(settled(subject, search.chosen, list(search.kinds)), search, result)
     else:
         recorded(graph, result)
@@ -644,6 +644,7 @@ def _tune(
 class Settled:
     """What the last measurement says: microseconds of a whole run before and after, the launches,
     what is kept, and what a run's launches took with the usual kernels and with the chosen ones.
+    unchecked: as of `Tuned`.
     """
 
     before: float
@@ -651,6 +652,7 @@ class Settled:
     launches: list[Launch] = field(default_factory=list)
     kept: dict[str, Measured] = field(default_factory=dict)
     again: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    unchecked: list[str] = field(default_factory=list)
 
 
 def settled(subject: _Subject, chosen: Mapping[str, str], keys: Sequence[str]) -> Settled:
@@ -687,6 +689,7 @@ def settled(subject: _Subject, chosen: Mapping[str, str], keys: Sequence[str]) -
         raise TraceaError("the kernels by price give other results each time", "report this")
     whole = statistics.median(a for a, _ in found.totals)
     out = Settled(whole, whole * found.ratio if chosen else whole, again=again)
+    out.unchecked = [r.why for r in subject.references.values() if r.results is None]
     used = [key for part in subject.usual for key in part.asked]
     for key in keys:
         count = used.count(key)
@@ -705,6 +708,7 @@ def keep(found: Settled, search: Search, result: Tuned) -> None:
     result.after += found.after
     result.launches += found.launches
     result.kept += len(found.kept)
+    result.unchecked += found.unchecked
     search.settled(found.again)
     if found.kept:
         result.record = str(tuning_records.add(result.device, found.kept))

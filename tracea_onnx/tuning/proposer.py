@@ -59,10 +59,6 @@ class Proposer(ABC):
         """It is being measured."""
         self._begun.add(name)
 
-    def give_back(self, name: str) -> None:
-        """It was not measured after all."""
-        self._begun.discard(name)
-
     def observe(self, name: str, ratio: float) -> None:
         """A measured time over that of what runs now."""
         if name in self.prices:

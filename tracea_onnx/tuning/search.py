@@ -65,7 +65,7 @@ class History:
 
 
 class Search:
-    """known: trials of earlier runs, which are not made again."""
+    """known: trials of earlier runs, which are not made again. measured: those of this one."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Search:
         proposer: proposers.Make,
         history: Callable[[Device], History] = History,
     ) -> None:
-        self.device, self.known = device, 0
+        self.device, self.known, self.measured = device, 0, 0
         self.kinds = {kind.key: kind for kind in kinds if len(kind.prices) > 1}
         self._searches: dict[str, Proposer] = {}
         self._times = Counter[tuple[str, str]]()
@@ -93,7 +93,7 @@ class Search:
 
     def take(self, most: float = math.inf) -> dict[str, str]:
         """A kernel to try next for each of at most so many kinds of launch; {} for none. What is
-        taken is not named again until it is given `back`.
+        taken is not named again.
         """
         trial: dict[str, str] = {}
         for key, search in self._searches.items():
@@ -108,11 +108,6 @@ class Search:
     def left(self) -> int:
         """Kernels that were not taken."""
         return sum(len(search.left) for search in self._searches.values())
-
-    def back(self, trial: Mapping[str, str]) -> None:
-        """It was not measured."""
-        for key, name in trial.items():
-            self._searches[key].give_back(name)
 
     def given_up(self, trial: Mapping[str, str]) -> None:
         """It cannot be measured at present."""
@@ -134,6 +129,7 @@ class Search:
                 made.append(self._timed(key, name, found))
                 self._times[key, name] += 1
         self._note(made)
+        self.measured += len(made)
         return len(made)
 
     @property
