@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.floating_point import needs_flags, no_underflow
 from tracea_onnx.ir.abi import F32_OPCODES, OPCODE
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.expr_program import evaluate
@@ -292,6 +293,23 @@ def test_scalar_operand(op: str, isa: str) -> None:
     b[:] = b[0]
     whole = _run(op, [a, b], isa)
     np.testing.assert_array_equal(_run(op, [a, b[:1]], isa, scalars=(1,)), whole)
+
+
+@needs_flags
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    "op", ["sigmoid", "silu", "gelu_erf", "gelu_tanh", "quick_gelu", "softplus", "mish", "tanh"]
+)
+def test_large_operands_make_no_denormals(op: str, isa: str) -> None:
+    """Many processors take 150 clocks for a product that is one."""
+    x = np.concatenate([np.linspace(-4, 4, 98), 10.0 ** np.linspace(2, 30, 99)]).astype(np.float32)
+    x = np.concatenate([x, -x[98:]])
+    inputs = [x, np.full(x.size, 1.702, np.float32)][: OPCODE[op].arity]
+    with np.errstate(all="ignore"):
+        expected = _reference(op, inputs)
+    with no_underflow():
+        got = _run(op, inputs, isa)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
 
 
 def _rmse(got: F32, expected: npt.NDArray[np.float64]) -> float:

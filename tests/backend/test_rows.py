@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.floating_point import needs_flags, no_underflow
 from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
 
 F32 = npt.NDArray[np.float32]
@@ -87,6 +88,21 @@ def test_softmax_of_extremes(isa: str, inner: int) -> None:
         np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
         np.testing.assert_allclose(y, want, rtol=3e-6, atol=2e-6)
     assert (_softmax(x, False, isa)[1, :30] == 0).all()
+
+
+@needs_flags
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("inner", [1, 5, 16])
+def test_softmax_of_masked_and_far_elements_makes_no_denormals(isa: str, inner: int) -> None:
+    """Many processors take 150 clocks for a product that is one."""
+    x = _random(1, 4, 133, inner)
+    x[0] *= 60
+    x[1, 5:] -= 1e4
+    x[2, :9] = -np.inf
+    x[3] = np.linspace(0, -120, 133, dtype=np.float32)[:, None]
+    with no_underflow():
+        y = _softmax(x, False, isa)
+    np.testing.assert_allclose(y, _reference(x, False), rtol=3e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("isa", isas())

@@ -75,8 +75,8 @@ static inline Epilogue make_epilogue(const Launch& l, int act, int o0, int p0,
 // carries a relative error of |x| 2^-24 and 2 ulps.
 TRACEA_INLINE vf one_plus_exp_neg(vf x) {
 #if TRACEA_W == 16
-  const vf y = x * -1.44269504f,
-           f = (vf)_mm512_reduce_ps((__m512)y, 9);  // y - floor(y), 0 for the infinities
+  const vf y = vmax(splat(-126.f), x * -1.44269504f),  // smaller ones make no difference to 1
+      f = (vf)_mm512_reduce_ps((__m512)y, 9);          // y - floor(y), 0 for the infinities
   vf p = splat(1.87757665e-3f);  // 2^f on [0, 1), minimax in relative error: 9e-8
   p = fma(p, f, splat(8.98934016e-3f));
   p = fma(p, f, splat(5.58263180e-2f));
@@ -86,7 +86,7 @@ TRACEA_INLINE vf one_plus_exp_neg(vf x) {
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)y) + 1.f;  // scales by 2^floor(y)
 #else
   // Beyond the clamp the quotient is x itself or a zero; minus infinity overflows to infinity.
-  const vf c = clamp(x, splat(-89.f), splat(88.f)), n = vround(c * -1.44269504f);
+  const vf c = clamp(x, splat(-89.f), splat(87.f)), n = vround(c * -1.44269504f);
   const vf f = fma(c, splat(-1.92596303e-8f),
                    fma(c, splat(-1.44269502f), -n));  // -x log2(e) - n, log2(e) in two parts
   vf p = splat(1.3276470e-3f);  // 2^f on +-1/2, minimax in relative error: 1.5e-7

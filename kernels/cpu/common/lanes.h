@@ -40,7 +40,7 @@ TRACEA_INLINE double sum_lanes_f64(vf v) {
 
 // e^x for x <= 0, as softmax needs it: the argument is reduced in one step, so that the error is at
 // most 1.2e-7 * (1 + |x|) of the value and below 1e-7 absolutely. exp(-inf) is 0, results below
-// 1e-38 may be 0, NaN stays.
+// 2e-38 are 0 (see kNormalExp), NaN stays.
 TRACEA_INLINE vf vexp_down(vf x) {
   const vf t = vmax(splat(-160.f), x * 1.44269504f), n = vround(t), f = t - n;
   vf p = splat(0.0013225903967395425f);
@@ -50,10 +50,11 @@ TRACEA_INLINE vf vexp_down(vf x) {
   p = fma(p, f, splat(0.6931469440460205f));
   p = fma(p, f, splat(1.f));
 #if TRACEA_W == 16
-  return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-125.f), _CMP_NLT_UQ);
+  return (vf)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)n);
 #else
-  return select(n < -126.f, select(n == n, vf{}, p),
-                p * bits_f((to_int(vmax(splat(-126.f), n)) + 127) << 23));
+  return select(n < -125.f, select(n == n, vf{}, p),
+                p * bits_f((to_int(vmax(splat(-125.f), n)) + 127) << 23));
 #endif
 }
 

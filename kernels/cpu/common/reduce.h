@@ -71,7 +71,7 @@ static inline float reduce_row(int64_t kind, const float* p, int64_t n) {
                   shift = safe_shift(top);
       const vf m = splat(shift);
       return float(std::log(sum_of(p, n, -std::numeric_limits<float>::infinity(),
-                                   [m](vf v) { return vexp(v - m); })) +
+                                   [m](vf v) { return exp_or_zero(v - m); })) +
                    double(shift));
     }
     default: return finish_sum(kind, sum_of(p, n, 0.f, [](vf v) { return v; }), n);
@@ -116,7 +116,7 @@ TRACEA_INLINE vf reduce_columns(int64_t kind, int64_t n, At at) {
       const vf top =
           fold_columns(n, reduce_start(kMax), at, [](vf a, vf b) { return vmax_nan(a, b); });
       const vf shift = select(vabs(top) < splat(INFINITY), top, vf{});
-      return vlog(sum_columns(n, at, [&](vf v) { return vexp(v - shift); })) + shift;
+      return vlog(sum_columns(n, at, [&](vf v) { return exp_or_zero(v - shift); })) + shift;
     }
     default: return finish_sum(kind, sum_columns(n, at, [](vf v) { return v; }), n);
   }
