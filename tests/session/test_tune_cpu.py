@@ -33,7 +33,8 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime import cpu_harness, native_library
 from tracea_onnx.support import discovery, machine
-from tracea_onnx.tuning import exact, in_place, measure, station
+from tracea_onnx.tuning import at_once, exact, in_place, measure, station
+from tracea_onnx.tuning.objective import Objective
 
 CPU = backend.get("cpu")
 VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = discovery.module("kernels", "cpu").VARIANTS
@@ -343,3 +344,66 @@ def test_processes_tune_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main.main(arguments) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["measured"] == 0 and found["known"] >= KERNELS
+
+
+# --- objectives -----------------------------------------------------------------------------------
+class _Timed:
+    """Stands for a loaded Plan whose runs take 100, 200, ... microseconds."""
+
+    made = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        type(self).made += 1
+        self._us = 100.0 * self.made
+
+    def time(self, _: object, sides: Sequence[Mapping[int, int]], turns: int) -> list[Any]:
+        if turns == 0:
+            raise TraceaError("no time")
+        return [cpu_harness.Times(self._us, [("gemm", self._us / 2)]) for _ in sides]
+
+
+def test_sessions_at_once_are_as_fast_as_all_of_them() -> None:
+    sessions = at_once.Sessions(_Timed, 2, {}, [], {}, threads=1)
+    first, second = sessions.time([], [{}, {0: 1}], 3)
+    assert first == second and first.launches == [("gemm", 75.0)]
+    assert first.total == pytest.approx(1 / (1 / 100 + 1 / 200))
+    with pytest.raises(TraceaError, match="no time"):
+        sessions.time([], [{}], 0)
+
+
+def test_throughput_is_measured_by_as_many_sessions_as_there_are_threads_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its trials are no trials of one session alone, whose kernels it chooses."""
+    monkeypatch.setattr(machine, "usable_cores", lambda: 3)
+    assert [Objective.THROUGHPUT.sessions(n) for n in (1, 2, 8)] == [3, 1, 1]
+    kept = []
+    monkeypatch.setattr(tuning_records, "add", lambda device, found: kept.append(device))
+    real = measure.settled
+
+    def faster(*args: Any) -> measure.Settled:
+        found = real(*args)
+        found.kept["x"] = Measured("gemm(block=2.0, split=4)", 1.0, 2.0, [])
+        return found
+
+    monkeypatch.setattr(measure, "settled", faster)
+    arguments = [
+        "tune",
+        str(tuned_model(tmp_path)),
+        "--backend",
+        "cpu",
+        "--objective",
+        "throughput",
+    ]
+    assert main.main([*arguments, "--budget", "1", "--input-shape", "x:1,3,34,37"]) == 0
+    said = capsys.readouterr().err
+    assert "3 sessions at once: " in said and " runs/s" in said
+    alone = cpu_harness.device(1)
+    assert kept == [alone] and not tuning_records.trials(alone)
+    assert tuning_records.trials(alone.shared(3))
+
+
+def test_workers_measure_the_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--executor", "processes://2", "--objective", "throughput"]
+    assert main.main(["tune", "x.onnx", "--backend", "cpu", *more]) == 2
+    assert "workers measure the latency, not the throughput" in capsys.readouterr().err

@@ -58,6 +58,7 @@ def add(subparsers: options.Subparsers) -> None:
         metavar="60s|200",
         help="then measure kernels for the written model, as `tracea-onnx tune --budget` does",
     )
+    tune.add_objective(p, "--tune-objective")
     p.add_argument(
         "-v", "--verbose", action="store_true", help="show every refusal and every fusion"
     )
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         bar.done()
     _show(args, result.report)
     if budget:
-        tune.tune(output, options.shapes(args), args.backend, budget)
+        tune.tune(output, options.shapes(args), args.backend, budget, objective=args.tune_objective)
     return 0
 
 

@@ -23,6 +23,7 @@ from tracea_onnx.support import files
 from tracea_onnx.support.tables import table
 from tracea_onnx.tuning import crew, fleet, measure, proposers, report
 from tracea_onnx.tuning.language_model import Endpoint
+from tracea_onnx.tuning.objective import Objective
 
 #: The exit status of a program that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -82,8 +83,22 @@ def add(subparsers: options.Subparsers) -> None:
         help="workers that measure at the same time: processes://COUNT, dask://HOST:PORT or "
         "ray://HOST:PORT (default: this process)",
     )
+    add_objective(p, "--objective")
     options.add_json(p)
     p.set_defaults(run=run)
+
+
+def add_objective(p: argparse.ArgumentParser, name: str) -> None:
+    """Add the option."""
+    p.add_argument(
+        name,
+        type=Objective,
+        choices=[*Objective],
+        default=Objective.LATENCY,
+        metavar="|".join(Objective),
+        help="what kernels are chosen for: the time of a run, or how many end in a second with as "
+        "many sessions at once as there are threads for (default: latency)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,13 +129,21 @@ def _tune(args: argparse.Namespace) -> int:
     }  # fmt: skip
     if args.executor:
         return _tune_fleet(args, budget(text), more)
-    found = tune(Path(args.model), options.shapes(args), args.backend, budget(text), **more)
+    found = tune(
+        Path(args.model), options.shapes(args), args.backend, budget(text),
+        objective=args.objective, **more,
+    )  # fmt: skip
     if args.json:
         options.emit(asdict(found))
     return _INTERRUPTED if found.interrupted else 0
 
 
 def _tune_fleet(args: argparse.Namespace, limit: measure.Budget, more: Mapping[str, Any]) -> int:
+    if args.objective != Objective.LATENCY:
+        raise UsageError(
+            f"workers measure the latency, not the {args.objective}",
+            "leave out --executor, or --objective",
+        )
     if args.backend == "auto":
         raise UsageError(
             "workers do not say by themselves which of their devices they measure",
@@ -188,8 +211,11 @@ def _outcome(found: measure.Tuned) -> list[str]:
     if not found.measured:
         kept = sum(bool(x.kernel) for x in found.launches)
         return [f"nothing promises more; {kept} kinds of launch have a kernel from the record"]
+    rates = [1e6 / us for us in (found.before, found.after) if us]
     return [
-        f"whole run: {found.before:.1f} -> {found.after:.1f} us",
+        f"whole run: {found.before:.1f} -> {found.after:.1f} us"
+        if found.sessions == 1
+        else f"{found.sessions} sessions at once: {' -> '.join(f'{r:.1f}' for r in rates)} runs/s",
         f"kept {found.kept} in {found.record}; sessions on this kind of device use them"
         if found.kept
         else "the kernels by price stay: none was worth a change",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracea_onnx.support import machine
 from tracea_onnx.support.data_classes import dataclass
 
@@ -9,7 +11,8 @@ from tracea_onnx.support.data_classes import dataclass
 @dataclass(frozen=True)
 class HostDevice:
     """name: of the processor. kind: everything that tells one kind of machine from another, in
-    words: processor, instruction set, caches, threads that a session may use.
+    words: processor, instruction set, caches, threads that a session may use. sessions: how many
+    run at once while something is measured.
     """
 
     name: str
@@ -17,6 +20,14 @@ class HostDevice:
     threads: int
     isa: str
     backend: str = "cpu"
+    sessions: int = 1
+
+    def shared(self, sessions: int) -> HostDevice:
+        """The same with so many sessions at once: what is measured there holds for that."""
+        if sessions == 1:
+            return self
+        kind = f"{self.kind}, {sessions} sessions at once"
+        return replace(self, kind=kind, sessions=sessions)
 
 
 def device(isa: str, threads: int) -> HostDevice:

@@ -186,9 +186,7 @@ class Fleet:
                 return _Task(on, "tried", (k, trial))
         return None
 
-    def _next(
-        self, on: Reported | None, more: Callable[[Reported], _Task | None]
-    ) -> _Task | None:
+    def _next(self, on: Reported | None, more: Callable[[Reported], _Task | None]) -> _Task | None:
         """What an idle worker with this device does next; without one it says which it has."""
         if on is None:
             return _Task(None, "opened")

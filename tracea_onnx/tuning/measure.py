@@ -39,8 +39,9 @@ from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime.host_tensors import NUMPY
-from tracea_onnx.tuning import exact, in_place, proposers
+from tracea_onnx.tuning import at_once, exact, in_place, proposers
 from tracea_onnx.tuning.exact import Reference
+from tracea_onnx.tuning.objective import Objective
 from tracea_onnx.tuning.search import PRUNED, WORTH, History, Kind, Outcome, Search
 from tracea_onnx.verify import input_values
 
@@ -76,7 +77,9 @@ class Tuned:
     before, after: microseconds of a whole run. alone: launches without a choice for these sizes.
     measured: kernels that were tried. known: trials of earlier runs that were not made again. kept:
     kernels that were added to `record`, the file. interrupted: it ended before its time (Ctrl-C).
-    unchecked: why float64 results of Plans are not known.
+    unchecked: why float64 results of Plans are not known. sessions: that ran at once, so that
+    `before` and `after` are the microseconds from the end of a run to that of the next, whichever
+    session's it is.
     """
 
     device: Any
@@ -90,6 +93,7 @@ class Tuned:
     record: str = ""
     interrupted: bool = False
     unchecked: list[str] = field(default_factory=list)
+    sessions: int = 1
 
 
 @dataclass
@@ -144,18 +148,23 @@ def tune(
     budget: Budget = Budget(),
     proposer: proposers.Make = proposers.make("bayesian"),  # noqa: B008 -- holds no state
     resume: bool = True,
+    objective: Objective = Objective.LATENCY,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Measures the kernels of `model` for inputs of these shapes, and adds the fastest to the
     tuning record of this kind of device. What is in the bodies of control flow goes by price.
 
-    device: of a GPU. threads: of a session on the host; 0: as many as there are processors. resume:
+    device: of a GPU. threads: of a session on the host; 0: as the objective has it. resume:
     what was tried before is not tried again. Ctrl-C ends the search: what was found until
     then is measured once more, and kept. Raises UsageError (a size that is not known), TraceaError
     (no GPU, nothing that the provider runs).
     """
     chosen = tunable(backend)
+    if chosen.host:
+        threads = objective.threads(threads)
     result = Tuned(device_of(chosen, device, threads))
+    on = result.device.shared(objective.sessions(threads)) if chosen.host else result.device
+    result.sessions = on.sessions if chosen.host else 1
     tuning_records.require()
     requests = asked_for(chosen, model, device, threads)
     end = time.monotonic() + budget.seconds
@@ -163,7 +172,7 @@ def tune(
         now, left = time.monotonic(), len(requests) - k
         share = now if result.interrupted else now + max(end - now, 0.0) / left
         most = result.measured + (budget.trials - result.measured) / left
-        with opened(chosen, request, shapes, device, result.device) as subject:
+        with opened(chosen, request, shapes, device, on) as subject:
             _tune(subject, proposer, resume, _Limit(share, most), result, on_progress)
     if not result.launches and not result.alone:
         raise nothing_runs(chosen.name)
@@ -483,6 +492,8 @@ class _HostSubject(_Subject):
 
     def __enter__(self) -> _Subject:
         load = self.backend.harness.LoadedPlan
+        if self.on.sessions > 1:
+            load = partial(at_once.Sessions, load, self.on.sessions)
         self._worker = in_place.Worker(self.usual, load, self.on.threads)
         self._us, self._exact = 0.0, dict[tuple[str, str], bool]()
         self._results: dict[int, list[Array]] = {}
@@ -618,7 +629,7 @@ def _tune(
     """Adds to the record and to `result` what one graph's Plans are faster with."""
     graph = described(subject)
     history = partial(History, resume=resume)
-    search = Search(result.device, graph.kinds, proposer, history)
+    search = Search(subject.on, graph.kinds, proposer, history)
     result.known += search.known
     result.alone += graph.alone
     rounds = 0
