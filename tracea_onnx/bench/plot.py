@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,9 @@ from tracea_onnx.errors import UsageError
 #: A ratio, and the interval that it lies in.
 Ratio = tuple[float, float, float]
 _COLOURS = ("#2f7de1", "#e07b39", "#12a08a", "#b05cc8")
-_INK, _GRID = "#4a535d", "#8b95a1"
+INK, GRID = "#4a535d", "#8b95a1"
 #: For systems in dark mode.
-_DARK = {_INK: "#c3cad2", "#ffffff": "#1b1f24"}
+_DARK = {INK: "#c3cad2", "#ffffff": "#1b1f24"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,16 @@ def library() -> Any:
 
 def svg(picture: Picture) -> str:
     """The picture, which follows the dark mode of the system."""
+    size = 7.6, 1.3 + 0.24 * len(picture.names)
+    text = drawn(size, picture.title, lambda axes: _draw(axes, picture))
+    end = text.index(">") + 1
+    return f"{text[:end]}\n<!-- figures: {picture.digest()} -->{text[end:]}"
+
+
+def drawn(size: tuple[float, float], title: str, draw: Callable[[Any], None]) -> str:
+    """A picture of this size in inches, as one SVG element that follows the dark mode of the
+    system. draw: onto axes of matplotlib.
+    """
     matplotlib = library()
     figures: Any = importlib.import_module("matplotlib.figure")
     style = {
@@ -55,14 +66,14 @@ def svg(picture: Picture) -> str:
         "font.size": 9,
     }
     with matplotlib.rc_context(style):
-        figure = figures.Figure(figsize=(7.6, 1.3 + 0.24 * len(picture.names)))
-        _draw(figure.subplots(), picture)
+        figure = figures.Figure(figsize=size)
+        draw(figure.subplots())
         out = io.StringIO()
         figure.savefig(
             out, format="svg", bbox_inches="tight", pad_inches=0.15,
-            metadata={"Date": None, "Creator": None, "Title": picture.title},
+            metadata={"Date": None, "Creator": None, "Title": title},
         )  # fmt: skip
-    return _finished(out.getvalue(), picture)
+    return _finished(out.getvalue())
 
 
 def _draw(axes: Any, picture: Picture) -> None:
@@ -78,23 +89,23 @@ def _draw(axes: Any, picture: Picture) -> None:
         axes.hlines(y, 1, middle, color=_COLOURS[k % 4], linewidth=1, alpha=0.45)
         axes.hlines(y, low, high, color=_COLOURS[k % 4], linewidth=2.4)
         axes.plot(middle, y, "o", color=_COLOURS[k % 4], markersize=4, label=name)
-    axes.axvline(1, color=_GRID, linewidth=1)
+    axes.axvline(1, color=GRID, linewidth=1)
     axes.set_yticks(range(len(picture.names)), picture.names)
     axes.set_ylim(len(picture.names) - 0.4, -0.6)
     axes.set_xlim(min(0.9, axes.get_xlim()[0]), most * 1.04)
-    axes.xaxis.grid(True, color=_GRID, alpha=0.25, linewidth=0.6)
-    axes.tick_params(length=0, colors=_INK)
+    axes.xaxis.grid(True, color=GRID, alpha=0.25, linewidth=0.6)
+    axes.tick_params(length=0, colors=INK)
     axes.spines[:].set_visible(False)
-    axes.set_title(picture.title, loc="left", color=_INK, fontsize=11, fontweight="bold", pad=26)
-    axes.set_xlabel(picture.under, color=_INK, fontsize=8, loc="left")
+    axes.set_title(picture.title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=26)
+    axes.set_xlabel(picture.under, color=INK, fontsize=8, loc="left")
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=count, frameon=False,
-        labelcolor=_INK, handletextpad=0.2, columnspacing=1.4,
+        labelcolor=INK, handletextpad=0.2, columnspacing=1.4,
     )  # fmt: skip
 
 
-def _finished(text: str, picture: Picture) -> str:
-    """As one element: without the prologue, with the digest and the colours of dark mode."""
+def _finished(text: str) -> str:
+    """As one element: without the prologue, with the colours of dark mode."""
     text = re.sub(r"[ \t]+$", "", text[text.index("<svg") :], flags=re.MULTILINE)
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     rules = "".join(
@@ -104,4 +115,4 @@ def _finished(text: str, picture: Picture) -> str:
     )
     head = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
     end = text.index(">") + 1
-    return f"{text[:end]}\n<!-- figures: {picture.digest()} -->\n{head}{text[end:]}"
+    return f"{text[:end]}\n{head}{text[end:]}"

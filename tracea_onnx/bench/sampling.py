@@ -105,6 +105,6 @@ def calls_for(us: float, least: float) -> int:
     return max(1, math.ceil(least * 1e6 / max(us, 0.1)))
 
 
-def run_sampler(run: Callable[[], object], *, least: float = 0.03) -> Sampler:
-    """The same of a run that has its inputs."""
-    return host(lambda _: run(), least=least)
+def run_sampler(run: Callable[[], object], *, least: float = 0.03, alone: bool = False) -> Sampler:
+    """The same of a run that has its inputs. alone: it has one thread, whose time counts."""
+    return host(lambda _: run(), least=least, clock="cpu" if alone else "wall")

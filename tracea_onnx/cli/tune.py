@@ -1,7 +1,8 @@
 """tracea-onnx tune: measure which kernels are the fastest for a model on this device.
 
 Sessions on this kind of device use what was found from then on. `tune history` shows every trial,
-`tune report FILE.html` (or .csv, .json) writes them; `tune export FILE`, `tune import FILE ...` and
+`tune report FILE.html` (or .csv, .json) writes them, `tune report FILE.html MODEL` with a roofline
+of a model and what its fusions gain; `tune export FILE`, `tune import FILE ...` and
 `tune merge INTO FILE ...` carry records to other machines.
 """
 
@@ -15,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tracea_onnx.bench import advantage, plot, roofline
+from tracea_onnx.bench.model_report import ModelReport
 from tracea_onnx.cli import options
 from tracea_onnx.codegen import backend, tuning_records
 from tracea_onnx.errors import TraceaError, UsageError
@@ -264,16 +267,50 @@ def _us(us: float | None) -> str:
     return "" if us is None else f"{us:.2f}"
 
 
-def _report(given: Sequence[Path], _: argparse.Namespace) -> None:
-    _count(given, 1, 1, "report FILE.html")
-    made = report.FORMATS.get(given[0].suffix)
+def _report(given: Sequence[Path], args: argparse.Namespace) -> None:
+    _count(given, 1, 2, "report FILE.html [MODEL]")
+    path, *models = given
+    made = report.FORMATS.get(path.suffix)
     if made is None:
         raise UsageError(
-            f"{given[0]} would be of no known form", f"end it with {' or '.join(report.FORMATS)}"
+            f"{path} would be of no known form", f"end it with {' or '.join(report.FORMATS)}"
         )
     found = report.kinds()
-    _write(given[0], made(found))
-    options.say([f"{len(found)} kinds of launch in {given[0]}"])
+    if not models:
+        _write(path, made(found))
+        options.say([f"{len(found)} kinds of launch in {path}"])
+        return
+    of_model = _model_report(models[0], args, path.suffix == ".html")
+    if path.suffix == ".html":
+        _write(path, report.as_html(found, of_model.html()))
+    elif path.suffix == ".json":
+        text = json.dumps({"best": json.loads(made(found)), **of_model.to_json()}, indent=1)
+        _write(path, text)
+    else:
+        fusions = path.with_stem(f"{path.stem}-fusions")
+        for file, text in zip((path, fusions), of_model.csv(), strict=True):
+            _write(file, text)
+    points, gains = of_model.roofline.points, of_model.advantage.gains
+    options.say([f"{len(points)} kinds of launch and {len(gains)} of fusions in {path}"])
+
+
+def _model_report(model: Path, args: argparse.Namespace, drawn: bool) -> ModelReport:
+    if drawn:
+        plot.library()
+    limit = budget(args.budget)
+    if limit.trials < math.inf:
+        raise UsageError("a report measures no candidates", "give --budget in seconds, as 60s")
+    model_file.load(model)
+    name = backend.fastest() if args.backend == "auto" else args.backend
+    given = name, options.shapes(args), args.threads
+
+    def progress(line: str) -> None:
+        options.say([line])
+
+    found = roofline.measured(model, *given, progress)
+    return ModelReport(
+        model.name, found, advantage.measured(model, *given, limit.seconds / 2, progress)
+    )
 
 
 def _export(given: Sequence[Path], _: argparse.Namespace) -> None:

@@ -7,7 +7,9 @@ The same rules that rewrite a file run here, so a model that was never optimised
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,7 @@ from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.shapes.ranks import known_ranks
 from tracea_onnx.support import discovery
 from tracea_onnx.support.data_classes import dataclass
+from tracea_onnx.support.scoped_value import override
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -256,10 +259,26 @@ def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[
     return out
 
 
+#: Fusions that are not made at present.
+_left_out: ContextVar[frozenset[str]] = ContextVar("left out", default=frozenset())
+
+
+def without(fusions: Iterable[str]) -> AbstractContextManager[None]:
+    """Sessions that are made within the block compile without these fusions (`fusion`)."""
+    return override(_left_out, frozenset(fusions))
+
+
+def fusion(match: Match) -> str:
+    """What a match fuses, in words: its rule, and the operators."""
+    return f"{match.rule}: {' + '.join(n.op for n in match.nodes)}"
+
+
 def choose(graph: Graph, rates: Rates) -> list[Match]:
     """The fusions the scheduler would make in this graph."""
     rules = {r.name: r.priority for r in rule_set.rules()}
     matches, _ = find.find(graph, failed=lambda e: _fault(e.what))
+    if left_out := _left_out.get():
+        matches = [m for m in matches if fusion(m) not in left_out]
     chosen, _ = discovery.module("scheduler", "priority").schedule(
         graph, [(m, price(graph, m, rates), rules[m.rule]) for m in matches]
     )

@@ -632,7 +632,12 @@ def extents(
     1 for each operand that is there. border: convolutions read the zeros around their images.
     Operands without an entry have no bound here (what indices reach is compared by the kernel).
     """
-    found = _TABLE[family](Launch(ints, present, size, border))
+    return extents_of(family, Launch(ints, present, size, border))
+
+
+def extents_of(family: str, launch: Launch) -> dict[str, Extent]:
+    """The same of a launch that may count in another way."""
+    found = _TABLE[family](launch)
     names = {o.rstrip("?") for o in FAMILIES[family].operands}
     return {o: e for o, e in found.items() if o in names}
 

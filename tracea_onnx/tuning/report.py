@@ -20,12 +20,17 @@ from tracea_onnx.support.data_classes import dataclass
 _WIDTH, _HEIGHT, _HIGHEST = 360, 90, 1.6
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 section { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
 svg { width: 100%; max-width: 40rem; }
 .axis { stroke: currentColor; opacity: .4; } .best { stroke: #2a7de1; fill: none; stroke-width: 2; }
 circle { fill: currentColor; opacity: .5; } text { font-size: 9px; fill: currentColor; }
 code { overflow-wrap: anywhere; }
+figure { margin: 1rem 0; } figure svg { width: auto; max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; }
+th, td { text-align: right; padding: .15rem .6rem; white-space: nowrap; }
+th:nth-child(2), td:nth-child(2) { text-align: left; }
+tr:nth-child(even) td { background: color-mix(in srgb, currentColor 6%, transparent); }
 """
 
 
@@ -83,8 +88,8 @@ def as_json(found: Sequence[Kind]) -> str:
     return json.dumps(rows, indent=1)
 
 
-def as_html(found: Sequence[Kind]) -> str:
-    """One page that needs no other file."""
+def as_html(found: Sequence[Kind], more: str = "") -> str:
+    """One page that needs no other file. more: sections that come first."""
     devices = dict.fromkeys(kind.device for kind in found)
     body = "".join(
         f"<h2>{escape(device)}</h2>{''.join(_section(k) for k in found if k.device == device)}"
@@ -92,8 +97,8 @@ def as_html(found: Sequence[Kind]) -> str:
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Tuning</title>'
-        f"<style>{_STYLE}</style><h1>Tuning</h1><p>Times are relative to the kernel by price: "
-        "below 1 is faster. A point is a trial, the line the best so far.</p>"
+        f"<style>{_STYLE}</style>{more}<h1>Tuning</h1><p>Times are relative to the kernel by "
+        "price: below 1 is faster. A point is a trial, the line the best so far.</p>"
         f"{body or '<p>Nothing was tried yet.</p>'}</html>"
     )
 
