@@ -4,12 +4,15 @@
     python -m benchmarks.models [NAME ...] --backend cuda [--batch 1 32] [--peers ort graph compile]
     python -m benchmarks.models stft:400/160 dft:512 --batch 1 8
     python -m benchmarks.models lstm:100/1/128 gru:100/16/256
+    python -m benchmarks.models nbits:2048/8192/4/32 decoder:16/4/32
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
 64 real signals, both of one side; lstm:STEPS/BATCH/UNITS, gru:.. and rnn:.. are a layer with as
-many inputs as units. On the CPU: the provider, and the optimized file on stock ONNX Runtime
-(`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without
+many inputs as units; nbits:K/N/BITS/BLOCK is a product by weights of so many bits, and
+decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may follow). On the CPU:
+the provider, and the optimized file on stock ONNX Runtime (`optimized`), beside the file on stock
+ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without
 TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`. Results are
 compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed. Times are
 medians; a ratio is a peer's time over ours (above 1: ours is faster).
@@ -32,7 +35,7 @@ import onnx
 import onnxruntime as ort
 
 import tracea_onnx
-from benchmarks import further_models, gpu_peers, harness
+from benchmarks import few_bits_models, further_models, gpu_peers, harness
 from tests.support.cuda.models import NVIDIA, Bound, feeds, half, typed
 from tests.support.difference import difference
 from tests.support.model_inputs import Feeds, feeds_at, first_accepted
@@ -101,6 +104,8 @@ def recurrent(kind: str, steps: int, batch: int, units: int) -> onnx.ModelProto:
 _BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "stft": stft,
     "dft": dft,
+    "nbits": few_bits_models.product,
+    "decoder": few_bits_models.decoder,
     **{kind.lower(): partial(recurrent, kind) for kind in ("LSTM", "GRU", "RNN")},
 }
 

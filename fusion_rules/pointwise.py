@@ -27,6 +27,8 @@ from tracea_onnx.match.epilogue import (
     same_shape,
 )
 from tracea_onnx.match.gemm import LINEAR_OPS, match_linear
+from tracea_onnx.match.nbits import ANCHORS as NBITS_ANCHORS
+from tracea_onnx.match.nbits import match_nbits
 from tracea_onnx.match.spec_table import PointwiseSpec
 from tracea_onnx.shapes.symbolic import shapes
 
@@ -92,8 +94,8 @@ def _claimed(graph: Graph) -> dict[int, str]:
     out: dict[int, str] = {}
     for node in graph.nodes:
         try:
-            if node.op in LINEAR_OPS:
-                found = match_linear(graph, node, rule="gemm")
+            if node.op in LINEAR_OPS | NBITS_ANCHORS:
+                found = _product(graph, node)
             elif node.op in CONVOLUTIONS:
                 kind = CONVOLUTIONS[node.op]
                 found = match_convolution(graph, node, rule=kind, op=kind)
@@ -109,6 +111,13 @@ def _claimed(graph: Graph) -> dict[int, str]:
             continue
         out.update({id(n): label(node) for n in found.nodes})
     return out
+
+
+def _product(graph: Graph, node: Node) -> Match:
+    try:
+        return match_nbits(graph, node, rule="gemm_nbits")
+    except Refuse:
+        return match_linear(graph, node, rule="gemm")
 
 
 def _grow(

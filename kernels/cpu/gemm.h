@@ -3,6 +3,7 @@
 // kStreamFloats elements of x through all of K where that leaves enough rows, else blocks of
 // kRowBlock rows, kColumnBlock columns and kDepth terms.
 #pragma once
+#include "common/nbits.h"
 #include "common/tasks.h"
 #include "common/tile.h"
 
@@ -192,7 +193,8 @@ static void pack_gemm_run(const Launch& l, int64_t task, int64_t, void*) {
 
 static const Kernel gemm_kernel = {"gemm", gemm_tasks, gemm_scratch, gemm_run};
 static const Kernel pack_gemm_kernel = {"pack_gemm", pack_gemm_tasks, nullptr, pack_gemm_run};
-static const Kernel* const table_gemm[] = {&gemm_kernel, &pack_gemm_kernel, nullptr};
+static const Kernel* const table_gemm[] = {&gemm_kernel, &pack_gemm_kernel, &gemm_nbits_kernel,
+                                           &pack_gemm_nbits_kernel, nullptr};
 
 }  // namespace TRACEA_NS
 }  // namespace tracea

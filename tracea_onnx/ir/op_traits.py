@@ -171,7 +171,9 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ),
     ("ConvInteger MatMulInteger QLinearConv QLinearMatMul", T.ASKED, None),
     (f"{_ORT}EmbedLayerNormalization", T.ASKED, "epsilon"),
-    (f"{_ORT}GroupQueryAttention {_ORT}MatMulNBits {_ORT}QAttention", T.ASKED, None),
+    (f"{_ORT}GroupQueryAttention {_ORT}QAttention", T.ASKED, None),
+    (f"{_ORT}MatMulNBits", _HEAVY, "K N accuracy_level bits block_size weight_prepacked"),
+    (":gemm_nbits", _HEAVY, None),
     # --- norms, reductions, images
     (
         "LayerNormalization RMSNormalization",

@@ -111,6 +111,8 @@ class Why(Enum):
     PER_CHANNEL = "the {what} '{value}' of {node} does not hold one value per channel"
     VECTOR = "input '{value}' of {node} is a vector; the fused kernel multiplies matrices"
     NOT_LINEAR = "{node} is not a plain linear layer (x·W + b, W of rank 2)", *_FAR
+    WEIGHT_ONLY = "{node} does not multiply by constant weights of a few bits", *_FAR
+    FEW_BITS = "the quantized weight '{value}' of {node} has {what}, which no kernel takes"
     NO_PARTNER = "no second GEMM of the same shape reads '{value}', the input of {node}", *_FAR
     NOT_MEETING = (
         "{node} and {other} share their input, but do not meet in one pointwise chain: {because}",

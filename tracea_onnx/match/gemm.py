@@ -47,6 +47,7 @@ class Linear:
     prelude: Prelude | None = None
     # scale, shift, mean and variance of a BatchNormalization of the output features
     bn: tuple[str, ...] = ()
+    features: int | None = None  # of the output, where w does not say
 
     @property
     def plain(self) -> bool:
@@ -61,6 +62,12 @@ class Linear:
 
 def linear(graph: Graph, node: Node) -> Linear:
     """The anchor in one form; refuses integer types, vectors and attributes no kernel knows."""
+    refuse_quantised(graph, node)
+    return linear_of(graph, node)
+
+
+def linear_of(graph: Graph, node: Node) -> Linear:
+    """The same of an anchor whose operands may be dequantised."""
     for name in (node.input(0), node.input(1)):
         float_type(graph, name, node)
         dims = dims_of(graph, name)
@@ -68,7 +75,6 @@ def linear(graph: Graph, node: Node) -> Linear:
             raise Refuse(Why.SHAPE_UNKNOWN, node, value=name)
         if len(dims) < 2:
             raise Refuse(Why.VECTOR, node, value=name)
-    refuse_quantised(graph, node)
     gemm = node.op in ("Gemm", "com.microsoft.FusedGemm")
     require(node, transBatchA=0, transBatchB=0)
     spec = GemmSpec(
@@ -98,6 +104,8 @@ def linear(graph: Graph, node: Node) -> Linear:
 
 def columns(graph: Graph, found: Linear) -> int | None:
     """Output features, when static."""
+    if found.features is not None:
+        return found.features
     shape = graph.shape(found.w)
     n = None if shape is None else shape[-2 if found.spec.trans_b else -1]
     return n if isinstance(n, int) else None

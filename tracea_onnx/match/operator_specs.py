@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
@@ -20,6 +22,7 @@ from tracea_onnx.match.spec_table import (
     BatchNormSpec,
     ConvSpec,
     ConvTransposeSpec,
+    GemmNbitsSpec,
     GemmSpec,
     GroupNormSpec,
     LayerNormSpec,
@@ -41,6 +44,9 @@ OPERATORS: Mapping[str, tuple[type[Attributes], tuple[str, ...], Mapping[str, An
     "ConvTranspose": (ConvTransposeSpec, ("x", "w", "b"), {}),
     "MatMul": (GemmSpec, ("x", "w"), {}),
     "Gemm": (GemmSpec, ("x", "w", "b"), {}),
+    f"{_MICROSOFT}MatMulNBits": (
+        GemmNbitsSpec, ("x", "w", "scale", "zero", "g_idx", "b"), {}
+    ),
     "BatchNormalization": (BatchNormSpec, _BN, {}),
     "LayerNormalization": (LayerNormSpec, ("x", "gamma", "beta"), _NORM),
     "RMSNormalization": (LayerNormSpec, ("x", "gamma"), _RMS),
@@ -72,7 +78,12 @@ def read(g: Graph, node: Node, wanted: type[S]) -> tuple[S, dict[str, str]]:
     roles = {r: n for r, n in zip(names, node.inputs, strict=False) if n}
     if kind is SoftmaxSpec and g.opset() < 13:
         given = {**given, "axis": 1}
-    spec = _attention(g, node) if kind is AttentionSpec else kind.of({**given, **node.attrs})
+    if kind is GemmNbitsSpec:
+        spec: Attributes = _blobs(g, node, roles)
+    elif kind is AttentionSpec:
+        spec = _attention(g, node)
+    else:
+        spec = kind.of({**given, **node.attrs})
     if isinstance(spec, BatchNormSpec):
         _inference(g, node)
     elif isinstance(spec, LayerNormSpec):
@@ -133,6 +144,25 @@ def all_are(g: Graph, name: str, value: float) -> bool:
     """Whether a constant has nothing but this number."""
     array = g.const(name)
     return array is not None and bool((array == value).all())
+
+
+def _blobs(g: Graph, node: Node, roles: dict[str, str]) -> GemmNbitsSpec:
+    """A MatMulNBits whose groups of terms are blocks one after the other."""
+    require(node, weight_prepacked=0)
+    given = {"bits": 4, **node.attrs}
+    for name, (form, onnx) in GemmNbitsSpec.forms().items():
+        value = given.get(onnx)
+        if name in ("K", "N", "bits", "block") and not (form.ok(value) and value):
+            raise Refuse(Why.ATTRIBUTE, node, attribute=onnx, value=value, wanted=form.words)
+    spec = GemmNbitsSpec.of(given)
+    if fault := spec.sense(spec.to_json(), set(), 1):
+        raise Refuse(Why.UNREAD, node, fault=fault)
+    groups = roles.pop("g_idx", "")
+    if groups:
+        of = g.const(groups)
+        if of is None or not np.array_equal(of, np.arange(spec.K) // spec.block):
+            raise Refuse(Why.FEW_BITS, node, value=node.input(1), what="groups that are no blocks")
+    return spec
 
 
 def _rope(g: Graph, node: Node, spec: RopeSpec) -> RopeSpec:

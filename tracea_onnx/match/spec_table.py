@@ -248,6 +248,35 @@ class GemmSpec(Attributes):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GemmNbitsSpec(Attributes):
+    """Attributes of `gemm_nbits`: y = epilogue(x (w - zero) scale + b) with weights of 2, 4 or 8
+    bits.
+
+    form: how w lies: [K, N], [N, K], or as blobs [N, blocks, bytes] of MatMulNBits. block: terms
+    of a column that share scale and zero; 0: all.
+    """
+
+    op = "gemm_nbits"
+    roles = ("x", "w", "scale")
+    optional = ("zero", "b", "flat_shape", "shape")
+    extras = True
+    form: Annotated[str, one_of("kn", "nk", "blobs")] = "blobs"
+    K: Annotated[int, integer(1)]
+    N: Annotated[int, integer(1)]
+    bits: Annotated[int, integer(2, 8)] = 4
+    block: Annotated[int, integer(0, 1 << 24), "block_size"]
+    signed: Annotated[bool, FLAG] = False
+    expr: Annotated[Expr | None, EXPRESSION] = None
+
+    @staticmethod
+    def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
+        """Why these attributes make no sense together with the roles, or ""."""
+        if a.get("bits", 4) not in (2, 4, 8):
+            return f"its bits are {a['bits']}, not 2, 4 or 8"
+        return f"its block is {a['block']}, not a multiple of 16" if a["block"] % 16 else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SwigluSpec(Attributes):
     """Attributes of `swiglu`: y = expr(x w_gate + b_gate, x w_up + b_up)."""
 
@@ -460,8 +489,9 @@ def _inputs(a: Mapping[str, Any], wanted: int) -> str:
 OPS: Mapping[str, type[Attributes]] = {
     c.op: c
     for c in (
-        ConvSpec, ConvTransposeSpec, GemmSpec, SwigluSpec, AttentionSpec, LayerNormSpec,
-        GroupNormSpec, SoftmaxSpec, SqueezeExciteSpec, RopeSpec, BatchNormSpec, PointwiseSpec,
+        ConvSpec, ConvTransposeSpec, GemmSpec, GemmNbitsSpec, SwigluSpec, AttentionSpec,
+        LayerNormSpec, GroupNormSpec, SoftmaxSpec, SqueezeExciteSpec, RopeSpec,
+        BatchNormSpec, PointwiseSpec,
     )
 }  # fmt: skip
 

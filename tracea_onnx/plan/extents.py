@@ -263,6 +263,38 @@ def _int8_depthwise(p: Launch) -> DimLike:
     return D.mul(_up(p["OC"], 16), D.mul(_up(p["KH"], 4), p["KW"]) + 4)
 
 
+def _nbits_words(p: Launch, zeros: DimLike) -> DimLike:
+    """Four-byte words of packed weights of a few bits."""
+    block = D.maximum(D.mul(D.floordiv(p["block"], 16), 16), 16)
+    blocks = D.floordiv(p["K"] + block - 1, block)
+    words = D.floordiv(D.mul(block, p["bits"]), 32) + 1 + D.less(0, zeros)
+    return D.product([_up(p["N"], 64), blocks, words])
+
+
+def _gemm_nbits(p: Launch) -> dict[str, Extent]:
+    return {**_gemm(p), "w": p.line(_nbits_words(p, p["zeros"]), size=4)}
+
+
+def _pack_gemm_nbits(p: Launch) -> dict[str, Extent]:
+    n, bits = p["N"], p["bits"]
+    block = D.maximum(D.mul(D.floordiv(p["block"], 16), 16), 16)
+    blocks = D.floordiv(p["K"] + block - 1, block)
+
+    def few_bits(*axes: tuple[DimLike, DimLike]) -> Extent:
+        low, high = p.span(*axes, size=1)
+        return D.floordiv(D.mul(low, bits), 8), D.floordiv(D.mul(high, bits) + 7, 8)
+
+    zeros = (blocks, p["z_k"]), (n, p["z_n"])
+    packed, wide = few_bits(*zeros), p.span(*zeros, size=_F32)
+    floats = D.equal(p["zero_dtype"], int(DType.F32))
+    return {
+        "w": few_bits((p["K"], p["w_k"]), (n, p["w_n"])),
+        "scale": p.span((blocks, p["s_k"]), (n, p["s_n"]), size=_F32),
+        "zero": (D.select(floats, wide[0], packed[0]), D.select(floats, wide[1], packed[1])),
+        "packed": p.line(_nbits_words(p, p.present.get("zero", 0)), size=4),
+    }
+
+
 def _matmul(p: Launch) -> dict[str, Extent]:
     batch = ("0", p["B0"]), ("1", p["B1"])
 
@@ -564,7 +596,8 @@ _TABLE: dict[str, Table] = {
     "nhwc_to_nchw": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]),
         "y": p.line(p["N"], p["C"], p["H"], p["W"])},
     "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm,
-    "gemm_norm": _gemm, "pack_gemm": _pack_gemm,
+    "gemm_norm": _gemm, "pack_gemm": _pack_gemm, "gemm_nbits": _gemm_nbits,
+    "pack_gemm_nbits": _pack_gemm_nbits,
     "fold_norm": lambda p: {
         "w": _pack_gemm(p)["w"], "packed": p.line(p["K"], p["N"]), "beta": p.line(p["K"]),
         "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
@@ -657,6 +690,7 @@ _POSITIVE = frozenset(
         "DG",
         "KVH",
         "elem",
+        "bits",
         "size",
         "PKH",
         "PKW",
@@ -664,8 +698,8 @@ _POSITIVE = frozenset(
         "w_zeros",
     }
 )
-#: Parameters that are bytes of an element: 1, 2, 4 or 8.
-WIDTHS = ("elem",)
+#: Parameters that are bytes, or bits, of an element: 1, 2, 4 or 8.
+WIDTHS = ("elem", "bits")
 #: Parameters that are a number of a list, by how many there are.
 _CODES = {
     "act": 16,
@@ -704,7 +738,7 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         # pixels of an image lie one behind the other
         counts = n in _COUNTS or n in _CODES or n.endswith("_cs")
         least = 1 if n in _POSITIVE else 0 if counts else -LARGEST
-        ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n == "elem" else LARGEST)
+        ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n in WIDTHS else LARGEST)
     if family == "reduce":
         ranges["kind"] = (0, 9)
     if "recurrent" in family:
@@ -718,6 +752,10 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges |= {f"radix{k}": (1, 16) for k in range(PASSES)}
     if family == "roi_align":
         ranges |= {"mode": (0, 1), "ratio": (0, 1 << 16)}
+    if "nbits" in family:
+        ranges |= {"bits": (2, 8), "block": (16, 1 << 24)}
+    if family == "gemm_nbits":
+        ranges["zeros"] = (0, 1)
     if family.endswith("_along"):
         ranges["axis"] = (0, 4)
     if family.endswith("_tuples"):

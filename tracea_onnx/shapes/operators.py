@@ -204,6 +204,10 @@ def _matmul(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (*batch, rows, columns)
 
 
+def _few_bits(s: ShapeEnv, n: Operator, _: int) -> Dims:
+    return (*_first(s, n)[:-1], int(n.attr("N", 0)))
+
+
 def _merged_heads(s: ShapeEnv, n: Operator, _: int) -> Dims:
     q, v = _first(s, n), need(s, n.input(2))
     if len(q) != 3 or len(v) != 3:
@@ -350,7 +354,8 @@ DIMS: dict[str, Rule] = {
     **dict.fromkeys(operators(Trait.PRODUCT, Trait.FUSED_PRODUCT), _matmul),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "ArgMax": _arg, "ArgMin": _arg, "TopK": _topk, "OneHot": _one_hot, "GatherND": _gather_nd,
-    "Einsum": _einsum, "com.microsoft.MultiHeadAttention": _merged_heads,
+    "Einsum": _einsum, "com.microsoft.MatMulNBits": _few_bits,
+    "com.microsoft.MultiHeadAttention": _merged_heads,
     "Reshape": _reshape, "Flatten": _flatten, "Transpose": _transpose, "Unsqueeze": _placed,
     "Squeeze": _placed, "Gather": _gather, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,

@@ -76,7 +76,7 @@ def _normalised(
     return both
 
 
-def _is_row(b: Value, beta: float, n: int) -> bool:
+def is_row(b: Value, beta: float, n: int) -> bool:
     """Whether this is a constant with one value for each column, added as it is."""
     return (
         b.is_constant
@@ -93,9 +93,9 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
     ctx.same(x.shape[-1], k, f"the inner dims of {_named(op)}")
     shape: Dims = (*x.shape[:-1], n)
     expr, extras = spec.expr, [ctx.value(e) for e in op.extras]
-    plain_bias = b is not None and _is_row(b, beta, n)
+    plain_bias = b is not None and is_row(b, beta, n)
     if b is not None and not plain_bias:
-        expr, extras = _with_bias(expr, extras, b, beta)
+        expr, extras = with_bias(expr, extras, b, beta)
     params = {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n}
     norm = gemm_norm.of(ctx, x)
     operands: dict[str, Ref | None]
@@ -120,7 +120,23 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
             else None
         )
         operands = {"x": src, "w": packed, "bias": bias}
-    epi = plan_epilogue(ctx, expr, extras, x.dtype, shape, len(shape) - 1)
+    launched(ctx, op, x.dtype, shape, operands, ints, floats, expr, extras)
+
+
+def launched(
+    ctx: Lowering,
+    op: Op,
+    dtype: DType,
+    shape: Dims,
+    operands: dict[str, Ref | None],
+    ints: dict[str, DimLike],
+    floats: dict[str, float],
+    expr: Expr | None,
+    extras: list[Value],
+    family: str = "gemm",
+) -> None:
+    """The launch of a product by packed weights, with `expr` as its epilogue where that fits."""
+    epi = plan_epilogue(ctx, expr, extras, dtype, shape, len(shape) - 1)
     name = op.outputs[0]
     if epi is not None:
         operands |= epi.operands
@@ -136,23 +152,23 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
             )
         for j, v in epi.full:
             operands[f"o{j}"], ints[f"o{j}_ld"] = matrix_rows(ctx, v)
-    out = ctx.define(name if epi is not None else name + "\0before", x.dtype, shape)
+    out = ctx.define(name if epi is not None else name + "\0before", dtype, shape)
     outs: dict[str, Ref | None] = {"y": ctx.new_plain(out)}
-    if epi is not None:
-        res = operands.get("res")
-        reached = [(src, ldx), *([(res, ints["ldr"])] if res is not None else [])]
-        if (left := gemm_norm.statistics(ctx, name, x.dtype, ints["M"], n, reached)) is not None:
+    if epi is not None and family == "gemm":
+        src, res, n = operands["x"], operands.get("res"), shape[-1]
+        assert src is not None and isinstance(n, int)
+        reached = [(src, ints["ldx"]), *([(res, ints["ldr"])] if res is not None else [])]
+        if (left := gemm_norm.statistics(ctx, name, dtype, ints["M"], n, reached)) is not None:
             outs["y_stats"] = left
-    family = "gemm_norm" if {"x_stats", "r_stats", "y_stats"} & {*operands, *outs} else "gemm"
-    ctx.plan.launch(
-        family, operands, outs, ints, floats, epi.program if epi else None, dtype=x.dtype
-    )
+    if {"x_stats", "r_stats", "y_stats"} & {*operands, *outs}:
+        family = "gemm_norm"
+    ctx.plan.launch(family, operands, outs, ints, floats, epi.program if epi else None, dtype=dtype)
     if epi is None:
         assert expr is not None
-        lower_expression(ctx, expr, [out, *extras], name, x.dtype)
+        lower_expression(ctx, expr, [out, *extras], name, dtype)
 
 
-def _with_bias(
+def with_bias(
     expr: Expr | None, extras: list[Value], b: Value, beta: float
 ) -> tuple[Expr, list[Value]]:
     """Move `+ beta * b` into the epilogue expression."""
@@ -203,7 +219,7 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: G
     )
     expr, extras = spec.expr, [ctx.value(e) for e in op.extras]
     if b is not None:
-        expr, extras = _with_bias(expr, extras, b, spec.beta)
+        expr, extras = with_bias(expr, extras, b, spec.beta)
     act, p0, p1 = 0, 0.0, 0.0
     simple = expr is None
     if expr is not None and not extras:
