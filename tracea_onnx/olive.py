@@ -28,7 +28,7 @@ from tracea_onnx.pipeline.optimizer import optimize
 
 #: Options of `tracea_onnx.optimize` that a workflow can give, with the types of their JSON values.
 OPTIONS: dict[str, Any] = {
-    "backend": str, "precision": str, "only": list[str], "skip": list[str],
+    "backend": str, "precision": str, "weights": str, "only": list[str], "skip": list[str],
     "verify": bool, "rtol": float, "atol": float, "seed": int,
     "input_shapes": dict[str, tuple[int, ...]], "time_limit": float,
     "external_data": str, "keep_initializer_inputs": bool, "scheduler": str,

@@ -154,6 +154,7 @@ def optimize(c: Case) -> Verdict:
             ["--external-data", "always"],
             ["--precision", "fp16", "--no-verify"],
             ["--precision", "bf16", "--no-verify"],
+            ["--weights", "int8", "--no-verify"],
             ["--json"],
         )
     )

@@ -9,6 +9,7 @@ from tracea_onnx.cli import options, tune
 from tracea_onnx.cli.progress import Bar
 from tracea_onnx.errors import UsageError
 from tracea_onnx.pipeline import optimizer, report
+from tracea_onnx.rewrite import weight_only
 
 
 def add(subparsers: options.Subparsers) -> None:
@@ -31,6 +32,18 @@ def add(subparsers: options.Subparsers) -> None:
         choices=optimizer.PRECISIONS,
         default="keep",
         help="precision kernels compute in (default: the model's own)",
+    )
+    p.add_argument(
+        "--weights",
+        choices=("keep", *weight_only.FORMATS),
+        default="keep",
+        help="quantise constant weights of MatMul, Gemm and Gather (default: keep them)",
+    )
+    p.add_argument(
+        "--block",
+        type=int,
+        metavar="32|128",
+        help="weights of a column that share a scale, 0: all (default: 0 for int8, 32 for int4)",
     )
     options.add_rules(p)
     p.add_argument(
@@ -87,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
             output=None if args.dry_run else output,
             backend=args.backend,
             precision=args.precision,
+            weights=args.weights,
+            block=args.block,
             only=args.only,
             skip=args.skip,
             dry_run=args.dry_run,

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx.canonicalize import constant_folding
+from tracea_onnx.canonicalize import canonical_form, constant_folding
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.errors import (
     MissingFusionError,
@@ -35,9 +35,9 @@ from tracea_onnx.pipeline.fusion_loop import (
 )
 from tracea_onnx.pipeline.pack import build_pack
 from tracea_onnx.pipeline.report import Report
-from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.rewrite import fused_calls, weight_only
 from tracea_onnx.shapes import onnx_inference
-from tracea_onnx.verify import delta_debugging, narrow_errors
+from tracea_onnx.verify import delta_debugging, narrow_errors, weight_drift
 from tracea_onnx.verify import verification as verification
 
 PRECISIONS = ("keep", "bf16", "fp16")
@@ -68,6 +68,8 @@ def optimize(
     output: str | os.PathLike[str] | None = None,
     backend: str = "auto",
     precision: str = "keep",
+    weights: str = "keep",
+    block: int | None = None,
     only: Collection[str] = (),
     skip: Collection[str] = (),
     dry_run: bool = False,
@@ -92,6 +94,8 @@ def optimize(
     - `output`: where to write; None: nowhere.
     - `backend`: what fusions are priced for, or "auto".
     - `precision`: "keep", "fp16" or "bf16".
+    - `weights`: "keep", "int8" or "int4": what constant weights are quantised to; `block`: terms of
+      a column that share a scale, 0 for all (None: 0 for int8, 32 for int4).
     - `only`, `skip`: names of rules to use alone, or to do without.
     - `dry_run`: rewrite nothing; the report has the fusions of the first round with their prices.
     - `verify`: whether to compare. `rtol`, `atol`: the bounds; None: from types and reductions.
@@ -116,6 +120,9 @@ def optimize(
         raise UsageError(
             f"precision '{precision}' is unknown", f"choose from {', '.join(PRECISIONS)}"
         )
+    form = None if weights == "keep" else weight_only.format_of(weights, block)
+    if form is None and block is not None:
+        raise UsageError("a block of weights that are kept", "give --weights int8 or int4, too")
     for target in (output, pack):
         if target is not None:
             model_file.check_output(Path(target))
@@ -132,6 +139,24 @@ def optimize(
     report = Report(
         where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else []
     )
+    if form is not None and not dry_run:
+        on_progress("weights", 0, 0)
+        canonical_form.canonicalise(
+            source.model,
+            folder=source.folder,
+            keep_initializer_inputs=keep_initializer_inputs,
+            notes=report.notes,
+        )
+
+        def true_original() -> verification.Reference:
+            return verification.measure(
+                original, seed=seed, values=inputs, shapes=input_shapes, time_limit=time_limit
+            )
+
+        report.weights = weight_drift.shrink(source, form, true_original if verify else None)
+        # what is fused is compared with the quantised model
+        original = model_file.Source(ModelProto(), source.folder, source.path)
+        original.model.CopyFrom(source.model)
     options = FusionOptions(
         backend,
         tuple(only),
@@ -333,7 +358,7 @@ def _widened(
     kept, found = 0, report.verify  # which is None where the result does not run
     for trial in range(1, _TRIALS + 1):
         excess = math.inf if found is None else verification.excess(reference, found)
-        kept = _enough(squares, kept, excess) if trial < _TRIALS else len(order)
+        kept = narrow_errors.enough(squares, kept, excess) if trial < _TRIALS else len(order)
         note = (
             f"{kept} of {len(names)} nodes stay fp32, because the result left its bounds with"
             f" them in {kind.name} (typical inputs: --load-inputs)"
@@ -351,24 +376,6 @@ def _widened(
 
 #: Sets of nodes that are tried; the last one is all of them.
 _TRIALS = 6
-#: How far within its bounds a result is meant to be.
-_MARGIN = 1.25
-
-
-def _enough(squares: Sequence[float], kept: int, excess: float) -> int:
-    """How many of the worst nodes must stay fp32, more than `kept` of them, for errors that are so
-    many times too large. Those beyond the range come first, and alone.
-    """
-    infinite = sum(map(math.isinf, squares))
-    if kept < infinite:
-        return infinite
-    left = sum(squares[kept:])
-    target = left / (_MARGIN * excess) ** 2
-    count = kept
-    while count < len(squares) and left > target:
-        left -= squares[count]
-        count += 1
-    return max(count, kept + 1)
 
 
 def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:

@@ -10,6 +10,7 @@ from tracea_onnx.ir.refusals import Refusal
 from tracea_onnx.rewrite.mixed_precision import Narrowed
 from tracea_onnx.support import tables
 from tracea_onnx.verify.verification import Verification
+from tracea_onnx.verify.weight_drift import Weights
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Report:
     - `refused`: each refusal with its rule, anchor, code and sentence.
     - `verify`: the comparison with the original; None without one.
     - `precision`: what became narrow; None without `precision`.
+    - `weights`: which were quantised, and how far each output drifts; None without `weights`.
     - `seconds`: wall time of the whole run.
     - `notes`, `files`: what is odd about the model, and what was written.
 
@@ -52,6 +54,7 @@ class Report:
     refused: list[Refusal] = field(default_factory=list)
     verify: Verification | None = None
     precision: Narrowed | None = None
+    weights: Weights | None = None
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -79,6 +82,7 @@ class Report:
             ],
             "verify": None if self.verify is None else self.verify.to_json(),
             "precision": None if self.precision is None else self.precision.to_json(),
+            "weights": None if self.weights is None else asdict(self.weights),
             "seconds": round(self.seconds, 3),
             "notes": self.notes,
             "files": self.files,
@@ -133,6 +137,8 @@ def _parts(
             out.append(f"  and {len(near) - len(shown)} more: tracea-onnx explain {report.model}")
     if report.precision is not None:
         out += ["", *_precision_text(report.precision, verbose)]
+    if report.weights is not None:
+        out += ["", *report.weights.text()]
     if report.verify is not None:
         out += ["", *report.verify.text()]
     return [*out, *(f"note: {n}" for n in report.notes)]

@@ -81,3 +81,23 @@ def _error(largest: float, error: float, value: float) -> float:
     if largest == 0 or not math.isfinite(largest):  # the original has nothing to lose here
         return 0.0
     return math.sqrt(error / value) if math.isfinite(error) else math.inf
+
+
+#: How far within its bounds a result is meant to be.
+_MARGIN = 1.25
+
+
+def enough(squares: Sequence[float], kept: int, excess: float) -> int:
+    """How many of the worst nodes must stay fp32, more than `kept` of them, for errors that are so
+    many times too large. Those beyond the range come first, and alone.
+    """
+    infinite = sum(map(math.isinf, squares))
+    if kept < infinite:
+        return infinite
+    left = sum(squares[kept:])
+    target = left / (_MARGIN * excess) ** 2
+    count = kept
+    while count < len(squares) and left > target:
+        left -= squares[count]
+        count += 1
+    return max(count, kept + 1)
