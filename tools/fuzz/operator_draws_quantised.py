@@ -5,6 +5,7 @@ with what moves or selects elements in between (see `operator_draws`). Their res
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -63,4 +64,52 @@ def quantised(d: Draw) -> None:
         d.add("QuantizeLinear", x, *given)
 
 
-KINDS: Mapping[str, Callable[[Draw], None]] = {"quantised": quantised}
+def _image(d: Draw) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
+    """Sizes of images and filters, and attributes of their convolution."""
+    r = d.random
+    group = r.choice((1, 1, 1, 2, 3, 8, 16))
+    channels, filters = group * r.choice((1, 1, 2, 3, 8)), group * r.choice((1, 1, 2, 5, 16))
+    window = [r.choice((1, 1, 3, 3, 2, 5)) for _ in range(2)]
+    size = [r.randrange(k, 20) for k in window]
+    attrs = {
+        "group": group,
+        "strides": [r.choice((1, 1, 2)) for _ in range(2)],
+        "pads": [r.randrange(k) for k in window * 2],
+    }
+    return (r.choice((1, 2)), channels, *size), (filters, channels // group, *window), attrs
+
+
+def product(d: Draw) -> None:
+    """A product of integers, as the sums themselves, or as what they are dequantised to."""
+    r = d.random
+    d.opset, image = 21, r.random() < 0.5
+    if image:
+        shape, weight, attrs = _image(d)
+        axis, columns = 0, weight[0]
+    else:
+        k, columns, axis, attrs = d.size(200), d.size(140), 1, {}
+        shape, weight = (*d.shape(r.randrange(1, 4), 60), k), (k, columns)
+    kinds = [r.choice((np.uint8, np.int8)) for _ in range(2)]
+    x, w = (
+        d.rng.integers(np.iinfo(t).min, int(np.iinfo(t).max) + 1, n).astype(t)
+        for t, n in zip(kinds, (shape, weight), strict=True)
+    )
+    given, stored = d.given(x), d.store(w)
+    zeros = [d.store(d.rng.integers(0, 100, ()).astype(t)) for t in kinds]
+    if r.random() < 0.3:
+        # ONNX Runtime's ConvInteger has no signed images
+        d.add("ConvInteger" if image else "MatMulInteger", given, stored, *zeros, **attrs)
+        return
+    many = r.random() < 0.5
+    size = (columns,) if many else ()
+    scales = [d.store(np.asarray(2.0 ** d.rng.uniform(-9, -5, n), np.float32)) for n in ((), size)]
+    a = d.add("DequantizeLinear", given, scales[0], zeros[0])
+    b = d.add("DequantizeLinear", stored, scales[1], *([] if many else zeros[1:]), axis=axis)
+    y = d.add("Conv" if image else "MatMul", a, b, **attrs)
+    if r.random() < 0.5:
+        y = d.add(r.choice(("Relu", "Sigmoid", "HardSwish")), y)
+    if r.random() < 0.3:
+        d.add("Add", y, d.weight((columns, 1, 1) if image else (columns,)))
+
+
+KINDS: Mapping[str, Callable[[Draw], None]] = {"quantised": quantised, "product": product}

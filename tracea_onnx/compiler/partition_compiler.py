@@ -144,7 +144,8 @@ def compile_graph(
         ops = _ops(graph, chosen, trust)
         reasons, values = _probe(graph, ops, writer)
         if not everything:
-            reasons |= quantised_groups.left(graph, ops, reasons)
+            faster = writer.target.faster_integers
+            reasons |= quantised_groups.left(graph, ops, reasons, faster=faster)
         if body:
             reasons |= {
                 k: "ONNX Runtime inlines fused functions in the bodies of control flow"
@@ -526,7 +527,7 @@ def _plan_storage(
         if op.kind in _RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
             ctx.alias[op.input(0)] = op.outputs[0]
     concat_in_place.place(ctx, ops, known, outputs)
-    ctx.quantisers = quantised.find(ops, {*outputs, *ctx.alias})
+    ctx.sole = quantised.sole_readers(ops, {*outputs, *ctx.alias})
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
     if ctx.target.launch_bound:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.op_traits import Trait, operators
+
+_QUANTISE = operators(Trait.QUANTISE)
 
 
 def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
@@ -67,6 +70,8 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
     the mask complete.
     """
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
+    needs = [{producer[n] for n in _read(op, graph) if n in producer} for op in ops]
+    followers = _followers(ops, supported, needs)
     group_of: list[int] = []
     reach: list[int] = []
     before: list[int] = []
@@ -78,8 +83,8 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
             out |= before[g]
         return out
 
-    for k, op in enumerate(ops):
-        preds = {producer[n] for n in _read(op, graph) if n in producer}
+    for k in range(len(ops)):
+        preds = needs[k]
         banned = above = 0
         for p in preds:
             h = group_of[p]
@@ -87,7 +92,7 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
             banned |= earlier
             above |= earlier | (1 << h if h >= 0 else 0)
         g = -1
-        if supported[k]:
+        if supported[k] and k not in followers:
             near = [h for h in {group_of[p] for p in preds} if h >= 0 and not banned >> h & 1]
             g = (
                 max(near)
@@ -107,7 +112,30 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
                     before[h] |= more
         group_of.append(g)
         reach.append(above)
-    return members
+    for k, reader in followers.items():
+        members[group_of[reader]].append(k)
+    return [sorted(group) for group in members]
+
+
+def _followers(
+    ops: Sequence[Op], supported: Sequence[bool], needs: Sequence[set[int]]
+) -> dict[int, int]:
+    """What dequantises constants, and the one op that reads each: they belong into its group,
+    wherever that is.
+    """
+    readers: dict[int, list[int]] = {}
+    for k, before in enumerate(needs):
+        for p in before:
+            readers.setdefault(p, []).append(k)
+    return {
+        k: read[0]
+        for k, read in readers.items()
+        if not needs[k]
+        and ops[k].kind in _QUANTISE
+        and len(read) == 1
+        and supported[k]
+        and supported[read[0]]
+    }
 
 
 def _bits(mask: int) -> Iterator[int]:

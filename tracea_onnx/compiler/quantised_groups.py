@@ -8,7 +8,7 @@ partition that has no product in integers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tracea_onnx.compiler import partitioning
 from tracea_onnx.compiler.lower.op import Op, makers, readers
@@ -18,23 +18,38 @@ from tracea_onnx.ir.pointwise_ops import POINTWISE
 
 _QUANTISE = operators(Trait.QUANTISE)
 _PRODUCTS = kinds(Trait.CONV, Trait.DECONV, Trait.PRODUCT)
+_SUMS = frozenset(("ConvInteger", "MatMulInteger"))
+_INTEGER = _SUMS | {"QLinearConv", "QLinearMatMul", "com.microsoft.QGemm"}
+_DYNAMIC = "DynamicQuantizeLinear"
+#: Operators of integers that are worth nothing without a product beside them.
+_BESIDE = operators(Trait.INTEGERS) | {_DYNAMIC}
 _LIGHT = {*POINTWISE, ":pointwise"}
 WHY = "its operands are quantised, and ORT runs the quantised group as one integer kernel"
+_SLOWER = f"{WHY}, which was measured to be faster; claim=all takes it"
 
 
-def left(graph: Graph, ops: Sequence[Op], refused: Collection[int]) -> dict[int, str]:
-    """Ops that ONNX Runtime should run, beside those that are refused, and why."""
-    found = _around(graph, ops, refused)
-    kept = [k not in refused and k not in found for k in range(len(ops))]
+def left(
+    graph: Graph, ops: Sequence[Op], refused: Collection[int], *, faster: bool
+) -> dict[int, str]:
+    """Ops that ONNX Runtime should run, beside those that are refused, and why. faster: whether
+    products in integers take less time here.
+    """
     made = makers(ops)
+    products = {k for k, op in enumerate(ops) if _is_product(graph, op, made)}
+    found = {} if faster else dict.fromkeys(products.difference(refused), _SLOWER)
+    found |= _around(graph, ops, {*refused, *found})
+    kept = [k not in refused and k not in found for k in range(len(ops))]
     for members in partitioning.groups(ops, kept, graph):
-        if not any(_is_integer_product(ops[k], made) for k in members):
+        if products.isdisjoint(members):
             found |= {k: WHY for k in members if _is_beside(graph, ops[k])}
     return found
 
 
-def _is_integer_product(op: Op, made: Mapping[str, Op]) -> bool:
-    return op.kind in _PRODUCTS and any(i in made and made[i].kind in _QUANTISE for i in op.inputs)
+def _is_product(graph: Graph, op: Op, made: Mapping[str, Op]) -> bool:
+    """Whether the op is a product by a quantised weight."""
+    before = (made[i] for i in op.inputs if i in made)
+    weighed = any(b.kind in _QUANTISE and graph.is_const(b.input(0)) for b in before)
+    return op.kind in _INTEGER or (op.kind in _PRODUCTS and weighed)
 
 
 def _is_beside(graph: Graph, op: Op) -> bool:
@@ -43,45 +58,72 @@ def _is_beside(graph: Graph, op: Op) -> bool:
         *(graph.producer(i) for i in op.inputs if i),
         *(c for o in op.outputs if o for c in graph.consumers(o)),
     )
-    return op.kind in _QUANTISE or any(n is not None and n.op in _QUANTISE for n in around)
+    beside = any(n is not None and n.op in _QUANTISE for n in around)
+    return beside or op.kind in _QUANTISE | _BESIDE
 
 
 def _around(graph: Graph, ops: Sequence[Op], refused: Collection[int]) -> dict[int, str]:
     """What belongs to products of quantised operands that are refused."""
     made, read = makers(ops), readers(ops)
     place = {id(op): k for k, op in enumerate(ops)}
+    gone = set(refused)
     found: dict[int, str] = {}
-    for k in refused:
-        product = ops[k]
-        before = [made[i] for i in product.inputs if i in made and made[i].kind in _QUANTISE]
-        if product.kind not in _PRODUCTS or not before:
+
+    def leave(op: Op, product: Op) -> None:
+        k = place[id(op)]
+        if k not in gone:
+            gone.add(k)
+            found[k] = (
+                f"ONNX Runtime runs it with {product.nodes[0].op} '{product.label}' as one integer"
+                " kernel"
+            )
+
+    for product in (ops[k] for k in sorted(refused)):
+        before = [made[i] for i in product.inputs if i in made]
+        before = [b for b in before if b.kind in _QUANTISE or b.kind == _DYNAMIC]
+        if product.kind not in _INTEGER and not (product.kind in _PRODUCTS and before):
             continue
-        why = (
-            f"ONNX Runtime runs it with {product.nodes[0].op} '{product.label}' as one integer "
-            "kernel"
-        )
-        after = _up_to_quantised(graph, product, read)
-        alone = [
-            b
-            for b in before
-            if all(place[id(r)] in refused or place[id(r)] in found for r in read[b.outputs[0]])
-        ]
-        found |= {place[id(op)]: why for op in (*alone, *after)}
-    return {k: why for k, why in found.items() if k not in refused}
+        scaled = product.kind in _SUMS
+        after = _scaled(product, read) if scaled else _up_to_quantised(graph, product, read)
+        for op in after:
+            leave(op, product)
+        for op in before if not scaled else (*before, *_scales(after, before, made)):
+            if all(place[id(r)] in gone for o in op.outputs for r in read.get(o, [])):
+                leave(op, product)
+    return found
+
+
+def _scaled(product: Op, read: Mapping[str, list[Op]]) -> list[Op]:
+    """What converts sums of integers to floats, scales them, and adds a bias."""
+    return [op for op in _alone(product, read, 3) if op.kind in _LIGHT]
+
+
+def _scales(after: Sequence[Op], before: Sequence[Op], made: Mapping[str, Op]) -> list[Op]:
+    """The ops that make factors of scales of a run, for these readers."""
+    of_run = {o for b in before for o in b.outputs}
+    makers_of = [made[i] for op in after for i in op.inputs if i in made and op is not made[i]]
+    return [op for op in makers_of if op.kind in _LIGHT and of_run.intersection(op.inputs)]
+
+
+def _alone(op: Op, read: Mapping[str, list[Op]], most: int) -> Iterator[Op]:
+    """The ops that follow, each the only reader of the one before it."""
+    for _ in range(most):
+        following = read.get(op.outputs[0], [])
+        if len(following) != 1:
+            return
+        op = following[0]
+        yield op
 
 
 def _up_to_quantised(graph: Graph, product: Op, read: Mapping[str, list[Op]]) -> list[Op]:
     """The light ops behind a product, each the only reader of the one before it, up to the one that
     quantises the result; none where there is no such.
     """
-    chain = [product]
-    while True:
-        value = chain[-1].outputs[0]
-        following = read.get(value, [])
-        if len(following) != 1 or graph.is_output(value):
-            return []
-        chain.append(following[0])
-        if chain[-1].kind in _QUANTISE:
-            return chain[1:]
-        if chain[-1].kind not in _LIGHT:
-            return []
+    chain: list[Op] = []
+    for op in _alone(product, read, len(read)):
+        chain.append(op)
+        if op.kind in _QUANTISE:
+            return chain
+        if op.kind not in _LIGHT or graph.is_output(op.outputs[0]):
+            break
+    return []

@@ -36,6 +36,7 @@ class Trait(Flag):
     GLOBAL_POOL = auto()
     CONTROL = auto()  # it has bodies
     QUANTISE = auto()  # ONNX Runtime's int8 kernels look for it next to their operator
+    INTEGERS = auto()  # ONNX Runtime's own, of 8-bit operands with their scales
     SHAPE_ONLY = auto()  # it reads the shape of its input alone
     # --- what is done with it
     HEAVY = auto()  # a kernel for it is always worth a partition

@@ -123,7 +123,14 @@ _COUNTED = frozenset(("Compress", "NonMaxSuppression", "NonZero", "StringSplit",
 
 def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported."""
-    if _follow(ctx, op):
+    late = ctx.late.pop(op.outputs[0], None)
+    if late is not None:
+        if late.make():
+            return
+        for before in late.ops:
+            ctx.waiting.discard(before.outputs[0])
+            lower(ctx, before)
+    if op.outputs[0] in ctx.waiting or _follow(ctx, op):
         return
     fn = LOWER.get(op.kind)
     if fn is None:

@@ -16,6 +16,7 @@ from tracea_onnx.compiler.lower.value import (
     Deferred,
     DeferredNorm,
     Dims,
+    Late,
     Nhwc,
     Unsupported,
     Value,
@@ -63,8 +64,11 @@ class Lowering:
         self.staged: dict[str, int] = {}
         # results of convolutions that only a max pooling reads -> that pooling
         self.pooled: dict[str, Op] = {}
-        # values that nothing but a QuantizeLinear reads -> that operator
-        self.quantisers: dict[str, Op] = {}
+        # values that one op alone reads -> that op
+        self.sole: dict[str, Op] = {}
+        # results of pointwise ops that a product of integers before them may compute
+        self.late: dict[str, Late] = {}
+        self.waiting: set[str] = set()  # results of what waits for these
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
@@ -216,6 +220,10 @@ class Lowering:
         ref = self._outputs[target] if target else self.plan.arena(D.mul(v.elements, v.dtype.size))
         v.view = View(ref, contiguous(v.shape))
         return ref
+
+    def is_given_storage(self, name: str) -> bool:
+        """Whether it is said where the value will lie, in what order."""
+        return name in self._outputs or name in self.alias
 
     def relabelled(self, part: str, name: str) -> None:
         """`part` will have the elements of `name` in their order: it is written where that lies."""
@@ -512,7 +520,9 @@ class Lowering:
             repr(sorted((floats or {}).items())),
         )
         if key not in self._packed:
-            size = DType.F32.size if family == "pack_bias" else dtype.size
+            size = (
+                1 if "int8" in family else DType.F32.size if family == "pack_bias" else dtype.size
+            )
             widened = family == "pack_conv2d" and self.target.group_packing and dtype.size == 2
             count = packed_elements(family, **params)
             count += widened_elements(**params) if widened else 0

@@ -42,8 +42,12 @@ def plan_epilogue(
     dtype: DType,
     out: Dims,
     channel_axis: int,
+    *,
+    joins: bool = True,
 ) -> Epilogue | None:
-    """The fused form of `expr`, or None when it needs a pointwise kernel of its own."""
+    """The fused form of `expr`, or None when it needs a pointwise kernel of its own. joins: as of
+    `expr_program.simplify`.
+    """
     if expr is None:
         return Epilogue()
     expr = unrounded(expr, dtype)
@@ -62,7 +66,7 @@ def plan_epilogue(
             epi.residual = extras[r]
             epi.ints["res_mode"] = known.res_mode
             return epi
-    epi = Epilogue(program=compile_program(expr, type="f32"))
+    epi = Epilogue(program=compile_program(expr, type="f32", joins=joins))
     for k, (v, kind) in enumerate(zip(extras, kinds, strict=True)):
         assert kind is not None
         epi.ints[f"o{k}_kind"] = kind

@@ -11,12 +11,12 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.quantise import define
 from tracea_onnx.compiler.lower.passes import quantised
-from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
+from tracea_onnx.compiler.lower.value import Quantised, Value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.op_traits import Trait, operators
 
-#: Operators whose elements are those of their first input, or of all inputs.
-_MOVES = operators(Trait.MOVE) - {"CenterCropPad", "Pad", "Trilu", "Where"}
+#: Operators whose elements are some of their first input's, or of all inputs'.
+_MOVES = operators(Trait.MOVE) - {"CenterCropPad", "Pad", "Trilu", "Where"} | {"MaxPool"}
 _ALL = frozenset(("Concat",))
 
 
@@ -47,15 +47,10 @@ def lower(ctx: Lowering, op: Op, move: Callable[[Lowering, Op], None]) -> bool:
 
 def _quantised_again(ctx: Lowering, name: str, held: Quantised) -> str | None:
     """The result of the QuantizeLinear that alone reads `name`, where it gives the integers."""
-    reader = ctx.quantisers.get(name)
-    if reader is None:
+    made = quantised.reader(ctx, Value(name, DType.F32, held.x.shape))
+    if made is None or not quantised.is_inverse(held, made.scale, made.zero, made.dtype):
         return None
-    try:
-        made = quantised.quantising(ctx, reader, Value(name, DType.F32, held.x.shape))
-    except Unsupported:
-        return None
-    inverse = quantised.is_inverse(held, made.scale, made.zero, made.dtype)
-    return reader.outputs[0] if inverse else None
+    return made.name
 
 
 def _alike(a: Quantised, b: Quantised) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,14 @@ class Deferred:
     parts: tuple[Value, ...]
     make: Callable[[], None]
     stage: object = None
+
+
+@dataclass(frozen=True, eq=False)
+class Late:
+    """Ops that the op behind them may compute in one launch: `make` does, and says whether."""
+
+    ops: Sequence[Any]
+    make: Callable[[], bool]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from tracea_onnx.compiler.lower.context import Border, Lowering
 from tracea_onnx.compiler.lower.epilogue import plan_epilogue
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool, quantised
+from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool, integer_products
 from tracea_onnx.compiler.lower.passes.focus_stem import spread_weight
 from tracea_onnx.compiler.lower.passes.fold_affine import Scaled, scaled
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
@@ -79,7 +79,8 @@ def conv(ctx: Lowering, op: Op) -> None:
     """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
     roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
-    quantised.refuse_product(op, x, w)
+    if integer_products.conv(ctx, op):
+        return
     alone = roles.keys() <= {"x", "w", "b"} and op.attr("expr") is None
     if x.rank == w.rank == 5 and alone and w.is_constant and w.dtype == x.dtype:
         conv3d_by_2d.conv(ctx, op, x, w, conv)
@@ -230,7 +231,8 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     """ConvTranspose with its epilogue; pads crop the full output."""
     roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
-    quantised.refuse_product(op, x, w)
+    if x.quantised is not None and w.quantised is not None:
+        raise Unsupported("no kernel computes ConvTranspose of quantised operands in integers")
     _check(ctx, x, w)
     spec = ConvTransposeSpec.of(op.attrs)
     g = _groups(spec)

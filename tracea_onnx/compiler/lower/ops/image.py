@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue import activation_only
@@ -9,7 +11,7 @@ from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.conv import conv
 from tracea_onnx.compiler.lower.ops.gemm import gemm
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import conv3d_by_2d
+from tracea_onnx.compiler.lower.passes import byte_images, conv3d_by_2d
 from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
 from tracea_onnx.compiler.lower.window import launch_pool, pooling
 from tracea_onnx.ir import dims as D
@@ -27,6 +29,13 @@ def pool(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
     axes = pooling(op, x)
+    if mode == 0 and x.dtype in byte_images.BYTES:  # f32 holds them
+        inner = tuple(f"{op.outputs[0]}\0{k}" for k in ("x", "y"))
+        same = Expr(1, (), 0)
+        lower_expression(ctx, same, [x], inner[0], DType.F32)
+        pool(ctx, replace(op, inputs=inner[:1], outputs=inner[1:]))
+        lower_expression(ctx, same, [ctx.value(inner[1])], op.outputs[0], x.dtype)
+        return
     ctx.require(x, "pooling")
     if x.rank == 5:
         conv3d_by_2d.pool(ctx, op, x, mode, axes)

@@ -16,7 +16,7 @@ from tracea_onnx.compiler.lower.epilogue_kinds import (
     operand_kind,
 )
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.passes import pointwise_stages, quantised, summed_rows
+from tracea_onnx.compiler.lower.passes import byte_images, pointwise_stages, quantised, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir.abi import I64_OPCODES, INTEGERS, KERNEL_FLOATS, DType
 from tracea_onnx.ir.activations import unrounded
@@ -34,13 +34,7 @@ _IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
 
 def pointwise(ctx: Lowering, op: Op) -> None:
     """A fused chain (`expr` over its inputs) or one ONNX pointwise node."""
-    if op.fused:
-        expr, names = PointwiseSpec.of(op.attrs).expr, list(op.inputs)
-    else:
-        found = node_expression(ctx.graph, op.nodes[0])
-        if found is None:
-            raise Unsupported(f"no kernel computes {op.kind} with these attributes")
-        expr, names = found
+    expr, names = expression_of(ctx, op)
     values = [ctx.value(n) for n in names]
     dtype = element_type(op.outputs[0], ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
     out = Value(op.outputs[0], dtype, broadcast(ctx, *(v.shape for v in values)))
@@ -58,6 +52,16 @@ def pointwise(ctx: Lowering, op: Op) -> None:
         ctx.defer(out, kind, values, lambda: lower_expression(ctx, expr, values, out.name, dtype))
         return
     lower_expression(ctx, expr, values, op.outputs[0], dtype)
+
+
+def expression_of(ctx: Lowering, op: Op) -> tuple[Expr, list[str]]:
+    """The expression of a pointwise op, and its operands."""
+    if op.fused:
+        return PointwiseSpec.of(op.attrs).expr, list(op.inputs)
+    found = node_expression(ctx.graph, op.nodes[0])
+    if found is None:
+        raise Unsupported(f"no kernel computes {op.kind} with these attributes")
+    return found
 
 
 def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
@@ -229,6 +233,14 @@ def _plain(
         ValueError
     ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
         raise Unsupported(f"no program computes the pointwise expression: {e}") from None
+    if byte_images.keeps(inputs, dtype) and not ctx.is_given_storage(name):
+        turned = [byte_images.turned(ctx, v, len(shape)) for v in inputs]
+        if _fits(ctx, turned, byte_images.last(shape)):
+            made = Value(f"{name}\0last", dtype, byte_images.last(shape))
+            pointwise_stages.launch(ctx, turned, made, program)
+            assert made.view is not None
+            byte_images.lay(ctx, ctx.define(name, dtype, shape), made.view.ref)
+            return
     out = Value(name, dtype, shape)
     read = _within_limits(ctx, inputs, shape)
     if pointwise_stages.worth(ctx, out, read):

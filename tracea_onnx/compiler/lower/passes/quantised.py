@@ -22,6 +22,7 @@ from tracea_onnx.support.data_classes import dataclass
 #: What tensors are quantised to.
 INTEGERS = frozenset((DType.U8, DType.I8, DType.U16, DType.I16))
 QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
+DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
 _SAME = Expr(1, (), 0)
 #: Scales with which the quotient of a product is the integer again: none of the two leaves the
 #: normal numbers.
@@ -32,11 +33,17 @@ _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 class Quantising:
     """The expression of a value and these operands that quantises it."""
 
+    name: str
     expr: Expr
     operands: list[Value]
     scale: Value
     zero: Value | None
     dtype: DType
+
+    @property
+    def parts(self) -> tuple[Value | None, ...]:
+        """Scale and zero point."""
+        return self.scale, self.zero
 
 
 def check(ctx: Lowering, op: Op) -> None:
@@ -150,15 +157,24 @@ def quantising(ctx: Lowering, op: Op, x: Value) -> Quantising:
     dtype = DType(number)
     scale, zero = parameters(ctx, op, x)
     expr, values = expression(scale, zero, dtype)
-    return Quantising(expr, values, scale, zero, dtype)
+    return Quantising(op.outputs[0], expr, values, scale, zero, dtype)
 
 
-def refuse_product(op: Op, *operands: Value) -> None:
-    """Refuse a product of quantised operands: floats would be the slower."""
-    if all(v.quantised is not None for v in operands):
-        raise Unsupported(
-            f"no kernel computes {op.nodes[0].op} '{op.label}' of quantised operands in integers"
-        )
+def quantiser(ctx: Lowering, name: str) -> Op | None:
+    """The QuantizeLinear that alone reads a value."""
+    op = ctx.sole.get(name)
+    return op if op is not None and op.kind in QUANTIZE and op.input(0) == name else None
+
+
+def reader(ctx: Lowering, v: Value) -> Quantising | None:
+    """What alone reads a value that is about to be made, and quantises it."""
+    op = quantiser(ctx, v.name)
+    if op is None or not all(i in ctx.values or ctx.graph.is_const(i) for i in op.inputs[1:] if i):
+        return None
+    try:
+        return quantising(ctx, op, v)
+    except Unsupported:
+        return None
 
 
 def is_inverse(held: Quantised, scale: Value, zero: Value | None, dtype: DType) -> bool:
@@ -179,15 +195,12 @@ def same_number(a: Value | None, b: Value | None) -> bool:
     return one is not None and one == other
 
 
-def find(ops: Sequence[Op], outputs: Collection[str]) -> dict[str, Op]:
-    """Values that nothing but a QuantizeLinear reads -> that operator."""
+def sole_readers(ops: Sequence[Op], outputs: Collection[str]) -> dict[str, Op]:
+    """Values that nothing but one op reads, as its first input or one of several -> that op."""
     return {
         name: read[0]
         for name, read in readers(ops).items()
-        if name not in outputs
-        and len(read) == 1
-        and read[0].kind in QUANTIZE
-        and read[0].input(0) == name
+        if name not in outputs and len(read) == 1
     }
 
 
@@ -197,7 +210,7 @@ def fused(
     """An expression with what dequantises its inputs and what alone quantises its result, name and
     type of which it then has; as far as it reads no more than `most` tensors.
     """
-    if name not in ctx.quantisers and not any(map(waits, inputs)):
+    if quantiser(ctx, name) is None and not any(map(waits, inputs)):
         return expr, list(inputs), name, dtype
     values: list[Value] = []
 
@@ -215,13 +228,8 @@ def fused(
         values.clear()
         parts = [(_SAME, placed([v])) for v in inputs]
     expr = substituted(expr, parts, len(values))
-    reader = ctx.quantisers.get(name)
-    if reader is None or not all(_is_made(ctx, i) for i in reader.inputs[1:] if i):
-        return expr, values, name, dtype
-    shape = broadcast(ctx, *(v.shape for v in values))
-    try:
-        made = quantising(ctx, reader, Value(name, dtype, shape))
-    except Unsupported:
+    made = reader(ctx, Value(name, dtype, broadcast(ctx, *(v.shape for v in values))))
+    if made is None:
         return expr, values, name, dtype
     before = [*range(len(values))]
     after = placed(made.operands)
@@ -230,13 +238,9 @@ def fused(
         return expr, values, name, dtype
     rest = [(_SAME, [k]) for k in after]
     whole = substituted(made.expr, [(expr, before), *rest], len(values))
-    return whole, values, reader.outputs[0], made.dtype
+    return whole, values, made.name, made.dtype
 
 
 def waits(v: Value) -> bool:
     """Whether it lies nowhere but in integers."""
     return v.quantised is not None and v.view is None and v.nhwc is None
-
-
-def _is_made(ctx: Lowering, name: str) -> bool:
-    return name in ctx.values or ctx.graph.is_const(name)

@@ -1,0 +1,118 @@
+"""Quantised groups become few launches; no kernel runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from tracea_onnx.compiler.partition_compiler import compile_graph
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.kernel_families import FAMILIES
+
+_HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
+_X = "uint8[n,8,9,9] x"
+_SCALES = "float s = {0.05}, float t = {0.031}, uint8 z = {120}, uint8 v = {7}, float ws = {0.01}"
+_CONV = "a = DequantizeLinear(x, s, z) w = DequantizeLinear(k, ws) "
+
+
+def compiled(body: str, sizes: str, weights: Mapping[str, tuple[int, ...]]) -> Any:
+    model = parser.parse_model(f"{_HEAD} g {sizes} <{_SCALES}> {{ {body} }}")
+    rng = np.random.default_rng(3)
+    for name, shape in weights.items():
+        kind, low = (np.int32, -999) if name == "b" else (np.int8, -128)
+        value = rng.integers(low, 127, shape).astype(kind)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return compile_graph(Graph(onnx.shape_inference.infer_shapes(model)), everything=True)
+
+
+def launches(found: Any) -> list[str]:
+    return [r["k"] for _, plan, _ in found.entries for r in plan["run"]]
+
+
+def ints(found: Any, family: str) -> dict[str, Any]:
+    """Parameters of the first launch of a family, by name; only constants."""
+    [(_, plan, _)] = found.entries
+    record = next(r for r in plan["run"] if r["k"] == family)
+    values = [plan["exprs"][e] for e in record["i"]]
+    return {n: v[1] for n, v in zip(FAMILIES[family].ints, values, strict=True) if v[0] == "const"}
+
+
+def test_a_convolution_with_bias_and_activation() -> None:
+    body = (
+        f"{_CONV} c = DequantizeLinear(b, t) d = Conv(a, w, c) e = Relu(d)"
+        " y = QuantizeLinear(e, t, v)"
+    )
+    found = compiled(body, f"({_X}) => (uint8[n,16,7,7] y)", {"k": (16, 8, 3, 3), "b": (16,)})
+    # the partition's input and output are channels-first
+    assert launches(found) == ["copy", "conv2d_int8", "copy"] and not found.refused
+    made = ints(found, "conv2d_int8")
+    assert (made["x_dtype"], made["w_dtype"], made["y_dtype"], made["act"]) == (2, 3, 2, 1)
+
+
+def test_a_residual_sum_is_part_of_the_convolution_before_it() -> None:
+    body = (
+        f"{_CONV} c = Conv<pads = [1, 1, 1, 1]>(a, w) d = QuantizeLinear(c, t, v)"
+        " e = DequantizeLinear(d, t, v) f = Add(e, a) g = Relu(f) y = QuantizeLinear(g, s, z)"
+    )
+    found = compiled(body, f"({_X}) => (uint8[n,8,9,9] y)", {"k": (8, 8, 3, 3)})
+    assert launches(found) == ["copy", "conv2d_int8", "copy"] and not found.refused
+    made = ints(found, "conv2d_int8")
+    assert (made["m_dtype"], made["r_dtype"], made["res_mode"], made["act"]) == (2, 2, 1, 1)
+
+
+def test_depthwise_and_dense_in_a_row_stay_channels_last() -> None:
+    body = (
+        f"{_CONV} c = Conv<group = 8>(a, w) d = QuantizeLinear(c, t, v)"
+        " e = DequantizeLinear(d, t, v) p = DequantizeLinear(q, ws) f = Conv(e, p)"
+        " y = QuantizeLinear(f, s, z)"
+    )
+    weights = {"k": (8, 1, 3, 3), "q": (24, 8, 1, 1)}
+    found = compiled(body, f"({_X}) => (uint8[n,24,7,7] y)", weights)
+    assert launches(found) == ["copy", "conv2d_int8_dw", "conv2d_int8", "copy"]
+
+
+def test_sums_are_converted_and_scaled_in_the_product() -> None:
+    body = (
+        "q, u, m = DynamicQuantizeLinear(x) a = MatMulInteger(q, k, m) c = Cast<to = 1>(a)"
+        " d = Mul(u, ws) e = Mul(c, d) f = Add(e, h) y = Relu(f)"
+    )
+    model_sizes = "(float[n,8] x, float[16] h) => (float[n,16] y)"
+    found = compiled(body, model_sizes, {"k": (8, 16)})
+    assert launches(found)[-1] == "gemm_int8" and launches(found).count("gemm_int8") == 1
+    assert ints(found, "gemm_int8")["y_dtype"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            (
+                "a = DequantizeLinear(x, s, z) w = DequantizeLinear(k, ws) c = ConvTranspose(a, w)"
+                " y = QuantizeLinear(c, t, v)"
+            ),
+            "no kernel computes ConvTranspose of quantised operands in integers",
+        ),
+        (
+            (
+                "a = DequantizeLinear<axis = 1>(x, many) w = DequantizeLinear(k, ws) c = Conv(a, w)"
+                " y = QuantizeLinear(c, t, v)"
+            ),
+            "it has a scale for each place along an axis of 'x'",
+        ),
+    ],
+)
+def test_what_is_left_is_left_whole(body: str, why: str) -> None:
+    sizes = f"({_X}) => (uint8[n,p,q,r] y)"
+    many = "float[8] many = {1, 2, 3, 4, 5, 6, 7, 8}"
+    model = parser.parse_model(f"{_HEAD} g {sizes} <{_SCALES}, {many}> {{ {body} }}")
+    weight = np.ones((8, 8, 3, 3), np.int8)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "k"))
+    found = compile_graph(Graph(onnx.shape_inference.infer_shapes(model)))
+    assert not found.entries and len(found.refused) == 4
+    assert any(why in reason for _, reason in found.refused)
+    assert sum("as one integer kernel" in reason for _, reason in found.refused) == 3

@@ -1,0 +1,159 @@
+"""Operators of integers in terms of what their operands are dequantised to: ONNX's, and those that
+ONNX Runtime's tool writes beside them. Results of ConvInteger and MatMulInteger are the sums
+themselves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.op import Op, of_roles
+from tracea_onnx.compiler.lower.ops.image import global_pool
+from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
+from tracea_onnx.compiler.lower.ops.quantise import define, dequantize, quantize
+from tracea_onnx.compiler.lower.passes import integer_products, quantised
+from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.spec_table import ConvSpec, GemmSpec
+
+#: What is said of these operators in terms of others, whatever the operator set.
+_DEQUANTIZE, _QUANTIZE = "com.microsoft.DequantizeLinear", "com.microsoft.QuantizeLinear"
+
+
+def _floats(ctx: Lowering, op: Op, given: tuple[str, ...], axis: int, which: str = "") -> str:
+    """What integers are dequantised to, by a name of its own."""
+    name = f"{op.outputs[0]}\0{which}{given[0]}"
+    dequantize(ctx, Op(_DEQUANTIZE, op.label, given, (name,), {"axis": axis}, op.nodes))
+    return name
+
+
+def _whole(ctx: Lowering, op: Op, x: str, zero: str, axis: int) -> str:
+    """The integers, less their zero point, as floats."""
+    name, v = f"{op.outputs[0]}\0{x}", ctx.value(x)
+    one, start = Value("\0one", DType.F32, ()), ctx.optional(zero)
+    one.data = np.ones((), np.float32)
+    along = Op(_DEQUANTIZE, op.label, (), (), {"axis": axis}, op.nodes)
+    held = None if start is None else quantised.along(ctx, along, v, start)
+    define(ctx, name, Quantised(v, one, held))
+    return name
+
+
+def _quantised(ctx: Lowering, op: Op, scale: str, zero: str) -> Op:
+    """What makes the result of floats by a name of its own."""
+    name = f"{op.outputs[0]}\0floats"
+    ctx.sole[name] = Op(_QUANTIZE, op.label, (name, scale, zero), op.outputs, {}, op.nodes)
+    return ctx.sole[name]
+
+
+def _made(ctx: Lowering, op: Op, product: bool, by: Op | None = None) -> None:
+    if not product:
+        raise Unsupported(f"no kernel computes {op.kind} of these operands")
+    if by is not None and by.inputs[0] in ctx.values:
+        quantize(ctx, by)
+
+
+def _bias(ctx: Lowering, op: Op, bias: str, x_scale: str, w_scale: str) -> str:
+    """A bias of integers, which has the scale of the products."""
+    both = f"{op.outputs[0]}\0scale"
+    scales = [ctx.value(x_scale), ctx.value(w_scale)]
+    lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), scales, both, DType.F32)
+    return _floats(ctx, op, (bias, both, ""), 0)
+
+
+def qlinear_conv(ctx: Lowering, op: Op) -> None:
+    """QLinearConv."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = op.inputs[:8]
+    roles = {
+        "x": _floats(ctx, op, (x, x_scale, x_zero), 1),
+        "w": _floats(ctx, op, (w, w_scale, w_zero), 0),
+    }
+    if op.input(8):
+        roles["b"] = _bias(ctx, op, op.input(8), x_scale, w_scale)
+    by = _quantised(ctx, op, y_scale, y_zero)
+    conv = of_roles(ConvSpec.of(op.attrs), roles, by.inputs[:1], op.nodes, op.label)
+    _made(ctx, op, integer_products.conv(ctx, conv), by)
+
+
+def qlinear_matmul(ctx: Lowering, op: Op) -> None:
+    """QLinearMatMul by a constant."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = op.inputs
+    last = [ctx.value(v).rank - 1 for v in (a, b)]
+    roles = {
+        "x": _floats(ctx, op, (a, a_scale, a_zero), last[0] - 1),
+        "w": _floats(ctx, op, (b, b_scale, b_zero), last[1]),
+    }
+    by = _quantised(ctx, op, y_scale, y_zero)
+    gemm = of_roles(GemmSpec(), roles, by.inputs[:1], op.nodes, op.label)
+    _made(ctx, op, integer_products.gemm(ctx, gemm), by)
+
+
+def conv_integer(ctx: Lowering, op: Op) -> None:
+    """ConvInteger by a constant weight."""
+    roles = {
+        "x": _whole(ctx, op, op.input(0), op.input(2), 1),
+        "w": _whole(ctx, op, op.input(1), op.input(3), 0),
+    }
+    conv = of_roles(ConvSpec.of(op.attrs), roles, op.outputs, op.nodes, op.label)
+    _made(ctx, op, integer_products.conv(ctx, conv, DType.I32))
+
+
+def matmul_integer(ctx: Lowering, op: Op) -> None:
+    """MatMulInteger by a constant."""
+    last = [ctx.value(op.input(k)).rank - 1 for k in (0, 1)]
+    roles = {
+        "x": _whole(ctx, op, op.input(0), op.input(2), last[0] - 1),
+        "w": _whole(ctx, op, op.input(1), op.input(3), last[1]),
+    }
+    gemm = of_roles(GemmSpec(), roles, op.outputs, op.nodes, op.label)
+    _made(ctx, op, integer_products.gemm(ctx, gemm, DType.I32))
+
+
+def qlinear_binary(ctx: Lowering, op: Op) -> None:
+    """QLinearAdd and QLinearMul, of which a zero point may be absent."""
+    names = [*op.inputs, ""][:8]
+    values = [ctx.value(_floats(ctx, op, tuple(names[k : k + 3]), 0, str(k))) for k in (0, 3)]
+    by = _quantised(ctx, op, names[6], names[7])
+    expr = Expr(2, (Instr(_BINARY[op.kind], (0, 1)),), 2)
+    lower_expression(ctx, expr, values, by.inputs[0], DType.F32)
+    _made(ctx, op, True, by)
+
+
+def qlinear_global_average_pool(ctx: Lowering, op: Op) -> None:
+    """QLinearGlobalAveragePool of channels-first images."""
+    if op.attr("channels_last", 0):
+        raise Unsupported(f"{op.kind} '{op.label}' has channels_last")
+    x = _floats(ctx, op, op.inputs[:3], 0)
+    by = _quantised(ctx, op, op.input(3), op.input(4))
+    global_pool(ctx, Op("GlobalAveragePool", op.label, (x,), by.inputs[:1], {}, op.nodes))
+    _made(ctx, op, True, by)
+
+
+def qgemm(ctx: Lowering, op: Op) -> None:
+    """QGemm by a constant; without a scale of its result that is floats."""
+    a, a_scale, a_zero, b, b_scale, b_zero = op.inputs[:6]
+    spec = GemmSpec.of(op.attrs)
+    roles = {
+        "x": _floats(ctx, op, (a, a_scale, a_zero), 0),
+        "w": _floats(ctx, op, (b, b_scale, b_zero), 0 if spec.trans_b else 1),
+    }
+    if op.input(6):
+        roles["b"] = _bias(ctx, op, op.input(6), a_scale, b_scale)
+    by = _quantised(ctx, op, op.input(7), op.input(8)) if op.input(7) else None
+    outputs = op.outputs if by is None else by.inputs[:1]
+    gemm = of_roles(spec, roles, outputs, op.nodes, op.label)
+    _made(ctx, op, integer_products.gemm(ctx, gemm), by)
+
+
+_MICROSOFT = "com.microsoft."
+_BINARY = {f"{_MICROSOFT}QLinearAdd": "add", f"{_MICROSOFT}QLinearMul": "mul"}
+OPS = {
+    **dict.fromkeys(_BINARY, qlinear_binary),
+    f"{_MICROSOFT}QLinearGlobalAveragePool": qlinear_global_average_pool,
+    f"{_MICROSOFT}QGemm": qgemm,
+    "QLinearConv": qlinear_conv,
+    "QLinearMatMul": qlinear_matmul,
+    "ConvInteger": conv_integer,
+    "MatMulInteger": matmul_integer,
+}

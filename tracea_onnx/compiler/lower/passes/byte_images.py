@@ -1,0 +1,81 @@
+"""Images of 8 bits are channels-last, without gaps: as strides, which any reader may follow, and as
+images, for products. Pointwise expressions keep the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.value import Dims, Nhwc, Value, View
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, factor
+from tracea_onnx.plan.builder import Ref
+
+BYTES = (DType.U8, DType.I8)
+
+
+def image_of(ctx: Lowering, v: Value) -> Nhwc:
+    """Images of 8 bits as channels-last ones; copied once where they are not."""
+    if v.nhwc is None:
+        view = ctx.strided(v)
+        v.nhwc = _lying(v, view)
+        if v.nhwc is None:
+            v.nhwc = _dense(v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
+            ctx.copy(view, _view_of(v, v.nhwc), v.shape, v.dtype, whole=False)
+    return v.nhwc
+
+
+def _lying(v: Value, view: View) -> Nhwc | None:
+    """A view whose channels follow each other."""
+    ns, c, *rows, cs = view.strides
+    if c != 1 and v.shape[1] != 1:
+        return None
+    return Nhwc(view.ref, cs, rows[0] if rows else D.mul(cs, v.shape[-1]), ns)
+
+
+def _dense(v: Value, ref: Ref) -> Nhwc:
+    _, c, h, w = v.image()
+    rs = D.mul(w, c)
+    return Nhwc(ref, c, rs, D.mul(h, rs))
+
+
+def _view_of(v: Value, image: Nhwc) -> View:
+    rows = (image.rs,) if v.rank == 4 else ()
+    return View(image.ref, (image.ns, 1, *rows, image.cs))
+
+
+def lay(ctx: Lowering, v: Value, ref: Ref) -> Nhwc:
+    """Let `v` be channels-last at `ref`; kernels of floats read whole vectors of channels."""
+    image = _dense(v, ref)
+    v.view = _view_of(v, image)
+    if v.dtype in BYTES or factor(v.shape[1]) % ctx.target.vector == 0:
+        v.nhwc = image
+    return image
+
+
+def new_image(ctx: Lowering, v: Value) -> Nhwc:
+    """Storage for images of 8 bits."""
+    return lay(ctx, v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
+
+
+def keeps(inputs: Sequence[Value], dtype: DType) -> bool:
+    """Whether an expression of these is of images in this order: of 8 bits, or to be."""
+    return any(
+        v.nhwc is not None and (v.dtype in BYTES if v.view is not None else dtype in BYTES)
+        for v in inputs
+    )
+
+
+def last(dims: Sequence[DimLike]) -> Dims:
+    """Dims, or strides, with the second one behind the others."""
+    return (dims[0], *dims[2:], dims[1])
+
+
+def turned(ctx: Lowering, v: Value, rank: int) -> Value:
+    """An operand of an expression over images, in their order."""
+    view, before = _view_of(v, v.nhwc) if v.nhwc is not None else ctx.strided(v), rank - v.rank
+    out = Value(f"{v.name}\0last", v.dtype, last((*[1] * before, *v.shape)))
+    out.view = View(view.ref, last((*[0] * before, *view.strides)))
+    return out

@@ -1,0 +1,329 @@
+"""Matrix products and convolutions of 8-bit integers: what dequantises their operands, and what
+alone quantises their result, is part of the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+
+from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
+from tracea_onnx.compiler.lower.epilogue import Epilogue, plan_epilogue
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.pointwise import expression_of, lower_expression
+from tracea_onnx.compiler.lower.passes import quantised
+from tracea_onnx.compiler.lower.passes.byte_images import BYTES, image_of, new_image
+from tracea_onnx.compiler.lower.passes.quantised import Quantising
+from tracea_onnx.compiler.lower.value import Dims, Late, Nhwc, Quantised, Unsupported, Value
+from tracea_onnx.compiler.lower.window import over_axes, sides
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr, substituted
+from tracea_onnx.ir.pointwise_ops import POINTWISE
+from tracea_onnx.match.spec_table import ConvSpec, GemmSpec
+from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support.data_classes import dataclass
+
+_CAST = frozenset(("Cast",))
+_POINTWISE = frozenset((*POINTWISE, ":pointwise")) - {"Cast", "Identity"}
+
+
+@dataclass(frozen=True, eq=False)
+class _After:
+    """What a product computes of its sums: an expression of the products (and `extras`), before
+    which they may be quantised and dequantised, or, of type I32, nothing.
+    """
+
+    name: str
+    expr: Expr | None = None
+    extras: Sequence[Value] = ()
+    between: Quantising | None = None
+    dtype: DType = DType.F32
+
+
+@dataclass
+class _Product:
+    """A launch in the making: of what, its operands and parameters so far, and what follows it."""
+
+    op: Op
+    shape: Dims
+    after: _After
+    operands: dict[str, Ref | None] = field(default_factory=dict)
+    ints: dict[str, DimLike] = field(default_factory=dict)
+
+
+def conv(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
+    """A convolution of a dequantised image and weight; False where these are not dequantised. Of
+    type I32 it is the sums alone. Raises Unsupported where no kernel takes the integers: floats
+    would be the slower.
+    """
+    return _product(ctx, op, ConvSpec.of(op.attrs).expr, dtype, "conv2d_int8", _conv)
+
+
+def gemm(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
+    """A product of a dequantised matrix and a constant one; as `conv`."""
+    return _product(ctx, op, GemmSpec.of(op.attrs).expr, dtype, "gemm_int8", _gemm)
+
+
+def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _After) -> None:
+    roles, spec = op.by_role, ConvSpec.of(op.attrs)
+    image, w = found[0].x, found[1].x
+    if image.rank not in (3, 4) or w.rank != image.rank or not D.is_static(w.shape):
+        raise _unfit(op, f"an image of rank {image.rank} and a weight of shape {list(w.shape)}")
+    oc, icg, g = int(w.shape[0]), int(w.shape[1]), spec.group
+    ic = image.shape[1]
+    if g < 1 or not isinstance(ic, int) or ic != icg * g or oc % g:
+        raise _unfit(op, f"{ic} channels in {g} groups and a weight of shape {list(w.shape)}")
+    axes = over_axes(op, image, w.shape[2:])
+    shape: Dims = (image.shape[0], oc, *(a.out for a in axes[4 - image.rank :]))
+    depthwise = g == ic == oc and g > 1
+    sizes = {"OC": oc, "KH": axes[0].kernel, "KW": axes[1].kernel, "w_dtype": int(w.dtype)}
+    family = "conv2d_int8"
+    if depthwise:
+        family = "conv2d_int8_dw"
+    else:
+        sizes |= {"IC": ic, "G": g}
+    src, packed = image_of(ctx, image), ctx.packed(f"pack_{family}", {"w": ctx.plain(w)}, sizes)
+    made = _Product(op, shape, after, {"x": src.ref, "w": packed})
+    made.ints |= {"N": image.shape[0], "IC": ic, "OC": oc, "G": g, **sides(axes)}
+    made.ints |= src.pitches("x")
+    _weigh(ctx, made, *found, 0, oc)
+    _add_bias(ctx, made, ctx.optional(roles.get("b")), oc)
+    epi = plan_epilogue(ctx, after.expr, after.extras, DType.F32, shape, 1, joins=False)
+    if epi is not None:
+        stored = [_residual_image(ctx, made, epi.residual)] if epi.residual is not None else []
+        stored += [ctx.nhwc(v) for _, v in epi.full]
+        if any(s.pitches("r") != stored[0].pitches("r") for s in stored):
+            epi = None  # a program reads its full operands with one set of pitches
+        elif stored:
+            made.ints |= stored[0].pitches("r")
+            for (k, _), s in zip(epi.full, stored, strict=False):
+                made.operands[f"o{k}"] = s.ref
+
+    def place(out: Value) -> Ref:
+        to = ctx.new_nhwc(out) if out.dtype == DType.F32 else new_image(ctx, out)
+        made.ints |= to.pitches("y")
+        return to.ref
+
+    _launch(ctx, made, family, epi, place, whole=False)
+
+
+def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _After) -> None:
+    roles, spec = op.by_role, GemmSpec.of(op.attrs)
+    x, w = found[0].x, found[1].x
+    if w.rank != 2 or x.rank < 2 or not D.is_static(w.shape):
+        raise _unfit(op, f"operands of ranks {x.rank} and {w.rank}")
+    if spec.trans_a or spec.alpha != 1.0 or spec.beta != 1.0 or "bn_scale" in roles:
+        raise _unfit(op, "factors, or a transposed first operand")
+    k, n = (int(d) for d in (reversed(w.shape) if spec.trans_b else w.shape))
+    ctx.same(x.shape[-1], k, f"the inner dims of {op.nodes[0].op} '{op.label}'")
+    sizes = {"K": k, "N": n, "trans": int(spec.trans_b), "ldw": int(w.shape[1])}
+    sizes |= {"n0": 0, "N_total": n, "w_dtype": int(w.dtype)}
+    packed = ctx.packed("pack_gemm_int8", {"w": ctx.plain(w)}, sizes)
+    src, ldx = matrix_rows(ctx, x)
+    shape: Dims = (*x.shape[:-1], n)
+    made = _Product(op, shape, after, {"x": src, "w": packed})
+    made.ints |= {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
+    _weigh(ctx, made, *found, 0 if spec.trans_b else 1, n)
+    _add_bias(ctx, made, ctx.optional(roles.get("b")), n)
+    epi = plan_epilogue(
+        ctx, after.expr, after.extras, DType.F32, shape, len(shape) - 1, joins=False
+    )
+    if epi is not None and epi.residual is not None:
+        v = _residual(ctx, made, epi.residual)
+        made.operands["res"], made.ints["ldr"] = matrix_rows(ctx, v)
+    for j, v in epi.full if epi is not None else ():
+        made.operands[f"o{j}"], made.ints[f"o{j}_ld"] = matrix_rows(ctx, v)
+    _launch(ctx, made, "gemm_int8", epi, ctx.new_plain)
+
+
+# --- what follows a product
+
+
+def _product(
+    ctx: Lowering,
+    op: Op,
+    expr: Expr | None,
+    dtype: DType,
+    family: str,
+    make: Callable[[Lowering, Op, tuple[Quantised, Quantised], _After], None],
+) -> bool:
+    found = _dequantised(ctx, op, family)
+    if found is None:
+        return False
+    name = op.outputs[0]
+    following = _following(ctx, name, dtype) if expr is None and op.nodes else None
+    if following is None or following[-1].outputs[0] in ctx.late:
+        make(ctx, op, found, _After(name, expr, [ctx.value(e) for e in op.extras], None, dtype))
+        return True
+    *between, last = following
+
+    def late() -> bool:
+        after = _after(ctx, name, between, last)
+        if after is not None:
+            make(ctx, op, found, after)
+        return after is not None
+
+    del ctx.sole[name]  # the product does not wait again
+    ctx.late[last.outputs[0]] = Late((op, *between), late)
+    ctx.waiting |= {o.outputs[0] for o in between}
+    return True
+
+
+def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
+    """What alone reads a product, up to a pointwise op: its quantisation and dequantisation, or its
+    conversion to floats.
+    """
+    chain: list[Op] = []
+    for kinds in (quantised.QUANTIZE, quantised.DEQUANTIZE) if dtype == DType.F32 else (_CAST,):
+        op = ctx.sole.get(name)
+        if op is None or op.kind not in kinds or op.input(0) != name:
+            return None
+        chain.append(op)
+        name = op.outputs[0]
+    op = ctx.sole.get(name)
+    return [*chain, op] if op is not None and op.kind in _POINTWISE else None
+
+
+def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After | None:
+    """The pointwise op and what is between it and the product as one; None where these differ."""
+    found = None
+    if between[0].kind in quantised.QUANTIZE:
+        product = Value(name, DType.F32, ())
+        try:
+            found = quantised.quantising(ctx, between[0], product)
+            scale, zero = quantised.parameters(ctx, between[1], product)
+        except Unsupported:
+            return None
+        if found.dtype not in BYTES or not quantised.is_inverse(
+            Quantised(Value("", found.dtype, ()), scale, zero), found.scale, found.zero, found.dtype
+        ):
+            return None
+    elif ctx.graph.dtype(between[0].outputs[0]) != DType.F32:
+        return None
+    expr, names = expression_of(ctx, last)
+    inner = between[-1].outputs[0]
+    if inner not in names or ctx.graph.dtype(last.outputs[0]) not in (None, DType.F32):
+        return None
+    extras = [n for n in names if n != inner]
+    place = [0 if n == inner else 1 + extras.index(n) for n in names]
+    values = [ctx.value(n) for n in extras]
+    expr = substituted(expr, [(Expr(1, (), 0), [k]) for k in place], 1 + len(extras))
+    return _After(last.outputs[0], expr, values, found)
+
+
+def _unfit(op: Op, what: str) -> Unsupported:
+    return Unsupported(
+        f"no kernel computes {op.nodes[0].op} '{op.label}' in integers: it has {what}"
+    )
+
+
+def _dequantised(ctx: Lowering, op: Op, family: str) -> tuple[Quantised, Quantised] | None:
+    """What both operands are dequantised from, as the kernels take it; None where they are not, or
+    both are made in a run: such products are few beside those of weights.
+    """
+    roles = op.by_role
+    x, w = ctx.value(roles["x"]).quantised, ctx.value(roles["w"]).quantised
+    if x is None or w is None or not w.x.is_constant:
+        return None
+    ctx.available(family, f"{op.nodes[0].op} of integers")
+    for held in (x, w):
+        if held.x.dtype not in BYTES:
+            raise _unfit(op, f"an operand of {held.x.dtype.name}")
+    if any(v is not None and v.rank for v in (x.scale, x.zero)):
+        raise _unfit(op, f"a scale for each place along an axis of '{x.x.name}'")
+    return x, w
+
+
+def _weigh(
+    ctx: Lowering, made: _Product, x: Quantised, w: Quantised, axis: int, columns: int
+) -> None:
+    """Scales and zero points of the operands; those of the weight may lie along the axis of its
+    columns.
+    """
+    made.ints |= {"x_dtype": int(x.x.dtype), "w_dtype": int(w.x.dtype), "w_scales": 1, "w_zeros": 1}
+    for name, v in (("x_scale", x.scale), ("x_zero", x.zero)):
+        made.operands[name] = ctx.plain(v) if v is not None else None
+    for name, v in (("w_scale", w.scale), ("w_zero", w.zero)):
+        if v is None:
+            continue
+        if v.rank and (v.elements != columns or w.x.rank - v.rank != axis):
+            raise _unfit(made.op, f"scales along another axis of '{w.x.name}' than its columns")
+        made.operands[name] = ctx.plain(v)
+        made.ints[f"{name}s"] = v.elements
+
+
+def _add_bias(ctx: Lowering, made: _Product, b: Value | None, columns: int) -> None:
+    if b is None:
+        return
+    if b.elements != columns or (b.rank and b.shape[-1] != columns) or b.dtype != DType.F32:
+        raise _unfit(made.op, f"a bias of {b.dtype.name} and shape {list(b.shape)}")
+    made.operands["bias"] = ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": columns})
+
+
+def _residual(ctx: Lowering, made: _Product, v: Value) -> Value:
+    """What the launch reads of a residual: its integers, where it has some of 8 bits."""
+    held = v.quantised
+    made.ints["r_dtype"] = int(DType.F32)
+    known = held is not None and quantised.waits(v) and held.x.dtype in BYTES
+    if held is None or not known or any(p is not None and p.rank for p in (held.scale, held.zero)):
+        return v
+    made.ints["r_dtype"] = int(held.x.dtype)
+    made.operands["r_scale"] = ctx.plain(held.scale)
+    made.operands["r_zero"] = ctx.plain(held.zero) if held.zero is not None else None
+    return held.x
+
+
+def _residual_image(ctx: Lowering, made: _Product, v: Value) -> Nhwc:
+    read = _residual(ctx, made, v)
+    found = ctx.nhwc(v) if read is v else image_of(ctx, read)
+    made.operands["res"] = found.ref
+    return found
+
+
+def _launch(
+    ctx: Lowering,
+    made: _Product,
+    family: str,
+    epi: Epilogue | None,
+    place: Callable[[Value], Ref],
+    *,
+    whole: bool = True,
+) -> None:
+    """The launch, with its epilogue and what quantises the result where the kernel does these."""
+    after = made.after
+    name, dtype = after.name, after.dtype
+    floats: Mapping[str, float] = {}
+    if (between := after.between) is not None:
+        made.operands["m_scale"] = ctx.plain(between.scale)
+        made.operands["m_zero"] = ctx.plain(between.zero) if between.zero is not None else None
+        made.ints["m_dtype"] = int(between.dtype)
+    if epi is None:
+        name += "\0before"
+    else:
+        made.operands |= epi.operands
+        made.ints |= epi.ints
+        floats = epi.floats
+        if dtype == DType.F32:
+            name, dtype = _quantise(ctx, made, name)
+    out = ctx.define(name, dtype, made.shape)
+    made.ints["y_dtype"] = int(dtype)
+    to = place(out)
+    program = epi.program if epi is not None else None
+    ctx.plan.launch(family, made.operands, {"y": to}, made.ints, floats, program, whole=whole)
+    if epi is None:
+        assert after.expr is not None
+        lower_expression(ctx, after.expr, [out, *after.extras], after.name, DType.F32)
+
+
+def _quantise(ctx: Lowering, made: _Product, name: str) -> tuple[str, DType]:
+    """Name and type of the result, which is what the QuantizeLinear that alone reads it makes where
+    that has one scale, and 8 bits.
+    """
+    by = quantised.reader(ctx, Value(name, DType.F32, made.shape))
+    if by is None or by.dtype not in BYTES or any(v is not None and v.rank for v in by.parts):
+        return name, DType.F32
+    made.operands["y_scale"] = ctx.plain(by.scale)
+    made.operands["y_zero"] = ctx.plain(by.zero) if by.zero is not None else None
+    return by.name, by.dtype
