@@ -1,7 +1,7 @@
 """Where the time of a model goes: every launch of its Plans, run alone with its own operands,
 slowest first.
 
-python -m tools.profile_cpu model.onnx [--dim batch=1] [--top 30]
+python -m tools.profile_cpu model.onnx [--dim batch=1] [--top 30] [--isa avx2]
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def main() -> None:
     )
     parser.add_argument("--top", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--isa", choices=native_library.isas(), help="default: the machine's best")
     args = parser.parse_args()
     given = {k: int(v) for k, v in (d.split("=") for d in args.dim)}
     graph = Graph(onnx.load(args.model, load_external_data=False))
     header, blobs = read_pack(build_pack(args.model))
     rows: list[tuple[float, str, str]] = []
     for entry in header["entries"]:
-        rows += _profile(entry["plan"], blobs, graph, given, args.repeat)
+        rows += _profile(entry["plan"], blobs, graph, given, args.repeat, args.isa)
     total = sum(r[0] for r in rows)
     by_family: dict[str, float] = defaultdict(float)
     for seconds, family, _ in rows:
@@ -56,7 +57,12 @@ def main() -> None:
 
 
 def _profile(
-    plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict[str, int], repeat: int
+    plan: dict[str, Any],
+    blobs: list[bytes],
+    graph: Graph,
+    given: dict[str, int],
+    repeat: int,
+    isa: str | None,
 ) -> list[tuple[float, str, str]]:
     dims = []
     for i in plan["inputs"]:
@@ -110,7 +116,7 @@ def _profile(
         ints = {n: value[e] for n, e in zip(family.ints, launch["i"], strict=True)}
         floats = dict(zip(family.floats, launch["f"], strict=True))
         seconds = native_library.run_kernel(
-            launch["k"], operands, ints, floats, launch["p"], repeat=repeat
+            launch["k"], operands, ints, floats, launch["p"], isa=isa, repeat=repeat
         )
         out.append((seconds, launch["k"], _describe(launch["k"], ints, launch["p"], seconds)))
     return out

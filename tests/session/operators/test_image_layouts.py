@@ -173,6 +173,51 @@ def test_images_stay_where_they_are(
     assert {k: launches.count(k) for k in _MOVES if k in launches} == most
 
 
+def text(g: Graph) -> str:
+    """A convolution over rows of tokens, as exporters without one over one dim spell it."""
+    rows = g.op("Reshape", "x", g.constant(np.asarray([0, 42, 16])))
+    t = g.op("Transpose", g.op("MatMul", rows, g.weight(16, 32)), perm=[0, 2, 1])
+    y = g.op("Unsqueeze", t, g.constant(np.asarray([2])))
+    y = g.op("Conv", y, g.weight(48, 32, 1, 3))
+    y = g.op("Add", g.op("Squeeze", y, g.constant(np.asarray([2]))), g.weight(48, 1))
+    return g.op("Gelu", g.op("Transpose", y, perm=[0, 2, 1]))
+
+
+def channels_last(g: Graph) -> str:
+    """Convolutions between Transposes, as of TensorFlow's."""
+    y = "x"
+    for n_in, n_out in ((7, 32), (32, 32)):
+        y = g.conv(g.op("Transpose", y, perm=[0, 3, 1, 2]), n_in, n_out, 3)
+        y = g.op("Relu", g.op("Add", g.op("Transpose", y, perm=[0, 2, 3, 1]), g.weight(n_out)))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("build", "most"),
+    [
+        (text, {}),
+        (channels_last, {"copy_nhwc": 1}),
+        (convnext, {"nchw_to_nhwc": 1, "copy_nhwc": 1, "nhwc_to_nchw": 1}),
+    ],
+)
+def test_on_the_cpu_images_are_read_where_they_lie(
+    build: Callable[[Graph], str],
+    most: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Other than to make room for a border, and where NCHW comes in or goes out."""
+    g = Graph(16)
+    model = g.model(build(g))
+    x = {"x": _RNG.standard_normal((3, 16, 6, 7), dtype=np.float32)}
+    (want,) = ort.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ).run(None, x)
+    (got,), launches = run(model, x, plan_writer.writer_of({}), monkeypatch, tmp_path)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert {k: launches.count(k) for k in (*_MOVES, "copy_nhwc") if k in launches} == most
+
+
 @pytest.mark.parametrize("backend", [plan_writer.writer_of({}), FEW])
 @pytest.mark.parametrize("steps", ["Mul", "Add", "Mul Add", "Add Mul", "Mul Mul"])
 def test_factors_and_sums_per_channel_go_into_the_weights(

@@ -352,11 +352,12 @@ class Lowering:
             raise AssertionError(f"value {v.name} lies nowhere")
         return self.strided(v, exact)
 
-    def as_view(self, v: Value) -> View:
+    def as_view(self, v: Value, *, channels_last: bool = False) -> View:
         """`v` as a strided view for a reader to whom the order of its axes in memory does not
-        matter.
+        matter; channels_last: that reads channels one after another.
         """
-        if v.view is None and v.nhwc is not None and self.target.launch_bound:
+        anywhere = self.target.launch_bound or channels_last
+        if v.view is None and v.nhwc is not None and anywhere:
             return View(
                 v.nhwc.ref, (v.nhwc.ns, 1, *((v.nhwc.rs,) if v.rank == 4 else ()), v.nhwc.cs)
             )
@@ -454,10 +455,12 @@ class Lowering:
             ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
             v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
             return v.nhwc
-        lying = image_in(v) if v.nhwc is None and self.target.launch_bound else None
+        lying = image_in(v) if v.nhwc is None else None
         if (
             lying is not None
             and not any(border)
+            and isinstance(lying.cs, int)
+            and lying.cs >= self.target.channel_pitch(c)
             and all(factor(s) % self.target.vector == 0 for s in (c, lying.cs, lying.rs, lying.ns))
         ):
             v.nhwc = lying

@@ -30,17 +30,16 @@ def _moved(
     x: Value,
     shape: Dims,
     move: Callable[[View, int], View],
-    *,
-    image: bool = False,
+    read: Callable[[Value], View] | None = None,
 ) -> None:
-    """The output as `move` of the view of x and the size of an element. Integers that merely count
-    go on counting; they are moved in memory only when something reads them there. `image`: any
-    order of axes in memory will do.
+    """The output as `move` of the view of x that `read` gives, and the size of an element.
+    Integers that merely count go on counting; they are moved in memory only when something reads
+    them there.
     """
     out = ctx.define(op.outputs[0], x.dtype, shape)
 
     def make() -> None:
-        out.view = move(ctx.as_view(x) if image else ctx.strided(x), x.dtype.size)
+        out.view = move((read or ctx.strided)(x), x.dtype.size)
 
     if x.affine is None:
         make()
@@ -79,6 +78,9 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
     if x.initializer:
         out.view = View(ctx.plan.initializer(x.initializer), contiguous(new))
         return
+    if x.view is None and x.nhwc is not None and _same_image(ctx, x, out):
+        out.nhwc = x.nhwc
+        return
     view = (
         ctx.as_view(x)
         if x.view is not None or (x.nhwc is not None and ctx.target.launch_bound)
@@ -89,6 +91,11 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
         return
     if out.view is None:
         out.view = View(ctx.plain(x), contiguous(new))
+
+
+def _same_image(ctx: Lowering, x: Value, out: Value) -> bool:
+    """Whether `out` is the image x with or without an axis of one row."""
+    return not ctx.target.launch_bound and out.rank in (3, 4) and out.image() == x.image()
 
 
 def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
@@ -158,7 +165,7 @@ def transpose(ctx: Lowering, op: Op) -> None:
         x,
         shape_,
         lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)),
-        image=True,
+        lambda v: ctx.as_view(v, channels_last=perm[-1:] == [1]),
     )
 
 
@@ -204,7 +211,7 @@ def slice_(ctx: Lowering, op: Op) -> None:
             tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True)),
         )
 
-    _moved(ctx, op, x, tuple(shape_), move, image=True)
+    _moved(ctx, op, x, tuple(shape_), move, ctx.as_view)
 
 
 def _cut_image(
