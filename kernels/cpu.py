@@ -57,6 +57,9 @@ VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "gemm": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8)},
     "matmul": {"block": (1.0, 0.5, 2.0, 4.0), "split": (4, 1, 2, 8)},
 }
+#: Kernels that another one may stand in for, with weights packed in another way: that takes less
+#: room, and more arithmetic.
+SUBSTITUTES = {"conv2d_wino": "conv2d"}
 
 
 def variants(family: str) -> int:
@@ -109,14 +112,22 @@ class Cpu(Backend):
         )
 
     def configs(self, request: Request, device: Any) -> Mapping[str, float]:
-        """None has a price. On one thread nothing is split."""
+        """None has a price. On one thread nothing is split. A substitute has its first ones."""
         names = _names(request.family)
         if device.threads == 1 and request.family in VARIANTS:
             names = names[: len(VARIANTS[request.family]["block"])]
+        other = SUBSTITUTES.get(request.family)
+        if other and not request.symbols:
+            names += _names(other)[: len(VARIANTS[other]["block"])]
         return dict.fromkeys(names, 1.0)
 
+    def substitute(self, request: Request) -> str:
+        name = None if request.symbols else kernel_choice.recorded(request)
+        other = SUBSTITUTES.get(request.family, "")
+        return other if name in _names(other) else ""
+
     def variant(self, request: Request) -> DimLike:
-        names = _names(request.family)
+        names = _names(self.substitute(request) or request.family)
         if not request.symbols:
             return _number(names, kernel_choice.recorded(request))
         return sum(

@@ -144,7 +144,8 @@ def _record(part: measure.Part, sizes: Mapping[str, int]) -> dict[str, Measured]
     out = {}
     for key, request in part.requests.items():
         known = kernel_choice.specialize(request, part.sizes)
-        names = list(CPU.configs(known, cpu_harness.device(2)))
+        prices = CPU.configs(known, cpu_harness.device(2))
+        names = [name for name in prices if name.startswith(f"{known.family}(")]
         if len(names) > 1:
             out[key] = Measured(names[-1], 1.0, 2.0, [dict(sizes)])
     return out
@@ -344,6 +345,61 @@ def test_processes_tune_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main.main(arguments) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["measured"] == 0 and found["known"] >= KERNELS
+
+
+# --- substitutes ----------------------------------------------------------------------------------
+def _families(path: Path, batch: int) -> list[tuple[str, int]]:
+    """What a session's Plan runs, and in which variant."""
+    request, _ = _parts(path, batch)
+    properties = partition_compiler.properties(request)
+    compiled = partition_compiler.compile_for(
+        Graph(request), properties, plan_writer.writer_of(properties)
+    )
+    ((_, plan, _),) = compiled.entries
+    return [
+        (row["k"], plan["exprs"][row["i"][-1]][1] if row["k"] in VARIANTS else 0)
+        for row in [*plan["init"], *plan["run"]]
+    ]
+
+
+def test_a_convolution_gets_the_substitute_of_the_record(tmp_path: Path) -> None:
+    """Of Winograd's algorithm, where the sizes are known when its filters are packed."""
+    path, x = tuned_model(tmp_path, 3), np.ones((3, 3, 34, 37), np.float32)
+    request, (part,) = _parts(path, 3)
+    before = provider.create_session(path, {"num_threads": "2"}).run(None, {"x": x})[0]
+    (key,) = (key for key, r in part.requests.items() if r.family == "conv2d_wino")
+    device, name = CPU.device(partition_compiler.properties(request)), "conv2d(block=2.0, split=4"
+    assert "pack_conv2d_wino" in dict(_families(path, 3))
+    tuning_records.add(device, {key: Measured(f"{name}, order=0)", 1.0, 2.0, [{"batch": 3}])})
+    found = _families(path, 3)
+    assert ("conv2d", 2) in found and not any("wino" in family for family, _ in found)
+    after = provider.create_session(path, {"num_threads": "2"}).run(None, {"x": x})[0]
+    assert (after != before).any()
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
+    symbolic = tuned_model(tmp_path)
+    _, (part,) = _parts(symbolic, 3)
+    known = [kernel_choice.specialize(r, part.sizes) for r in part.requests.values()]
+    assert key in map(kernel_choice.cache_key, known)
+    assert ("conv2d_wino", 0) in _families(symbolic, 3)
+
+
+def test_substitutes_are_measured_beside_the_usual_kernels(tmp_path: Path) -> None:
+    batches: tuple[tuple[int | str, int], ...] = ((2, 4), ("batch", 0))
+    for batch, more in batches:
+        request, _ = _parts(tuned_model(tmp_path, batch), 2)
+        shapes, on = {"x": (2, 3, 34, 37)}, cpu_harness.device(1)
+        with measure.opened(CPU, request, shapes, 0, on) as subject:
+            (kind,) = (
+                k for k in measure.described(subject).kinds if k.words.startswith("conv2d_wino")
+            )
+            others = [name for name in kind.prices if name.startswith("conv2d(")]
+            assert len(others) == more
+            subject.start()
+            for name in others[:1]:
+                outcome = measure.tried(subject, {kind.key: name})[kind.key]
+                assert isinstance(outcome, tuple) and min(outcome) > 0
+                settled = measure.settled(subject, {kind.key: name}, [kind.key])
+                assert settled.again[kind.key, name][1] > 0
 
 
 # --- objectives -----------------------------------------------------------------------------------

@@ -113,6 +113,12 @@ class Backend(ABC):
         """
         return 0
 
+    def substitute(self, request: Request) -> str:
+        """The family that was measured to be better for a launch of another one of `families`; ""
+        where none was. `variant` is then of that one.
+        """
+        return ""
+
     def device(self, properties: Properties) -> Any:
         """What tuning records of this compile request are kept for: `backend`, `name` and
         `identity` of a device. None where the request names none, as of a file for any machine.

@@ -98,6 +98,11 @@ class Emitter:
         with kernel_choice.choosing(self._choices):
             return self.backend.variant(r)
 
+    def substitute(self, r: Request) -> str:
+        """As of the backend, with kernels chosen in this way."""
+        with kernel_choice.choosing(self._choices):
+            return self.backend.substitute(r)
+
 
 class BackendPlan(PlanBuilder):
     """emit: Plans of one graph share it. caps: the device.
@@ -152,12 +157,14 @@ class BackendPlan(PlanBuilder):
         program: Mapping[str, Any] | None,
         dtype: DType,
         to: list[dict[str, Any]],
+        instead_of: str = "",
     ) -> None:
         given = {n: r for n, r in refs.items() if r is not None}
         if family in self._emit.families:
             super()._append(family, refs, ints, floats, program, dtype, to)
             if to is self._run and self._emit.tuned:
-                self._vary(self._request(family, given, ints, floats, program, dtype, constant=()))
+                asked = instead_of or family
+                self._vary(self._request(asked, given, ints, floats, program, dtype, constant=()))
             return
         constant = [n for n, r in given.items() if self.is_constant(r) and to is self._run]
         request = self._request(family, given, ints, floats, program, dtype, constant)
@@ -194,6 +201,22 @@ class BackendPlan(PlanBuilder):
             frozenset(constant),
             self._properties.get("tf32") == "1",
         )
+
+    def substitute(
+        self,
+        family: str,
+        operands: Mapping[str, Ref | None],
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float] | None,
+        program: Mapping[str, Any] | None,
+        dtype: DType,
+    ) -> str:
+        """As `PlanBuilder.substitute`: as was measured."""
+        if not self._emit.tuned or family not in self._emit.families:
+            return family
+        given = {n: r for n, r in operands.items() if r is not None}
+        request = self._request(family, given, ints, floats or {}, program, dtype, constant=())
+        return self._emit.substitute(request) or family
 
     def _vary(self, request: Request) -> None:
         """Give the launch that was written last the variant that was measured for it."""

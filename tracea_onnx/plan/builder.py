@@ -191,11 +191,13 @@ class PlanBuilder:
         whole: bool = True,
         more: bool = False,
         dtype: DType = DType.F32,
+        instead_of: str = "",
     ) -> None:
         """Append one launch. When every input is constant and the outputs are fresh buffers that it
         fills (`whole`), it runs once per session instead of on every run; with `more` it may also
         fill in a part of a constant. `dtype` is the element type of the main operands (a family
-        with its own type parameters ignores it).
+        with its own type parameters ignores it). instead_of: the family that this one is a
+        `substitute` for.
         """
         spec = FAMILIES[family]
         operands = {**inputs, **outputs}
@@ -231,7 +233,20 @@ class PlanBuilder:
             program,
             dtype,
             self._init if constant else self._run,
+            **({"instead_of": instead_of} if instead_of else {}),
         )
+
+    def substitute(
+        self,
+        family: str,
+        operands: Mapping[str, Ref | None],
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float] | None,
+        program: Mapping[str, Any] | None,
+        dtype: DType,
+    ) -> str:
+        """The family that computes a launch of this one, as `launch` describes it."""
+        return family
 
     def _open_to_init(self, buffer: int, more: bool) -> bool:
         """Whether an init launch may write it: nothing has yet, or, with `more`, only init launches
@@ -251,6 +266,7 @@ class PlanBuilder:
         program: Mapping[str, Any] | None,
         dtype: DType,
         to: list[dict[str, Any]],
+        instead_of: str = "",
     ) -> None:
         """Write one launch; a backend that turns families into artifacts of its own does so
         here.

@@ -488,13 +488,15 @@ _ENOUGH, _MOST_TURNS, _PATIENCE, _TIMES, _FIRST = 0.2, 25, 20.0, 50, 600.0
 
 
 class _HostSubject(_Subject):
-    """Kernels in several variants: Plans stay as they are, in a process of its own."""
+    """Kernels in several variants, in a process of its own: Plans stay as they are, but for those
+    in which another kernel is a substitute.
+    """
 
     def __enter__(self) -> _Subject:
-        load = self.backend.harness.LoadedPlan
+        self._load = self.backend.harness.LoadedPlan
         if self.on.sessions > 1:
-            load = partial(at_once.Sessions, load, self.on.sessions)
-        self._worker = in_place.Worker(self.usual, load, self.on.threads)
+            self._load = partial(at_once.Sessions, self._load, self.on.sessions)
+        self._worker = in_place.Worker(self.usual, self._load, self.on.threads)
         self._us, self._exact = 0.0, dict[tuple[str, str], bool]()
         self._results: dict[int, list[Array]] = {}
         return self
@@ -528,6 +530,8 @@ class _HostSubject(_Subject):
             turns = max(turns, min(_MOST_TURNS, int(_ENOUGH * 1e6 / self._us)))
         patience = _PATIENCE + _TIMES * turns * self._us * 1e-6 if self._us else _FIRST
         try:
+            if any(self._substitute(key, name) for key, name in records.items()):
+                return self._beside(records, turns, patience)
             for k, part in enumerate(self.usual):
                 variants = {
                     n: self._variant(part, key, records[key])
@@ -554,6 +558,46 @@ class _HostSubject(_Subject):
             return Verdict.REFUSED
         found.totals, found.noise = [totals], abs(again / totals[0] - 1) if totals[0] else 0.0
         return found
+
+    def _beside(
+        self, records: kernel_choice.Records, turns: int, patience: float
+    ) -> _Compared | Verdict:
+        """The same of other Plans, turn by turn."""
+        found, wholes = _Compared(), [(0.0, 0.0)] * turns
+        choices = kernel_choice.Choices(records, {}, [self.sizes])
+        other = list(parts(self.backend, self.request, self.sizes, choices))
+        if [p.asked for p in other] != [p.asked for p in self.usual]:
+            return Verdict.REFUSED
+        with in_place.Worker([*self.usual, *other], self._load, self.on.threads) as worker:
+            for k, part in enumerate(self.usual):
+                results = [worker.run(at, {}, patience + _FIRST) for at in (k, len(other) + k)]
+                if not self.reference(k).agrees(part.plan, *results):
+                    return Verdict.WRONG
+                sides: list[list[Any]] = [[], []]
+                for turn in range(turns):
+                    for side in (0, 1) if turn % 2 else (1, 0):
+                        sides[side] += worker.time(len(other) * side + k, [{}], 1, patience)
+                wholes = [
+                    (a + x.total, b + y.total) for (a, b), x, y in zip(wholes, *sides, strict=True)
+                ]
+                for into, times in zip((found.usual, found.other), sides, strict=True):
+                    for n, key in enumerate(part.asked):
+                        us = statistics.median(t.launches[n][1] for t in times)
+                        into[key] = into.get(key, 0.0) + us
+        found.totals = wholes
+        first, second = (statistics.median(a for a, _ in wholes[n::2] or wholes) for n in (0, 1))
+        found.noise = abs(second / first - 1) if first else 0.0
+        return found
+
+    def _substitute(self, key: str, name: str) -> bool:
+        """Whether a kernel of this name is one of another family than is asked for."""
+        return not name.startswith(f"{self.asked[key].family}(")
+
+    def kernels(self, request: Request) -> Mapping[str, float]:
+        names = super().kernels(request)
+        if not request.symbols:
+            return names
+        return {n: p for n, p in names.items() if n.startswith(f"{request.family}(")}
 
     def _right(
         self,
@@ -585,7 +629,7 @@ class _HostSubject(_Subject):
     def differs(self, key: str, request: Request, name: str) -> bool:
         with kernel_choice.choosing(kernel_choice.Choices({key: name})):
             known = kernel_choice.specialize(request, self.sizes)
-            return self.backend.variant(known) != 0
+            return self._substitute(key, name) or self.backend.variant(known) != 0
 
 
 @dataclass(frozen=True)

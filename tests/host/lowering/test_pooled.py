@@ -35,9 +35,9 @@ class Recorded(BackendPlan):
     def _append(
         self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike],
         floats: Mapping[str, float], program: Mapping[str, Any] | None,
-        dtype: DType, to: list[dict[str, Any]],
+        dtype: DType, to: list[dict[str, Any]], instead_of: str = "",
     ) -> None:  # fmt: skip
-        super()._append(family, refs, ints, floats, program, dtype, to)
+        super()._append(family, refs, ints, floats, program, dtype, to, instead_of)
         if to is self._run:
             self.seen.append((family, dict(ints)))
 

@@ -20,6 +20,7 @@ import tracea_onnx
 from tracea_onnx import provider
 from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.compiler.lower import lower
+from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match import rule_set
 from tracea_onnx.provider import create_session
 
@@ -132,6 +133,27 @@ def test_winograd_reads_past_odd_borders(size: tuple[int, int]) -> None:
         ),
         *({"x": image(n, 17, *size)} for n in (1, 3)),
     )
+
+
+@pytest.mark.parametrize(
+    ("n", "side", "family"),
+    [
+        (1, 3, "conv2d"), (1, 4, "conv2d_wino"), (8, 1, "conv2d"), (8, 2, "conv2d_wino"),
+        ("n", 3, "conv2d"), (1, "side", "conv2d_wino"),
+    ],
+)  # fmt: skip
+def test_winograd_is_for_enough_tiles(n: int | str, side: int | str, family: str) -> None:
+    source = model(
+        [conv("x", "w", "y", pads=[1, 1, 1, 1])], {"x": [n, 16, side, side]}, ["y"],
+        [weight("w", 32, 16, 3, 3)],
+    )  # fmt: skip
+    compiled = partition_compiler.compile_graph(
+        Graph(onnx.load_from_string(source)), everything=True
+    )
+    ((_, plan, _),) = compiled.entries
+    assert family in {row["k"] for row in plan["run"]}
+    sizes = (2 if isinstance(d, str) else d for d in (n, side))
+    compare(source, {"x": image(next(sizes), 16, *[next(sizes)] * 2)})
 
 
 def test_symbolic_height_and_width() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tracea_onnx.compiler.lower.context import Border, Lowering
@@ -21,6 +21,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match.spec_table import ConvSpec, ConvTransposeSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.shapes.symbolic import shapes
 from tracea_onnx.shapes.windows import Window, windows
 
@@ -112,6 +113,7 @@ def conv(ctx: Lowering, op: Op) -> None:
         and ic >= 16
         and oc >= 16
         and w.is_constant  # which pays for the transform
+        and _winograd_pays(n, oh, ow)
     )
     (top, bottom), (left, right) = (a.padding() for a in axes)
     border = (top, left, bottom + wino, right + wino) if ctx.target.border else (0, 0, 0, 0)
@@ -147,23 +149,23 @@ def conv(ctx: Lowering, op: Op) -> None:
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
     after = scaled(ctx, op, spec, roles, oc, out_shape)
-    if depthwise:
-        family, packing, params = "conv2d_dw", "pack_conv2d_dw", {"OC": oc, "KH": kh, "KW": kw}
-    elif wino:
-        family, packing, params = "conv2d_wino", "pack_conv2d_wino", {"OC": oc, "IC": ic}
-    else:
-        pitch = int(src.cs) if isinstance(src.cs, int) else 0
-        family, packing, params = (
-            "conv2d",
-            "pack_conv2d",
-            {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch},
-        )
-    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
+    family = "conv2d_dw" if depthwise else "conv2d_wino" if wino else "conv2d"
+    pitch = int(src.cs) if isinstance(src.cs, int) else 0
+    sizes = {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch}
+    weights, dtype = {"w": ctx.plain(w), "scale": after.scale}, x.dtype
+
+    def packed(family: str) -> Ref:
+        names = FAMILIES[f"pack_{family}"].ints
+        return ctx.packed(f"pack_{family}", weights, {n: sizes[n] for n in names}, dtype=dtype)
+
+    made = packed(family) if not wino else None
     ints = {"N": n, "IC": ic, "OC": oc, "G": g, **sides(axes), **src.pitches("x")}
     if planes != 0:
         ints["x_c"] = planes
     bias = _bias(ctx, roles, after, oc)
-    _launch(ctx, op, after, x.dtype, family, src, packed, bias, ints, out_shape)
+    _launch(
+        ctx, op, after, dtype, family, src, packed if made is None else made, bias, ints, out_shape
+    )
 
 
 #: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel
@@ -171,6 +173,19 @@ def conv(ctx: Lowering, op: Op) -> None:
 _LITTLE = 1 << 25
 #: Terms of windows side by side for which FFMA is done before a launch has made rows of them.
 _SHORT = 64
+
+
+#: Tiles that take Winograd's kernel as long as fewer do: it reads filters for so long.
+_FEWEST_TILES = 8
+
+
+def _winograd_pays(n: DimLike, oh: DimLike, ow: DimLike) -> bool:
+    """Whether tiles of 2x2 results, of 16 products each, are less work than 9 for each result."""
+    if not (isinstance(oh, int) and isinstance(ow, int)):
+        return True
+    images = n if isinstance(n, int) else 1
+    tiles = images * -(-oh // 2) * -(-ow // 2)
+    return 16 * max(tiles, _FEWEST_TILES) < 9 * images * oh * ow
 
 
 def _taps(axes: Sequence[Window]) -> list[int]:
@@ -305,16 +320,21 @@ def _launch(
     dtype: DType,
     family: str,
     src: Nhwc,
-    packed: Ref,
+    packed: Ref | Callable[[str], Ref],
     bias: Ref,
     ints: dict[str, DimLike],
     shape: Dims,
 ) -> None:
+    """packed: the weights, or what packs them for a family, where another one may stand in for
+    this.
+    """
     expr, extras = after.expr, after.extras
     epi = plan_epilogue(ctx, expr, extras, dtype, shape, 1)
     name = op.outputs[0]
     out = ctx.define(name if epi is not None else name + "\0before", dtype, shape)
-    operands: dict[str, Ref | None] = {"x": src.ref, "w": packed, "bias": bias}
+    operands: dict[str, Ref | None] = {"x": src.ref, "bias": bias}
+    if isinstance(packed, Ref):
+        operands["w"] = packed
     if epi is not None:
         full = [epi.residual] if epi.residual is not None else [v for _, v in epi.full]
         stored = [ctx.nhwc(v) for v in full]
@@ -339,15 +359,22 @@ def _launch(
         return
     dst = ctx.new_nhwc(out)
     ints |= dst.pitches("y")
+    floats, program = (epi.floats, epi.program) if epi else (None, None)
+    asked = family
+    if not isinstance(packed, Ref):
+        given = {**operands, "w": Ref(-1), "y": dst.ref}
+        family = ctx.plan.substitute(family, given, ints, floats, program, dtype)
+        operands["w"] = packed(family)
     ctx.plan.launch(
         family,
         operands,
         {"y": dst.ref},
         ints,
-        epi.floats if epi else None,
-        epi.program if epi else None,
+        floats,
+        program,
         whole=False,
         dtype=dtype,
+        instead_of=asked if family != asked else "",
     )
     if epi is None:
         assert expr is not None
