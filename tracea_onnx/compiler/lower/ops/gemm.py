@@ -11,7 +11,12 @@ from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import activation_only, plan_epilogue
 from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import gemm_norm, integer_products, sibling_gemms
+from tracea_onnx.compiler.lower.passes import (
+    gemm_norm,
+    integer_products,
+    one_hot_rows,
+    sibling_gemms,
+)
 from tracea_onnx.compiler.lower.passes.fold_affine import batch_norm
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -97,6 +102,13 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
     plain_bias = b is not None and is_row(b, beta, n)
     if b is not None and not plain_bias:
         expr, extras = with_bias(expr, extras, b, beta)
+    if alpha == 1.0 and x.deferred is not None:
+        full, more = expr, extras
+        if b is not None and plain_bias:
+            full, more = with_bias(expr, extras, b, beta)
+        rows = one_hot_rows.turned(ctx, w) if trans_b else w
+        if one_hot_rows.lower(ctx, op, x, rows, full, more):
+            return
     params = {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n}
     norm = gemm_norm.of(ctx, x)
     operands: dict[str, Ref | None]

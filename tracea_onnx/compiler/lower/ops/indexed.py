@@ -240,7 +240,15 @@ def one_hot(ctx: Lowering, op: Op) -> None:
         "inner": D.product(idx.shape[axis:]),
     }
     ints |= {"elem": values.dtype.size, "idx_dtype": int(idx.dtype)}
-    ctx.run("one_hot", {"idx": idx, "values": values}, out, ints)
+
+    def make() -> None:
+        ctx.run("one_hot", {"idx": idx, "values": values}, out, ints)
+
+    rows = axis == idx.rank and isinstance(depth, int) and values.dtype in ctx.target.types
+    if rows and values.data is not None and values.data.reshape(-1).tolist() == [0, 1]:
+        ctx.defer(out, "one_hot", [idx], make)
+    else:
+        make()
 
 
 OPS = {

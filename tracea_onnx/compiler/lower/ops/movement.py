@@ -62,12 +62,14 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
     )
     out = ctx.define(op.outputs[0], x.dtype, new)
     out.affine = reshape_view(x.affine, x.shape, new) if x.affine is not None else None
-    if out.affine is not None and x.deferred is not None and x.view is None:
+    known = x.deferred if x.view is None else None
+    hot = known is not None and known.kind == "one_hot" and new[-1:] == x.shape[-1:]
+    if known is not None and (out.affine is not None or hot):
 
         def make() -> None:
             out.view = View(ctx.plain(x), contiguous(new))
 
-        ctx.defer(out, "", [x], make)
+        ctx.defer(out, known.kind if hot else "", known.parts if hot else [x], make)
         return
     static = D.is_static(new)
     if x.data is not None and static:
