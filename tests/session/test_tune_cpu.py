@@ -326,7 +326,7 @@ def test_a_station_starts_again_after_it_hung_and_after_it_crashed(tmp_path: Pat
         assert not answer.failed and (answer.value[kind.key] is None) == (k == 0)
     process = station._processes[_PLACE.name]
     threading.Timer(0.01, process._process.kill).start()
-    assert process.ask(60, "settled", 0, {kind.key: names[1]}, [kind.key]).failed == station.CRASH
+    assert process.ask(60, "decided", 0, {kind.key: names[1]}, [kind.key]).failed == station.CRASH
     unsized = station.ask(_PLACE, replace(job, shapes={}), model, 60, "tried", 0, {})
     assert unsized.failed.startswith("the size of axis 0 of input 'x' is not known; give it as")
 

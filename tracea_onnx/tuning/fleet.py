@@ -26,7 +26,7 @@ from tracea_onnx.ir.graph import tensor_bytes
 from tracea_onnx.model_io import external, model_file
 from tracea_onnx.tuning import measure, proposers, station
 from tracea_onnx.tuning.crew import Crew
-from tracea_onnx.tuning.measure import Budget, Described, Shapes, Tuned
+from tracea_onnx.tuning.measure import Budget, Described, Settled, Shapes, Tuned, Undecided
 from tracea_onnx.tuning.search import History, Search
 from tracea_onnx.tuning.station import Answer, Job, Place
 
@@ -35,9 +35,9 @@ _TRIES = 3
 #: Seconds between looks at the workers, that workers have to come (back), and between lines.
 _LOOK, _COME, _SAY = 1.0, 60.0, 5.0
 #: Seconds that a worker has to answer.
-_PATIENCE = {"opened": 0.0, "tried": 300.0, "settled": 900.0}
+_PATIENCE = {"opened": 0.0, "tried": 300.0, "decided": 300.0, "gains": 300.0}
 #: Times the usual time, and seconds at least, after which an answer is late.
-_LATE, _LATE_S = 4.0, 5.0
+_LATE, _LATE_S = 2.0, 5.0
 
 
 @dataclass(eq=False)
@@ -63,13 +63,25 @@ class _Flight:
 
 
 @dataclass
+class _Alone:
+    """Kernels that are measured alone: those that were not yet, those that gain."""
+
+    undecided: Undecided
+    left: set[str]
+    good: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class _Kind:
-    """A kind of device: its graphs, their searches, and what was found."""
+    """A kind of device: its graphs, their searches, and what was found. turn: the graph that was
+    asked about last. alone, settled: of graphs by their index.
+    """
 
     graphs: Sequence[Described]
     searches: list[Search]
     found: Tuned
     turn: int = 0
+    alone: dict[int, _Alone] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
 
 
@@ -131,7 +143,7 @@ class Fleet:
         self._useless: dict[Place, str] = {}
         self._flights: dict[Future[Answer], _Flight] = {}
         self._again: list[_Task] = []
-        self._took: list[float] = []
+        self._took: dict[str, list[float]] = {}
         self._said = -math.inf
         self._asked = self._measured = 0
         self._limit = Budget(0.0, 0.0)
@@ -146,10 +158,11 @@ class Fleet:
             interrupted = True
             self._say("interrupted: what was found is measured once more")
         for flight in self._flights.values():
-            flight.task.done = True
+            flight.task.done = flight.task.device is not None
         self._again.clear()
+        self._limit = Budget(self._crew.now(), 0)
         waiting = [
-            (on, _Task(on, "settled", (k, search.chosen, list(search.kinds))))
+            (on, _Task(on, "decided", (k, search.chosen, list(search.kinds))))
             for on, kind in self.kinds.items()
             for k, search in enumerate(kind.searches)
             if search.measured or search.unsettled
@@ -178,7 +191,8 @@ class Fleet:
         if now >= budget.seconds or self._asked >= budget.trials:
             return None
         alike = sum(device == on for device in self._at.values())
-        most = math.ceil(sum(search.left() for search in kind.searches) / max(alike, 1))
+        # with those that are being measured: shares do not shrink while all workers have one
+        most = math.ceil(sum(search.open for search in kind.searches) / max(alike, 1))
         for _ in kind.searches:
             k = kind.turn = (kind.turn + 1) % len(kind.searches)
             if trial := kind.searches[k].take(max(most, 1)):
@@ -198,14 +212,17 @@ class Fleet:
 
     def _late(self, on: Reported) -> _Task | None:
         """A task for this kind of device that takes others too long."""
-        usual = statistics.median(self._took) if self._took else math.inf
-        began = self._crew.now() - max(_LATE * usual, _LATE_S)
         for flight in self._flights.values():
             task = flight.task
-            if task.device == on and flight.since < began and not (task.done or task.copied):
+            if task.device == on and not (task.done or task.copied) and self._is_late(flight):
                 task.copied = True
                 return task
         return None
+
+    def _is_late(self, flight: _Flight, least: float = _LATE_S) -> bool:
+        took = self._took.get(flight.task.what)
+        usual = statistics.median(took) if took else math.inf
+        return self._crew.now() - flight.since > max(_LATE * usual, least)
 
     # --- asking -----------------------------------------------------------------------------------
     def _run(self, more: Callable[[Reported], _Task | None]) -> None:
@@ -241,8 +258,11 @@ class Fleet:
                 self._answered(self._flights.pop(future), future)
 
     def _waited_for(self, flight: _Flight) -> bool:
-        late = bool(self.kinds) and self._crew.now() >= self._limit.seconds
-        return not flight.task.done and not (late and flight.task.device is None)
+        """Of workers that may have another kind of device, those that are not late."""
+        if flight.task.device is None and self.kinds:
+            past = self._crew.now() >= self._limit.seconds
+            return not (past or flight.task.done or self._is_late(flight, _COME))
+        return not flight.task.done
 
     def _nobody(self) -> TraceaError:
         for place, why in self._useless.items():
@@ -288,6 +308,8 @@ class Fleet:
             k, trial = task.arguments
             self.kinds[task.device].searches[k].given_up(trial)
             self._say(f"{len(trial)} kernels were not measured: {_TRIES} workers did not answer")
+        elif task.what == "gains":
+            self._gained(task, False)
 
     def _answered(self, flight: _Flight, future: Future[Answer]) -> None:
         place, task = flight.place, flight.task
@@ -303,19 +325,41 @@ class Fleet:
         if task.done:
             return
         task.done = True
+        self._took.setdefault(task.what, []).append(self._crew.now() - flight.since)
         if task.what == "opened":
             self._opened(place, answer)
         elif task.what == "tried":
-            self._took.append(self._crew.now() - flight.since)
             self._tried(task, place, answer)
         elif answer.failed:
             task.done = False
             self._lost(task, place, answer.failed)
+        elif task.what == "gains":
+            self._gained(task, answer.value)
         else:
-            assert task.device is not None
-            kind, k = self.kinds[task.device], task.arguments[0]
+            self._decided(task, answer.value)
+
+    def _decided(self, task: _Task, found: Settled | Undecided) -> None:
+        """Of kernels that are undecided, each is measured alone, on whichever worker is idle."""
+        assert task.device is not None
+        k, kind = task.arguments[0], self.kinds[task.device]
+        if isinstance(found, Settled):
             kind.settled.add(k)
-            measure.keep(answer.value, kind.searches[k], kind.found)
+            measure.keep(found, kind.searches[k], kind.found)
+            return
+        kind.alone[k] = _Alone(found, set(found.chosen))
+        self._again += [_Task(task.device, "gains", (k, *one)) for one in found.chosen.items()]
+
+    def _gained(self, task: _Task, gains: bool) -> None:
+        assert task.device is not None
+        k, key, name = task.arguments
+        kind = self.kinds[task.device]
+        alone = kind.alone[k]
+        alone.left.discard(key)
+        if gains:
+            alone.good[key] = name
+        if not alone.left:
+            arguments = k, alone.good, list(kind.searches[k].kinds), alone.undecided.again
+            self._again.append(_Task(task.device, "decided", arguments))
 
     def _opened(self, place: Place, answer: Answer) -> None:
         why = answer.failed

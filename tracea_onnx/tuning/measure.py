@@ -710,32 +710,58 @@ class Settled:
     unchecked: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Undecided:
+    """Kernels that are faster one by one, while the whole is not; `again` as of `Settled`."""
+
+    chosen: dict[str, str]
+    again: dict[tuple[str, str], tuple[float, float]]
+
+
 def settled(subject: _Subject, chosen: Mapping[str, str], keys: Sequence[str]) -> Settled:
+    """Measures the chosen kernels together. Where the whole is not faster, kernels that do not
+    overlap their neighbours as well may outweigh the others: it is measured with each alone. keys:
+    of launches that have a choice.
+    """
+    found = decided(subject, chosen, keys)
+    if isinstance(found, Undecided):
+        good = {key: name for key, name in found.chosen.items() if gains(subject, key, name)}
+        found = decided(subject, good, keys, found.again)
+        assert isinstance(found, Settled)
+    return found
+
+
+def gains(subject: _Subject, key: str, name: str) -> bool:
+    """Whether the whole is faster with this kernel alone."""
+    one = subject.together({key: name})
+    return one is not None and one.ratio < _WORTH_ALONE
+
+
+def decided(
+    subject: _Subject,
+    chosen: Mapping[str, str],
+    keys: Sequence[str],
+    again: dict[tuple[str, str], tuple[float, float]] | None = None,
+) -> Settled | Undecided:
     """Measures the chosen kernels together, and again without those that had been faster by chance.
-    Where the whole is not faster, kernels that do not overlap their neighbours as well may outweigh
-    the others: it is measured with each alone. keys: of launches that have a choice.
+    again: of `Undecided`, of whose kernels these were faster alone.
     """
     found = subject.together(chosen)
-    again = {
-        (key, name): (found.usual[key], found.other[key])
-        for key, name in chosen.items()
-        if found and key in found.other
-    }
-    lasting = {
-        key: name
-        for key, name in chosen.items()
-        if found is not None and found.other.get(key, np.inf) < WORTH * found.usual[key]
-    }
-    if lasting != chosen:
-        chosen, found = lasting, subject.together(lasting)
-    if chosen and found is not None and not found.lasting:
-        alone = {key: subject.together({key: name}) for key, name in chosen.items()}
-        chosen = {
-            key: chosen[key]
-            for key, one in alone.items()
-            if one is not None and one.ratio < _WORTH_ALONE
+    if again is None:
+        again = {
+            (key, name): (found.usual[key], found.other[key])
+            for key, name in chosen.items()
+            if found and key in found.other
         }
-        found = subject.together(chosen)
+        lasting = {
+            key: name
+            for key, name in chosen.items()
+            if found is not None and found.other.get(key, np.inf) < WORTH * found.usual[key]
+        }
+        if lasting != chosen:
+            chosen, found = lasting, subject.together(lasting)
+        if chosen and found is not None and not found.lasting:
+            return Undecided(dict(chosen), again)
     if found is None or not found.lasting:
         chosen = {}
     elif any(found.other[key] >= found.usual[key] for key in chosen):

@@ -78,6 +78,7 @@ class Search:
         self.kinds = {kind.key: kind for kind in kinds if len(kind.prices) > 1}
         self._searches: dict[str, Proposer] = {}
         self._times = Counter[tuple[str, str]]()
+        self._taken = 0  # and without an outcome
         past = history(device)
         for key, kind in self.kinds.items():
             hints = past.hints(key, kind.request)
@@ -100,23 +101,27 @@ class Search:
             if len(trial) < most and (name := search.suggest()) is not None:
                 search.begin(name)
                 trial[key] = name
+        self._taken += len(trial)
         # the next trial begins with other launches
         for key in trial if len(trial) < len(self._searches) else ():
             self._searches[key] = self._searches.pop(key)
         return trial
 
-    def left(self) -> int:
-        """Kernels that were not taken."""
-        return sum(len(search.left) for search in self._searches.values())
+    @property
+    def open(self) -> int:
+        """Kernels without an outcome."""
+        return self._taken + sum(len(search.left) for search in self._searches.values())
 
     def given_up(self, trial: Mapping[str, str]) -> None:
         """It cannot be measured at present."""
+        self._taken -= len(trial)
         for key, name in trial.items():
             self._searches[key].drop(name)
 
     def told(self, trial: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> int:
         """What a trial gave, which is kept. Returns how many kernels were measured."""
         made = []
+        self._taken -= len(outcomes)
         for key, found in outcomes.items():
             search, name = self._searches[key], trial[key]
             if found is None:

@@ -23,7 +23,7 @@ from tracea_onnx.codegen.tuning_records import Reported
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.support import memory_bound
 from tracea_onnx.tuning import measure
-from tracea_onnx.tuning.measure import Described, Settled
+from tracea_onnx.tuning.measure import Described, Settled, Undecided
 from tracea_onnx.tuning.search import Outcome
 
 #: Seconds that a process may take to have a model ready, and that it waits for a question.
@@ -95,9 +95,13 @@ class Station:
         """As `measure.tried`."""
         return measure.tried(self._ready(graph), trial)
 
-    def settled(self, graph: int, chosen: Mapping[str, str], keys: Sequence[str]) -> Settled:
-        """As `measure.settled`."""
-        return measure.settled(self._ready(graph), chosen, keys)
+    def decided(self, graph: int, *what: Any) -> Settled | Undecided:
+        """As `measure.decided`."""
+        return measure.decided(self._ready(graph), *what)
+
+    def gains(self, graph: int, key: str, name: str) -> bool:
+        """As `measure.gains`."""
+        return measure.gains(self._ready(graph), key, name)
 
     def _ready(self, graph: int) -> Any:
         subject = self._subjects[graph]

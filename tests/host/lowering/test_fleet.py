@@ -20,7 +20,7 @@ from tracea_onnx.codegen import tuning_records
 from tracea_onnx.codegen.tuning_records import Measured, Reported, Verdict
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.tuning import fleet, proposers, station
-from tracea_onnx.tuning.measure import Budget, Described, Settled, Tuned
+from tracea_onnx.tuning.measure import Budget, Described, Settled, Tuned, Undecided
 from tracea_onnx.tuning.search import History, Kind, Outcome
 from tracea_onnx.tuning.station import Answer, Job
 
@@ -43,13 +43,17 @@ class Device:
 
     def __init__(self, on: Reported = ONE, seconds: float = 1.0) -> None:
         self.on, self.seconds, self.tried = on, seconds, Counter[tuple[str, str]]()
+        self.undecided = False
 
     def __call__(self, what: str, arguments: Sequence[Any]) -> tuple[float, Answer]:
         if what == "opened":
             return self.seconds, Answer((self.on, [GRAPH]))
+        if what == "gains":
+            self.tried["alone", arguments[1]] += 1
+            return self.seconds, Answer(arguments[1] != "c")
         _, named, *_ = arguments
-        if what == "settled":
-            return self.seconds, Answer(self._settled(named))
+        if what == "decided":
+            return self.seconds, Answer(self._decided(*arguments[1:]))
         if "T(3)" in named.values():
             return self.seconds, Answer(None, station.CRASH)
         self.tried.update(named.items())
@@ -59,7 +63,12 @@ class Device:
         k = int(name[2:-1])
         return None if k == 1 else (10.0, float(k if self.on == ONE else 10 - k))
 
-    def _settled(self, chosen: Mapping[str, str]) -> Settled:
+    def _decided(
+        self, chosen: Mapping[str, str], keys: Sequence[str], again: Any = None
+    ) -> Settled | Undecided:
+        assert list(keys) == list("abcd")
+        if self.undecided and again is None:
+            return Undecided(dict(chosen), dict.fromkeys(chosen.items(), (10.0, 3.0)))
         kept = {key: Measured(name, 2.0, 10.0, [{}]) for key, name in chosen.items()}
         return Settled(40.0, 8.0, [], kept, dict.fromkeys(chosen.items(), (10.0, 2.0)))
 
@@ -93,6 +102,16 @@ def test_every_kernel_is_measured_once_and_the_crashing_one_is_recorded() -> Non
     assert _names(ONE) == dict.fromkeys("abcd", "T(2)")
     assert all("tried" in worker.asked for worker in workers)
     assert crew.now() < 12  # of 28 + 4 + 8 questions for one launch each
+
+
+def test_each_undecided_kernel_is_measured_alone_by_whoever_is_idle() -> None:
+    crew, device = SyntheticCrew(), Device()
+    device.undecided = True
+    workers = [crew.hire(device) for _ in range(4)]
+    _tune(crew)
+    assert _names(ONE) == dict.fromkeys("abd", "T(2)")
+    assert [device.tried["alone", key] for key in "abcd"] == [1] * 4
+    assert [worker.asked.count("gains") for worker in workers] == [1] * 4
 
 
 def test_what_was_tried_is_not_asked_again() -> None:
