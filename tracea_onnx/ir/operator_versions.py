@@ -44,8 +44,9 @@ _INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
 _CONTRIB_KINDS = {
     name: kind
     for kind, names in {
-        AttributeKind.INT: "axis do_rotary group interleaved is_packed_batching num_heads "
-        "rotary_embedding_dim stash_type transA transB transBatchA transBatchB unidirectional",
+        AttributeKind.INT: "K N accuracy_level axis bits block_size channels_last do_rotary group "
+        "interleaved is_packed_batching num_heads rotary_embedding_dim stash_type transA transB "
+        "transBatchA transBatchB unidirectional weight_prepacked",
         AttributeKind.FLOAT: "activation_alpha activation_beta activation_gamma alpha beta "
         "epsilon mask_filter_value scale",
         AttributeKind.STRING: "activation auto_pad",

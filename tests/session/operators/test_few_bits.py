@@ -145,7 +145,7 @@ def test_dequantised_weights(transposed: bool, signed: bool, bits: int, blocks: 
         (np.arange(64) % 2, {}, "groups that are no blocks"),
         (None, {"weight_prepacked": 1}, "weight_prepacked 1"),
         (None, {"bits": 3}, "its bits are 3, not 2, 4 or 8"),
-        (None, {"bits": "four"}, "has bits four"),
+        (None, {"bits": "four"}, "has bits as STRING, which must be INT"),
         (None, {"block_size": 24}, "its block is 24, not a multiple of 16"),
         (None, {"block_size": 0}, "has block_size 0"),
         (None, {"K": 96}, "the inner dims of 'p' differ: 64 and 96"),
