@@ -5,6 +5,7 @@
     python -m benchmarks.models stft:400/160 dft:512 --batch 1 8
     python -m benchmarks.models lstm:100/1/128 gru:100/16/256
     python -m benchmarks.models nbits:2048/8192/4/32 decoder:16/4/32
+    python -m benchmarks.models bytes:2048/512 --isa avx2
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
@@ -100,8 +101,57 @@ def recurrent(kind: str, steps: int, batch: int, units: int) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
 
 
+def of_bytes(positions: int, channels: int) -> onnx.ModelProto:
+    """A classifier of bytes of random weights. What its convolution makes reaches tens, as in
+    trained ones.
+    """
+    rng = np.random.default_rng(0)
+    stored = {
+        "depth": np.array(257, np.int32), "values": np.array([0, 1], np.float32),
+        "w": rng.standard_normal((257, 64)), "b": rng.standard_normal(64),
+        "rows": np.array([0, positions // 4, 256]), "gamma": rng.standard_normal(256),
+        "f": rng.standard_normal((channels, 256, 5)) / 2,
+        "c": rng.standard_normal((1, 1, channels)),
+        "v": rng.standard_normal((channels, 200)) * channels**-0.5,
+        "cubed": np.array(0.044715), "root": np.array((2 / np.pi) ** 0.5),
+        "half": np.array(0.5), "one": np.array(1.0),
+    }  # fmt: skip
+
+    def gelu(x: str, y: str) -> list[tuple[str, str, str, dict[str, Any]]]:
+        steps = ("Mul: x x", "Mul: 0 x", "Mul: 1 cubed", "Add: x 2", "Mul: 3 root", "Tanh: 4",
+                 "Add: 5 one", "Mul: x half", "Mul: 7 6")  # fmt: skip
+        names = {"x": x} | {str(k): f"{y}{k}" for k in range(len(steps) - 1)}
+        return [
+            (op, " ".join(names.get(n, n) for n in read.split()), names.get(str(k), y), {})
+            for k, (op, _, read) in enumerate(s.partition(": ") for s in steps)
+        ]
+
+    nodes = [
+        ("OneHot", "bytes depth values", "hot", {}), ("MatMul", "hot w", "p", {}),
+        ("Add", "p b", "q", {}), *gelu("q", "r"), ("Reshape", "r rows", "s", {}),
+        ("LayerNormalization", "s gamma", "n", {}), ("Transpose", "n", "t", {"perm": [0, 2, 1]}),
+        ("Conv", "t f", "i", {}), ("Transpose", "i", "j", {"perm": [0, 2, 1]}),
+        ("Add", "j c", "k", {}), *gelu("k", "g"),
+        ("ReduceMax", "g", "m", {"axes": [1], "keepdims": 0}), ("MatMul", "m v", "z", {}),
+        ("Softmax", "z", "label", {}),
+    ]  # fmt: skip
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, read.split(), [y], **more) for op, read, y, more in nodes],
+        "bytes",
+        [onnx.helper.make_tensor_value_info("bytes", onnx.TensorProto.INT32, ["batch", positions])],
+        [onnx.helper.make_tensor_value_info("label", 1, ["batch", 200])],
+        [
+            onnx.numpy_helper.from_array(v.astype(np.float32) if v.dtype == float else v, k)
+            for k, v in stored.items()
+        ],
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
+
+
 #: Models by what stands before the sizes in their names.
 _BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
+    "bytes": of_bytes,
     "stft": stft,
     "dft": dft,
     "nbits": few_bits_models.product,
@@ -133,7 +183,7 @@ def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
             given = [feeds_at(model, source.parent, sizes, seed) for seed in range(4)]
             for threads in args.threads:
                 sessions = {
-                    harness.OURS: session(source, provider=True, threads=threads),
+                    harness.OURS: session(source, provider=True, threads=threads, isa=args.isa),
                     "ort": session(source, threads=threads),
                     "optimized": session(optimized, threads=threads),
                 }
@@ -235,6 +285,7 @@ def main() -> int:
         "--clock", choices=tuple(harness.CLOCKS), default="wall",
         help="cpu: the calling thread's time, for one thread on a busy machine",
     )  # fmt: skip
+    cpu.add_argument("--isa", default="", help="of the provider's kernels: avx512, avx2, base")
     cuda.add_argument("--peers", nargs="*", default=[], choices=gpu_peers.NAMES)
     cuda.add_argument("--single", action="store_true", help="fp32 rather than fp16")
     cuda.add_argument("--folder", type=Path, default=Path("further"), help="of exported models")

@@ -25,12 +25,14 @@ def session(
     optimize: bool = True,
     everything: bool = False,
     backend: str = "cpu",
+    isa: str = "",
 ) -> ort.InferenceSession:
     """A session on stock ORT, or on the provider with ORT's CPU provider behind it. `optimize`
     False turns ORT's own graph optimizations off (the oracle).
 
     everything: the provider takes every node it can run, not only those where it should be the
-    faster; backend: what it runs them on.
+    faster; backend: what it runs them on; isa: of a CPU's instruction sets, the
+    best by default.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -56,7 +58,11 @@ def session(
     _watching.on = True
     try:
         made = tracea_onnx.provider.create_session(
-            source, {"backend": backend} | ({"claim": "all"} if everything else {}), options
+            source,
+            {"backend": backend}
+            | ({"claim": "all"} if everything else {})
+            | ({"isa": isa} if isa else {}),
+            options,
         )
     finally:
         _watching.on = False
