@@ -116,9 +116,10 @@ def serve(descriptor: int, cores: Sequence[int]) -> None:
     """Answers until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
     memory_bound.set_bound()
-    usable = sorted(os.sched_getaffinity(0))
-    if own := [usable[k] for k in cores if k < len(usable)]:
-        os.sched_setaffinity(0, own)
+    if cores and hasattr(os, "sched_setaffinity"):  # not on every system
+        usable = sorted(os.sched_getaffinity(0))
+        if own := [usable[k] for k in cores if k < len(usable)]:
+            os.sched_setaffinity(0, own)
     with ExitStack() as stack, contextlib.suppress(EOFError, OSError):
         pipe = stack.enter_context(Connection(descriptor))
         station: Any = None
