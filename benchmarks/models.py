@@ -6,17 +6,19 @@
     python -m benchmarks.models lstm:100/1/128 gru:100/16/256
     python -m benchmarks.models nbits:2048/8192/4/32 decoder:16/4/32
     python -m benchmarks.models bytes:2048/512 --isa avx2
+    python -m benchmarks.models int8:resnet50/qdq int8:minilm/dynamic
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
 64 real signals, both of one side; lstm:STEPS/BATCH/UNITS, gru:.. and rnn:.. are a layer with as
 many inputs as units; nbits:K/N/BITS/BLOCK is a product by weights of so many bits, and
-decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may follow). On the CPU:
-the provider, and the optimized file on stock ONNX Runtime (`optimized`), beside the file on stock
-ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without
-TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`. Results are
-compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed. Times are
-medians; a ratio is a peer's time over ours (above 1: ours is faster).
+decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may follow);
+int8:NAME/FORM is a model of the zoo that ONNX Runtime's tool quantised (qdq, operators, dynamic),
+all of which the provider takes. On the CPU: the provider, and the optimized file on stock ONNX
+Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32
+without TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`.
+Results are compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed.
+Times are medians; a ratio is a peer's time over ours (above 1: ours is faster).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -40,6 +42,7 @@ from benchmarks import few_bits_models, further_models, gpu_peers, harness
 from tests.support.cuda.models import NVIDIA, Bound, feeds, half, typed
 from tests.support.difference import difference
 from tests.support.model_inputs import Feeds, feeds_at, first_accepted
+from tests.support.quantised_models import Form, quantise
 from tests.support.sessions import assigned, session
 from tracea_onnx import provider
 from tracea_onnx.bench.batches import batch_symbol
@@ -48,10 +51,14 @@ from tracea_onnx.support import discovery
 #: Sizes of the zoo's symbols.
 ZOO_SIZES = {"batch": 1, "sequence": 128}
 ON_GPU = ("resnet50", "mobilenet_v3", "efficientnet_b0", "bert_base", "vit_b16", "gpt2")
+#: Operators that are quantised in a static way: of convolutional models, and of others, whose masks
+#: are sums with numbers that leave no bits to the rest.
+_IMAGES = ["Add", "Conv", "Gemm", "GlobalAveragePool", "MaxPool"]
+_OTHERS = ["Gemm", "MatMul"]
 #: Tokens of a prompt, where they are not --sequence.
 _SEQUENCE = {"gpt2": 512}
 #: Differences beyond these are no rounding: nothing is timed. (Random weights amplify rounding.)
-_LARGEST = {"cpu": 5e-3, "fp16": 0.1, "fp32": 1e-3}
+_LARGEST = {"cpu": 5e-3, "int8": 5e-2, "fp16": 0.1, "fp32": 1e-3}
 
 
 def stft(frame: int, step: int) -> onnx.ModelProto:
@@ -160,14 +167,26 @@ _BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
 }
 
 
+def int8(name: str, form: Form) -> onnx.ModelProto:
+    """A model of the zoo in 8 bits; in a static form with scales for each channel of a weight."""
+    model = discovery.module("models", name).build()
+    fed = [feeds_at(model, None, ZOO_SIZES, seed) for seed in range(2)]
+    images = any(n.op_type == "Conv" for n in model.graph.node)
+    static = {"per_channel": True, "op_types_to_quantize": _IMAGES if images else _OTHERS}
+    return quantise(model, form, fed, **({} if form == "dynamic" else static))
+
+
 def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     """`ours` is the provider."""
     with tempfile.TemporaryDirectory() as scratch:
         kind, _, sizes_of = name.partition(":")
-        built = kind in _BY_SIZES or name in discovery.names("models")
+        built = kind in (*_BY_SIZES, "int8") or name in discovery.names("models")
         source = Path(scratch) / f"{name.replace('/', '-')}.onnx" if built else Path(name)
         if kind in _BY_SIZES:
             onnx.save(_BY_SIZES[kind](*map(int, sizes_of.split("/"))), source)
+        elif kind == "int8":
+            zoo, _, form = sizes_of.partition("/")
+            onnx.save(int8(zoo, cast(Form, form)), source)
         elif built:
             onnx.save(discovery.module("models", name).build(), source)
         model = onnx.load(source, load_external_data=False)
@@ -183,18 +202,26 @@ def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
             given = [feeds_at(model, source.parent, sizes, seed) for seed in range(4)]
             for threads in args.threads:
                 sessions = {
-                    harness.OURS: session(source, provider=True, threads=threads, isa=args.isa),
+                    harness.OURS: session(
+                        source,
+                        provider=True,
+                        threads=threads,
+                        isa=args.isa,
+                        everything=kind == "int8",
+                    ),
                     "ort": session(source, threads=threads),
                     "optimized": session(optimized, threads=threads),
                 }
-                _on_cpu(f"{source.stem} b{batch} {threads} threads", sessions, given, args, report)
+                title = f"{source.stem} b{batch} {threads} threads"
+                bound = _LARGEST["int8" if kind == "int8" else "cpu"]
+                _on_cpu(title, sessions, given, args, report, bound)
                 del sessions
                 gc.collect()
 
 
 def _on_cpu(
     name: str, sessions: Mapping[str, Any], given: Sequence[Feeds], args: argparse.Namespace,
-    report: harness.Report,
+    report: harness.Report, bound: float,
 ) -> None:  # fmt: skip
     want = [sessions["ort"].run(None, f) for f in given[:2]]
     worst = max(
@@ -202,7 +229,7 @@ def _on_cpu(
         for s in sessions.values()
         for f, w in zip(given, want, strict=False)
     )
-    if not worst <= _LARGEST["cpu"]:
+    if not worst <= bound:
         report.fail(name, f"differs by {worst:.1e}")
         return
 
