@@ -33,7 +33,13 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import WIDTHS, extents, limits
-from tracea_onnx.plan.kernel_families import BARRIER_WORDS, FAMILIES, PROJECTED_STEPS, Family
+from tracea_onnx.plan.kernel_families import (
+    BARRIER_WORDS,
+    FAMILIES,
+    PROJECTED_STEPS,
+    Family,
+    packed_elements,
+)
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime import host_device
 from tracea_onnx.runtime.device_caps import DeviceCaps
@@ -137,6 +143,14 @@ class Cpu(Backend):
             ),
             start=0,
         )
+
+    def memory(self, request: Request) -> int:
+        """Filters, where they are packed in several ways. Scratch of a thread is small."""
+        if request.family not in SUBSTITUTES:
+            return 0
+        packing = f"pack_{self.substitute(request) or request.family}"
+        sizes = {n: int(request.ints[n]) for n in FAMILIES[packing].ints}
+        return DType.F32.size * packed_elements(packing, **sizes)
 
     def device(self, properties: Properties) -> Any:
         """A session says its instruction set and threads."""

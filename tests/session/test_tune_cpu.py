@@ -348,9 +348,9 @@ def test_processes_tune_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 # --- substitutes ----------------------------------------------------------------------------------
-def _families(path: Path, batch: int) -> list[tuple[str, int]]:
+def _families(path: Path, batch: int, threads: str = "2") -> list[tuple[str, int]]:
     """What a session's Plan runs, and in which variant."""
-    request, _ = _parts(path, batch)
+    request, _ = _parts(path, batch, num_threads=threads)
     properties = partition_compiler.properties(request)
     compiled = partition_compiler.compile_for(
         Graph(request), properties, plan_writer.writer_of(properties)
@@ -434,7 +434,7 @@ def test_throughput_is_measured_by_as_many_sessions_as_there_are_threads_for(
     monkeypatch.setattr(machine, "usable_cores", lambda: 3)
     assert [Objective.THROUGHPUT.sessions(n) for n in (1, 2, 8)] == [3, 1, 1]
     kept = []
-    monkeypatch.setattr(tuning_records, "add", lambda device, found: kept.append(device))
+    monkeypatch.setattr(tuning_records, "add", lambda device, *_, **__: kept.append(device))
     real = measure.settled
 
     def faster(*args: Any) -> measure.Settled:
@@ -463,3 +463,35 @@ def test_workers_measure_the_latency(capsys: pytest.CaptureFixture[str]) -> None
     more = ["--executor", "processes://2", "--objective", "throughput"]
     assert main.main(["tune", "x.onnx", "--backend", "cpu", *more]) == 2
     assert "workers measure the latency, not the throughput" in capsys.readouterr().err
+
+
+def _reached(folder: Path, slack: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    arguments = [
+        "tune", str(tuned_model(folder, 2)), "--backend", "cpu", "--threads", "1", "--input-shape",
+        "x:2,3,34,37", "--objective", "memory", "--slack", slack, "--json", "--proposer", "grid",
+    ]  # fmt: skip
+    assert main.main(arguments) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_memory_is_saved_where_the_slack_allows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Filters of 3x3 take 9 places for each, and 16 for Winograd's algorithm. A record of what is
+    faster gives way, and what was measured is not measured again.
+    """
+    found = _reached(tmp_path, "0", capsys)
+    assert found["measured"] == KERNELS + 4
+    again = _reached(tmp_path, "20", capsys)
+    assert again["measured"] == 0 and found["saved"] in (0, again["saved"])
+    (wino,) = (x for x in again["launches"] if x["what"].startswith("conv2d_wino"))
+    assert wino["kernel"].startswith("conv2d(")
+    assert again["saved"] == 4 * 48 * 40 * (16 - 9)
+    assert "pack_conv2d_wino" not in dict(_families(tuned_model(tmp_path, 2), 2, threads="1"))
+
+
+@pytest.mark.parametrize("slack", ["-1", "nan", "inf"])
+def test_a_slack_of_nothing_is_one_line(slack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["tune", "x.onnx", "--backend", "cpu", f"--slack={slack}"]) == 2
+    assert f"--slack is {slack}" in capsys.readouterr().err

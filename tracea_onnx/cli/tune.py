@@ -26,7 +26,7 @@ from tracea_onnx.support import files
 from tracea_onnx.support.tables import table
 from tracea_onnx.tuning import crew, fleet, measure, proposers, report
 from tracea_onnx.tuning.language_model import Endpoint
-from tracea_onnx.tuning.objective import Objective
+from tracea_onnx.tuning.objective import SLACK, Objective
 
 #: The exit status of a program that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -87,6 +87,14 @@ def add(subparsers: options.Subparsers) -> None:
         "ray://HOST:PORT (default: this process)",
     )
     add_objective(p, "--objective")
+    p.add_argument(
+        "--slack",
+        type=float,
+        default=SLACK,
+        metavar="SHARE",
+        help="of --objective memory: how much longer a kernel may take that needs less "
+        f"(default: {SLACK:g})",
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -99,8 +107,9 @@ def add_objective(p: argparse.ArgumentParser, name: str) -> None:
         choices=[*Objective],
         default=Objective.LATENCY,
         metavar="|".join(Objective),
-        help="what kernels are chosen for: the time of a run, or how many end in a second with as "
-        "many sessions at once as there are threads for (default: latency)",
+        help="what kernels are chosen for: the time of a run, how many end in a second with as "
+        "many sessions at once as there are threads for, or the memory that they need (default: "
+        "latency)",
     )
 
 
@@ -122,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace) -> int:
     if args.threads < 0:
         raise UsageError(f"--threads {args.threads} is no number of threads", "give 0 or more")
+    if not 0 <= args.slack < math.inf:
+        raise UsageError(f"--slack is {args.slack}", "give a number from 0 on, as 0.1")
     text = args.budget
     if args.seconds is not None:
         options.say([f"--seconds is deprecated: write --budget {args.seconds:g}s"])
@@ -134,7 +145,7 @@ def _tune(args: argparse.Namespace) -> int:
         return _tune_fleet(args, budget(text), more)
     found = tune(
         Path(args.model), options.shapes(args), args.backend, budget(text),
-        objective=args.objective, **more,
+        objective=args.objective, slack=args.slack, **more,
     )  # fmt: skip
     if args.json:
         options.emit(asdict(found))
@@ -219,6 +230,7 @@ def _outcome(found: measure.Tuned) -> list[str]:
         f"whole run: {found.before:.1f} -> {found.after:.1f} us"
         if found.sessions == 1
         else f"{found.sessions} sessions at once: {' -> '.join(f'{r:.1f}' for r in rates)} runs/s",
+        *([f"{found.saved / 1e6:.1f} MB less"] if found.saved else []),
         f"kept {found.kept} in {found.record}; sessions on this kind of device use them"
         if found.kept
         else "the kernels by price stay: none was worth a change",

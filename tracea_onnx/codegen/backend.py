@@ -119,6 +119,11 @@ class Backend(ABC):
         """
         return ""
 
+    def memory(self, request: Request) -> int:
+        """Bytes that the launches of a request of known sizes need beside its operands."""
+        scratch = next((k.scratch for k in self.emit(request) if k.scratch), ())
+        return sum(map(int, scratch))
+
     def device(self, properties: Properties) -> Any:
         """What tuning records of this compile request are kept for: `backend`, `name` and
         `identity` of a device. None where the request names none, as of a file for any machine.

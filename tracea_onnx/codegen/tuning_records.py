@@ -146,24 +146,30 @@ def require() -> None:
         pass
 
 
-def add(device: Device, found: Mapping[str, Measured]) -> Path:
-    """Add to the device's record. Of two kernels for one launch the one that gained more stays, for
-    the sizes of both.
+def add(device: Device, found: Mapping[str, Measured], *, instead: bool = False) -> Path:
+    """Add to the device's record. Of two kernels for one launch the one that gained more stays, or
+    with `instead` the new one, for the sizes of both.
 
     Returns the file. Raises TraceaError where there is no place for it.
     """
     with tuning_store.writing("the tuning record cannot be kept") as db:
-        _add(db, _head(device), found)
+        _add(db, _head(device), found, instead)
     folder = default_folder()
     assert folder is not None
     return folder / tuning_store.NAME
 
 
-def _add(db: sqlite3.Connection, head: tuning_store.Head, found: Mapping[str, Measured]) -> None:
+def _add(
+    db: sqlite3.Connection,
+    head: tuning_store.Head,
+    found: Mapping[str, Measured],
+    instead: bool = False,
+) -> None:
     number = tuning_store.device_id(db, head)
     before = _kept(db, number, found)
     for launch, entry in found.items():
-        m = _merged(before.get(launch), entry)
+        merged = _merged(before.get(launch), entry)
+        m = Measured(entry.kernel, entry.us, entry.usual_us, merged.sizes) if instead else merged
         db.execute(
             "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)",
             (number, launch, m.kernel, m.us, m.usual_us, json.dumps(list(m.sizes))),

@@ -15,9 +15,9 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime.host_tensors import NUMPY
 from tracea_onnx.tuning import at_once, exact, in_place, proposers
 from tracea_onnx.tuning.exact import Reference
-from tracea_onnx.tuning.objective import Objective
+from tracea_onnx.tuning.objective import SLACK, Objective
 from tracea_onnx.tuning.search import PRUNED, WORTH, History, Kind, Outcome, Search
 from tracea_onnx.verify import input_values
 
@@ -77,7 +77,8 @@ class Tuned:
     before, after: microseconds of a whole run. alone: launches without a choice for these sizes.
     measured: kernels that were tried. known: trials of earlier runs that were not made again. kept:
     kernels that were added to `record`, the file. interrupted: it ended before its time (Ctrl-C).
-    unchecked: why float64 results of Plans are not known. sessions: that ran at once, so that
+    unchecked: why float64 results of Plans are not known. saved: bytes, where memory is what
+    counts. sessions: that ran at once, so that
     `before` and `after` are the microseconds from the end of a run to that of the next, whichever
     session's it is.
     """
@@ -94,6 +95,7 @@ class Tuned:
     interrupted: bool = False
     unchecked: list[str] = field(default_factory=list)
     sessions: int = 1
+    saved: int = 0
 
 
 @dataclass
@@ -149,15 +151,16 @@ def tune(
     proposer: proposers.Make = proposers.make("bayesian"),  # noqa: B008 -- holds no state
     resume: bool = True,
     objective: Objective = Objective.LATENCY,
+    slack: float = SLACK,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Measures the kernels of `model` for inputs of these shapes, and adds the fastest to the
     tuning record of this kind of device. What is in the bodies of control flow goes by price.
 
-    device: of a GPU. threads: of a session on the host; 0: as the objective has it. resume:
-    what was tried before is not tried again. Ctrl-C ends the search: what was found until
-    then is measured once more, and kept. Raises UsageError (a size that is not known), TraceaError
-    (no GPU, nothing that the provider runs).
+    device: of a GPU. threads: of a session on the host; 0: as the objective has it. resume: what
+    was tried before is not tried again. slack: of the memory, as of `Kind`. Ctrl-C ends the search:
+    what was found until then is measured once more, and kept. Raises UsageError (a size that is not
+    known), TraceaError (no GPU, nothing that the provider runs).
     """
     chosen = tunable(backend)
     if chosen.host:
@@ -173,7 +176,8 @@ def tune(
         share = now if result.interrupted else now + max(end - now, 0.0) / left
         most = result.measured + (budget.trials - result.measured) / left
         with opened(chosen, request, shapes, device, on) as subject:
-            _tune(subject, proposer, resume, _Limit(share, most), result, on_progress)
+            memory = slack if objective == Objective.MEMORY else None
+            _tune(subject, proposer, resume, _Limit(share, most), result, on_progress, memory)
     if not result.launches and not result.alone:
         raise nothing_runs(chosen.name)
     return result
@@ -475,6 +479,16 @@ class _Subject:
         """The kernels that a launch could have with these sizes, and their prices."""
         return self.backend.configs(kernel_choice.specialize(request, self.sizes), self.on)
 
+    def memory(self, key: str, names: Iterable[str]) -> dict[str, int]:
+        """Bytes that a launch needs beside its operands with each of these kernels, and with the
+        usual one ("").
+        """
+        request, found = kernel_choice.specialize(self.asked[key], self.sizes), {}
+        for name in ("", *names):
+            with kernel_choice.choosing(kernel_choice.Choices({key: name} if name else {})):
+                found[name] = self.backend.memory(request)
+        return found
+
     def differs(self, key: str, request: Request, name: str) -> bool:
         """Whether the launch gets another kernel with this name."""
         plain = self.backend.emit(request)
@@ -641,8 +655,8 @@ class Described:
     sizes: Sizes
 
 
-def described(subject: _Subject) -> Described:
-    """What there is to try for a graph."""
+def described(subject: _Subject, slack: float | None = None) -> Described:
+    """What there is to try for a graph. slack: as of `Kind`, where memory is what counts."""
     used = [key for part in subject.usual for key in part.asked]
     subject.sizes = dict(subject.sizes)
     for part in subject.usual:
@@ -652,6 +666,11 @@ def described(subject: _Subject) -> Described:
         for key, r in subject.asked.items()
         if key in used and len(prices := subject.kernels(r)) > 1
     ]
+    if slack is not None:
+        kinds = [
+            replace(kind, memory=subject.memory(kind.key, kind.prices), slack=slack)
+            for kind in kinds
+        ]
     return Described(kinds, len(used) - sum(kind.count for kind in kinds), subject.sizes)
 
 
@@ -669,9 +688,12 @@ def _tune(
     limit: _Limit,
     result: Tuned,
     on_progress: Callable[[str], None],
+    slack: float | None = None,
 ) -> None:
-    """Adds to the record and to `result` what one graph's Plans are faster with."""
-    graph = described(subject)
+    """Adds to the record and to `result` what one graph's Plans are better with. slack: as of
+    `described`.
+    """
+    graph = described(subject, slack)
     history = partial(History, resume=resume)
     search = Search(subject.on, graph.kinds, proposer, history)
     result.known += search.known
@@ -689,8 +711,9 @@ def _tune(
     except KeyboardInterrupt:
         result.interrupted = True
         on_progress("interrupted: what was found is measured once more")
-    if search.measured or search.unsettled:
-        keep(settled(subject, search.chosen, list(search.kinds)), search, result)
+    chosen = search.chosen
+    if search.measured or search.unsettled or (slack is not None and chosen):
+        keep(settled(subject, chosen, list(search.kinds), Standard(search.kinds)), search, result)
     else:
         recorded(graph, result)
 
@@ -718,23 +741,46 @@ class Undecided:
     again: dict[tuple[str, str], tuple[float, float]]
 
 
-def settled(subject: _Subject, chosen: Mapping[str, str], keys: Sequence[str]) -> Settled:
+@dataclass(frozen=True)
+class Standard:
+    """What is better: what is faster, or what `kinds` say."""
+
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    def below(self, key: str, name: str) -> float:
+        """A kernel's time over that of the usual one below which it is better."""
+        return self.kinds[key].below(name) if key in self.kinds else WORTH
+
+    def met(self, found: _Compared, chosen: Mapping[str, str]) -> bool:
+        """Whether the whole is better with these kernels."""
+        most = max((self.below(*one) for one in chosen.items()), default=0.0)
+        return found.lasting or (most > 1 and found.ratio < most)
+
+
+def settled(
+    subject: _Subject,
+    chosen: Mapping[str, str],
+    keys: Sequence[str],
+    standard: Standard = Standard(),
+) -> Settled:
     """Measures the chosen kernels together. Where the whole is not faster, kernels that do not
     overlap their neighbours as well may outweigh the others: it is measured with each alone. keys:
     of launches that have a choice.
     """
-    found = decided(subject, chosen, keys)
+    found = decided(subject, chosen, keys, None, standard)
     if isinstance(found, Undecided):
-        good = {key: name for key, name in found.chosen.items() if gains(subject, key, name)}
-        found = decided(subject, good, keys, found.again)
+        good = {
+            key: name for key, name in found.chosen.items() if gains(subject, key, name, standard)
+        }
+        found = decided(subject, good, keys, found.again, standard)
         assert isinstance(found, Settled)
     return found
 
 
-def gains(subject: _Subject, key: str, name: str) -> bool:
-    """Whether the whole is faster with this kernel alone."""
+def gains(subject: _Subject, key: str, name: str, standard: Standard = Standard()) -> bool:
+    """Whether the whole is better with this kernel alone."""
     one = subject.together({key: name})
-    return one is not None and one.ratio < _WORTH_ALONE
+    return one is not None and (one.ratio < _WORTH_ALONE or standard.met(one, {key: name}))
 
 
 def decided(
@@ -742,6 +788,7 @@ def decided(
     chosen: Mapping[str, str],
     keys: Sequence[str],
     again: dict[tuple[str, str], tuple[float, float]] | None = None,
+    standard: Standard = Standard(),
 ) -> Settled | Undecided:
     """Measures the chosen kernels together, and again without those that had been faster by chance.
     again: of `Undecided`, of whose kernels these were faster alone.
@@ -756,15 +803,19 @@ def decided(
         lasting = {
             key: name
             for key, name in chosen.items()
-            if found is not None and found.other.get(key, np.inf) < WORTH * found.usual[key]
+            if found is not None
+            and found.other.get(key, np.inf) < standard.below(key, name) * found.usual[key]
         }
         if lasting != chosen:
             chosen, found = lasting, subject.together(lasting)
-        if chosen and found is not None and not found.lasting:
+        if chosen and found is not None and not standard.met(found, chosen):
             return Undecided(dict(chosen), again)
-    if found is None or not found.lasting:
+    if found is None or not standard.met(found, chosen):
         chosen = {}
-    elif any(found.other[key] >= found.usual[key] for key in chosen):
+    elif any(
+        found.other[key] >= max(standard.below(key, name), 1.0) * found.usual[key]
+        for key, name in chosen.items()
+    ):
         chosen = {}  # faster as a whole by chance: what takes longer by itself is no gain
     if found is None:
         raise TraceaError("the kernels by price give other results each time", "report this")
@@ -791,8 +842,14 @@ def keep(found: Settled, search: Search, result: Tuned) -> None:
     result.kept += len(found.kept)
     result.unchecked += found.unchecked
     search.settled(found.again)
+    result.saved += sum(
+        search.kinds[key].count * search.kinds[key].saves(m.kernel)
+        for key, m in found.kept.items()
+        if key in search.kinds
+    )
     if found.kept:
-        result.record = str(tuning_records.add(result.device, found.kept))
+        instead = any(kind.memory for kind in search.kinds.values())
+        result.record = str(tuning_records.add(result.device, found.kept, instead=instead))
 
 
 def recorded(graph: Described, result: Tuned) -> None:

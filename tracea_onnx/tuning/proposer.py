@@ -50,6 +50,11 @@ class Proposer(ABC):
         return name, math.exp(self.seen.get(name, 0.0))
 
     @property
+    def ratios(self) -> dict[str, float]:
+        """Measured kernels, and their times over that of what runs now."""
+        return {name: math.exp(value) for name, value in self.seen.items()}
+
+    @property
     def left(self) -> list[str]:
         """Kernels that were not tried, the cheapest first."""
         gone = self.seen.keys() | self._dropped | self._begun

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tracea_onnx.codegen import tuning_records
@@ -27,7 +27,8 @@ Outcome = tuple[float, float] | Verdict | None
 class Kind:
     """Launches of one kind. key: `kernel_choice.cache_key`. words: what they compute. request: the
     same (`kernel_choice.described`). count: of them in a run. prices: of kernels that they could
-    have.
+    have. memory: where that is what counts, bytes that each of these needs, and "" for the usual
+    one. slack: how much longer, relative to that, a kernel may take that needs less.
     """
 
     key: str
@@ -35,6 +36,22 @@ class Kind:
     request: Mapping[str, Any]
     count: int
     prices: Mapping[str, float]
+    memory: Mapping[str, int] = field(default_factory=dict)
+    slack: float = 0.0
+
+    def saves(self, name: str) -> int:
+        """Bytes that a kernel needs less than the usual one."""
+        return self.memory[""] - self.memory[name] if name in self.memory else 0
+
+    def below(self, name: str) -> float:
+        """A kernel's time over that of the usual one below which it is better."""
+        saved = self.saves(name)
+        return 1 + self.slack if saved > 0 else WORTH if saved == 0 else 0.0
+
+    def best(self, ratios: Mapping[str, float]) -> str | None:
+        """Of kernels with these times; None where the usual one is."""
+        better = [name for name, ratio in ratios.items() if ratio < self.below(name)]
+        return min(better, key=lambda name: (-self.saves(name), ratios[name]), default=None)
 
 
 class History:
@@ -139,9 +156,9 @@ class Search:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """The fastest kernels of those that are worth a last measurement."""
-        best = {key: search.best for key, search in self._searches.items()}
-        return {key: name for key, (name, ratio) in best.items() if ratio < WORTH}
+        """The best kernels of those that are worth a last measurement."""
+        found = {key: self.kinds[key].best(s.ratios) for key, s in self._searches.items()}
+        return {key: name for key, name in found.items() if name is not None}
 
     @property
     def unsettled(self) -> bool:
