@@ -218,6 +218,32 @@ def test_on_the_cpu_images_are_read_where_they_lie(
     assert {k: launches.count(k) for k in (*_MOVES, "copy_nhwc") if k in launches} == most
 
 
+@pytest.mark.parametrize(
+    ("times", "kernel", "more", "family"),
+    [
+        (2, 3, {}, "conv2d_dw"),
+        (5, 5, {"strides": [2, 2]}, "conv2d_dw"),
+        (8, 3, {"dilations": [2, 1]}, "conv2d_dw"),
+        (9, 3, {}, "conv2d"),
+    ],
+)
+def test_several_filters_of_each_channel(
+    times: int, kernel: int, more: dict[str, Any], family: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    g, channels = Graph(7), 7
+    w = g.weight(channels * times, 1, kernel, kernel)
+    y = g.op("Conv", "x", w, g.weight(channels * times), group=channels, pads=[1, 2, 0, 3], **more)
+    model = g.model(g.op("Relu", y))
+    x = {"x": _RNG.standard_normal((3, channels, 6, 7), dtype=np.float32)}
+    (want,) = ort.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ).run(None, x)
+    (got,), launches = run(model, x, plan_writer.writer_of({}), monkeypatch, tmp_path)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert [k for k in launches if k.startswith("conv2d")] == [family]
+
+
 @pytest.mark.parametrize("backend", [plan_writer.writer_of({}), FEW])
 @pytest.mark.parametrize("steps", ["Mul", "Add", "Mul Add", "Add Mul", "Mul Mul"])
 def test_factors_and_sums_per_channel_go_into_the_weights(

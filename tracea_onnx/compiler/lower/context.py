@@ -242,9 +242,17 @@ class Lowering:
         v.nhwc = self._nhwc_storage(v.dtype, n, c, h, w, self.borders.get(v.name, (0, 0, 0, 0)))
         return v.nhwc
 
-    def images(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike) -> Nhwc:
+    def images(
+        self,
+        dtype: DType,
+        n: DimLike,
+        c: int,
+        h: DimLike,
+        w: DimLike,
+        border: Border = (0, 0, 0, 0),
+    ) -> Nhwc:
         """Channels-last storage of images that no tensor of the model is."""
-        return self._nhwc_storage(dtype, n, c, h, w, (0, 0, 0, 0))
+        return self._nhwc_storage(dtype, n, c, h, w, border)
 
     def _nhwc_storage(
         self,
