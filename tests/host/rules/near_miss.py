@@ -373,11 +373,54 @@ def fused_convolution(r: Random) -> ModelProto:
     return built(nodes, {"x": (r.choice(BATCHES), 3, 5, 6)}, constants)
 
 
+def few_bits(r: Random) -> ModelProto:
+    """A product by constant integers, dequantised for a tensor, in columns or in blocks, or by
+    MatMulNBits.
+    """
+    k, n = r.choice(((3, 2), (5, 7), (32, 6), (32, 33)))
+    rng = np.random.default_rng(r.randrange(1 << 30))
+    turned, signed = r.random() < 0.5, r.random() < 0.5
+    kinds = ("blocks", "blobs", "columns") if k == 32 else ("columns", "one")
+    kind = r.choice(kinds)
+    low, dtype = (-8, np.int8) if signed else (0, np.uint8)
+    size = {"blocks": (2, n), "columns": (n,)}.get(kind, ())
+    w, scale = rng.integers(low, low + 16, (k, n)), rng.uniform(0.1, 1.0, size)
+    zero, b, row = rng.integers(low, low + 16, size), weights(r, n), weights(r, 1, n)
+    constants: Constants = {
+        "w": (w.T if turned else w).astype(dtype), "b": b, "row": row,
+        "s": np.asarray(scale.T if turned else scale, np.float32),
+        "z": np.asarray(zero.T if turned else zero, dtype),
+    }  # fmt: skip
+    x: tuple[int | str, ...] = (r.choice(("batch", 3)), k)
+    zeros = r.choice((" z", ""))
+    if kind == "blobs":
+        constants |= {
+            "w": rng.integers(0, 256, (n, 2, 8)).astype(np.uint8),
+            "s": rng.uniform(0.1, 1.0, (n, 2)).astype(np.float32),
+            "z": rng.integers(0, 256, (n, 1)).astype(np.uint8),
+        }
+        attrs: dict[str, int] = {"K": k, "N": n, "bits": 4, "block_size": 16}
+        nodes = [node("com.microsoft.MatMulNBits", f"x w s{zeros}", "p", **attrs)]
+        nodes += [node("Add", either(r, "p", r.choice(("b", "row"))), "c")]
+    else:
+        along = {"blocks": {"axis": int(turned), "block_size": 16}, "one": {}}
+        given: dict[str, int] = along.get(kind, {"axis": int(not turned)})
+        nodes = [node("DequantizeLinear", f"w s{zeros}", "d", **given)]
+        if turned:
+            nodes += [node("Gemm", f"x d{r.choice((' b', ' row', ''))}", "c", transB=1)]
+        else:
+            x = r.choice((x, (2, *x)))
+            nodes += [node("MatMul", "x d", "p"), node("Add", either(r, "p", "b"), "c")]
+    opset = 21 if kind == "blocks" else 13
+    return built([*nodes, *tail(r, "c", "y", constants)], {"x": x}, constants, opset=opset)
+
+
 #: rule -> a random graph that it fuses
 BASES: dict[str, Callable[[Random], ModelProto]] = {
     "conv": lambda r: fused_convolution(r) if r.random() < 0.1 else convolution(r),
     "conv_transpose": lambda r: convolution(r, "ConvTranspose"),
     "gemm": product,
+    "gemm_nbits": few_bits,
     "einsum_linear": einsum_linear,
     "swiglu": gated,
     "squeeze_excite": squeeze_excite,

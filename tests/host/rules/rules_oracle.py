@@ -177,6 +177,7 @@ def compute(spec: Spec, v: Mapping[str, F64]) -> F64:
         "conv": _conv,
         "conv_transpose": _conv,
         "gemm": _gemm,
+        "gemm_nbits": _gemm_nbits,
         "swiglu": _swiglu,
         "squeeze_excite": _squeeze_excite,
         "pointwise": _pointwise,
@@ -250,6 +251,29 @@ def _gemm(spec: Spec, v: Mapping[str, F64]) -> F64:
         acc = (acc - v["bn_mean"]) * v["bn_scale"] / np.sqrt(v["bn_var"] + a["bn_eps"]) + v[
             "bn_bias"
         ]
+    return _epilogue(spec, acc, v)
+
+
+def _gemm_nbits(spec: Spec, v: Mapping[str, F64]) -> F64:
+    a, w, scale = spec.attrs, v["w"], v["scale"]
+    zero = v.get("zero", np.zeros(()))
+    if a["form"] == "blobs":
+        shifts = np.arange(0, 8, a["bits"])
+
+        def apart(of: F64) -> F64:
+            few = of.astype(np.int64)[..., None] >> shifts & (1 << a["bits"]) - 1
+            return np.asarray(few.reshape(len(of), -1), np.float64)
+
+        blocks = scale.reshape(a["N"], -1)
+        zeros = apart(zero)[:, : blocks.shape[1]] if "zero" in v else 2.0 ** (a["bits"] - 1)
+        each = (np.repeat(p, a["block"], 1) for p in (blocks, zeros + 0 * blocks))
+        scale, zero = (p.T[: a["K"]] for p in each)
+        w = apart(w.reshape(a["N"], -1)).T[: a["K"]]
+    elif a["form"] == "nk":
+        w, scale, zero = w.T, scale.T, zero.T
+    if a["form"] != "blobs" and a["block"]:
+        scale, zero = (np.repeat(p, a["block"], 0) if p.ndim else p for p in (scale, zero))
+    acc = v["x"] @ ((w - zero) * scale) + v.get("b", np.zeros(1))
     return _epilogue(spec, acc, v)
 
 
