@@ -25,7 +25,7 @@ class _Net:
         names = [f"v{len(self.nodes)}_{k}" for k in range(outputs)]
         if op.startswith("Skip"):
             names[1:3] = ["", ""]  # statistics
-        domain = "com.microsoft" if "Simplified" in op or op == "MatMulNBits" else ""
+        domain = "com.microsoft" if op == "MatMulNBits" or op.startswith("Skip") else ""
         self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **attrs))
         return names
 
@@ -48,7 +48,7 @@ class _Net:
     def model(self, x: tuple[int | str, ...], y: str) -> onnx.ModelProto:
         graph = helper.make_graph(
             self.nodes, "few_bits", [helper.make_tensor_value_info("x", 1, x)],
-            [helper.make_tensor_value_info(y, 1, None)], self.stored,
+            [helper.make_tensor_value_info(y, 1, [None] * len(x))], self.stored,
         )  # fmt: skip
         opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=11)
