@@ -4,6 +4,7 @@ ONNX Runtime's results.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tests.session.test_models import feeds, small
 from tests.support.quantised_models import Form, quantise
 from tests.support.sessions import TRACEA, session
+from tracea_onnx import optimize
 
 #: What may be left to ONNX Runtime: conversions of integers, and products of two operands of a run,
 #: with what is between them.
@@ -67,3 +69,20 @@ def test_groups_are_left_whole_where_onnx_runtime_is_faster(form: Form) -> None:
     given = quantise(model, form, [feeds(model, 1, 9, 0)])
     where = operators(session(given, provider=True))
     assert not {"Conv", "ConvInteger", "QLinearConv", "QuantizeLinear"}.intersection(where[True])
+
+
+@pytest.mark.parametrize("form", ["qdq", "dynamic"])
+@pytest.mark.parametrize("name", ["resnet50", "minilm"])
+def test_optimize_leaves_quantised_groups_as_they_are(name: str, form: Form) -> None:
+    model = small(name)
+    fed = feeds(model, 2, 9, 0)
+    given = quantise(model, form, [fed])
+    made = optimize(given).model
+    kinds = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Conv", "MatMulInteger"}
+    before, after = (
+        Counter(n.op_type for n in m.graph.node if n.op_type in kinds) for m in (given, made)
+    )
+    assert before == after
+    want, got = (session(m, optimize=False).run(None, fed) for m in (given, made))
+    if form == "qdq":
+        assert all(np.array_equal(a, b) for a, b in zip(want, got, strict=True))

@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.ir.graph import Graph, Node, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
+from tracea_onnx.shapes import symbolic
 from tracea_onnx.verify import input_sizes
 from tracea_onnx.verify.input_sizes import open_axes, tensor_type
 
@@ -317,7 +318,7 @@ def _tables(graph: Graph, name: str) -> Iterator[int]:
 def _table_size(graph: Graph, n: Node, value: str) -> int | None:
     if n.op not in ("Gather", "GatherElements") or n.input(1) != value:
         return None
-    shape = graph.shape(n.input(0))
+    shape = graph.shape(n.input(0)) or symbolic.shapes(graph).dims(n.input(0))
     axis = int(n.attr("axis", 0))
     if shape is None or not -len(shape) <= axis < len(shape):
         return None
