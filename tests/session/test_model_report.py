@@ -52,6 +52,9 @@ def test_work_of_launches() -> None:
     # one channel in two of a wider image: what lies between is not moved
     halves = _request("conv2d", {**_CONV, "y_cs": 64, "y_rs": 512, "y_ns": 4096}, "x w bias y")
     assert work.moved(halves, border=True) == work.moved(direct, border=True)
+    # rows of a table, as many as are chosen
+    rows = {"elem": 4, "outer": 1, "n": 1000, "inner": 8, "count": 3, "idx_dtype": 7}
+    assert work.moved(_request("gather", rows, "x idx y"), border=True) == 3 * 8 + 2 * 3 * 8 * 4
     around = {"N": 1, "H": 6, "W": 4, "PT": 1, "PL": 1, "PB": 1, "PR": 1}
     border = _request("zero_border", {**around, "y_cs": 16, "y_rs": 96, "y_ns": 768}, "y")
     assert work.moved(border, border=True) == 4 * 16 * (8 * 6 - 6 * 4)

@@ -18,6 +18,8 @@ from tracea_onnx.bench.roofline import Ceiling, Point, Roofline
 
 #: Launches that have a number in the picture; families that have a colour of their own.
 _NUMBERED = 12
+#: The highest rate over the lowest; what is slower stands at the bottom.
+_TALLEST = 5000
 #: Operators of a chain that the picture names.
 _ENDS = 4
 _COLOURS = ("#2f7de1", "#e07b39", "#12a08a", "#b05cc8", "#c0392b", "#8a7a1f")
@@ -164,7 +166,7 @@ def _draw(axes: Any, found: Roofline) -> None:
     top = max(found.arithmetic.rate, *(m.rate * roofline.LEAST for m in found.memory))
     slowest = min(m.rate for m in found.memory)
     right = 2 * max(top / slowest, *(x for x, _ in places))
-    low = min(slowest * roofline.LEAST, *(y for _, y in places)) / 2
+    low = max(min(slowest * roofline.LEAST, *(y for _, y in places)) / 2, top / _TALLEST)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlim(roofline.LEAST * 0.8, right)
@@ -174,6 +176,7 @@ def _draw(axes: Any, found: Roofline) -> None:
     _roof(axes, found, right)
     colours = _colours(found)
     for (k, p, part), (x, y) in zip(_numbered(found), places, strict=True):
+        y = max(y, low * 1.2)
         colour = colours.get(p.family, plot.GRID)
         size = 4 + 22 * part**0.5
         axes.plot(

@@ -24,8 +24,8 @@ class _Dense(Launch):
 
 
 def moved(request: Request, *, border: bool) -> int:
-    """Bytes of a launch of known sizes: each that an operand covers, once. border: as of
-    `extents`. What indices choose is not counted.
+    """Bytes of a launch of known sizes: each that an operand covers, once; of what indices choose
+    from as many as there are results. border: as of `extents`.
     """
     found = sum(_bytes(request, border).values())
     if request.family != "zero_border":
@@ -38,11 +38,14 @@ def _bytes(request: Request, border: bool) -> dict[str, int]:
     """Of each operand that has a bound."""
     present = dict.fromkeys(request.operands, 1)
     launch = _Dense(request.ints, present, request.dtype.size, border)
-    return {
+    found = {
         o: int(high) - int(low)
         for o, (low, high) in extents_of(request.family, launch).items()
         if o in request.operands
     }
+    if "idx" in found and "y" in found:
+        found["x"] = min(found.get("x", 0), found["y"])
+    return found
 
 
 def operations(request: Request) -> float:

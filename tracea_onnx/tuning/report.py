@@ -29,7 +29,7 @@ code { overflow-wrap: anywhere; }
 figure { margin: 1rem 0; } figure svg { width: auto; max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; }
 th, td { text-align: right; padding: .15rem .6rem; white-space: nowrap; }
-th:nth-child(2), td:nth-child(2) { text-align: left; }
+th:nth-child(2), td:nth-child(2) { text-align: left; white-space: normal; min-width: 16rem; }
 tr:nth-child(even) td { background: color-mix(in srgb, currentColor 6%, transparent); }
 """
 
