@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tracea_onnx
 from tests.support.few_bits import Weights, weights
 from tests.support.sessions import assigned, session
 from tracea_onnx.compiler.partition_compiler import compile_graph
@@ -183,3 +184,31 @@ def test_quantised_activations_are_left_to_other_kernels() -> None:
     ]
     matches, refusals = find(Graph(_model(nodes, [w, scale, zero], ("b", 32))), ["gemm_nbits"])
     assert not matches and any(r.because.why == Why.QUANTIZED for r in refusals), refusals
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_what_optimize_quantises_runs_whole(form: str) -> None:
+    """A table, a product in each spelling, and what is between them."""
+    rng = np.random.default_rng(0)
+    stored = {"table": (40, 64), "one": (64, 96), "two": (33, 96), "bias": (33,)}
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["t"]),
+        helper.make_node("MatMul", ["t", "one"], ["m"]), helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("Gemm", ["r", "two", "bias"], ["y"], transB=1),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", 1, ["n", 33])],
+        [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), k)
+         for k, s in stored.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    small = tracea_onnx.optimize(model, weights=form, backend="cpu", verify=False).model
+    made = session(small, provider=True)
+    ours, every = assigned(made)
+    assert ours == every > 6
+    for count in (1, 40):
+        ids = rng.integers(0, 40, count)
+        want = session(small, optimize=False).run(None, {"ids": ids})[0]
+        got = made.run(None, {"ids": ids})[0]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max()))
