@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pytest
+from onnx import ModelProto
 
 from tests.backend.cuda.cuda_requests import attention, compile_kernels, request, running
 from tracea_onnx.codegen import kernel_choice
@@ -14,6 +15,7 @@ from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, mul, symbol
 from tracea_onnx.support import discovery
+from tracea_onnx.tuning import measure
 
 cuda = discovery.module("kernels", "cuda")
 
@@ -65,6 +67,22 @@ def _emit(
     ):
         kernels: list[Kernel] = cuda.emit(r)
     return kernels
+
+
+@pytest.mark.parametrize(("name", "some"), [("decoding", True), ("product of few rows", False)])
+def test_kernels_need_the_memory_of_their_scratch(name: str, some: bool) -> None:
+    """Attention that is split has some; parts of a product meet without."""
+    r, offers = REQUESTS[name], kernel_choice.Offers()
+    usual, key = _emit(r, offers=offers), kernel_choice.cache_key(r)
+    part = measure.Part({}, [], {}, [], {}, [key], {key: r})
+    subject = measure._Subject(cuda.BACKEND, ModelProto(), {}, [part], 0)
+    found = subject.memory(key, offers[key])
+    kernels = {"": usual, **{one: _emit(r, {key: one}) for one in offers[key]}}
+    for one, launches in kernels.items():
+        assert found[one] == sum(map(int, next((k.scratch for k in launches if k.scratch), ()))), (
+            one
+        )
+    assert min(found.values()) == 0 and (max(found.values()) > 0) == some
 
 
 @pytest.mark.parametrize("name", REQUESTS)
