@@ -81,7 +81,7 @@ namespace f = fam::zero_border;
 
 static int64_t tasks(const Launch& l, int threads) {
   const int64_t rows = l.i[f::N] * (l.i[f::H] + l.i[f::PT] + l.i[f::PB]);
-  return rows ? even_tasks(rows, rows * 20, threads) : 0;
+  return rows && l.i[f::y_cs] ? even_tasks(rows, rows * 20, threads) : 0;
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {

@@ -244,6 +244,11 @@ struct Layer {
   // GRU's last gate takes its two sums apart where reset is applied to the second of them.
   bool apart(int64_t gate) const { return G == 3 && stages == 1 && gate == 2; }
 
+  // Of the units from u on: what the model is given may have nothing behind it.
+  vf units_of(const float* p, int64_t u) const {
+    return load_n(p + u, int(std::min<int64_t>(W, H - u)));
+  }
+
   // New h of units u..u+W of one row from the two sums of their gates, 32 apart; stage 0 of two
   // leaves z and r * h.
   template <bool PLAIN>
@@ -254,7 +259,7 @@ struct Layer {
     };
     const auto peeped = [&](int64_t gate, int64_t k, vf state) {
       const vf v = in(gate);
-      return peephole ? fma(load(peephole + k * H + u), state, v) : v;
+      return peephole ? fma(units_of(peephole + k * H, u), state, v) : v;
     };
     float* const cs = c + b * pitch + u;
     const vf old = load(h_at(b) + u);
@@ -282,7 +287,7 @@ struct Layer {
         store(more + b * pitch + u, reset * old);
         return old;
       }
-      const vf own = load(sum + 2 * kPanel) + (bias ? load(bias + 5 * H + u) : vf{});
+      const vf own = load(sum + 2 * kPanel) + (bias ? units_of(bias + 5 * H, u) : vf{});
       return mixed(z, g<PLAIN>(fma(reset, own, load(xs + 2 * kPanel))), old);
     }
     return mixed(load(cs), g<PLAIN>(in(2)), old);
@@ -328,17 +333,17 @@ struct Layer {
       const int64_t stage = stages == 2 && gate == 2, n = gates(stage), first = first_gate(stage);
       for (int64_t u = u0; u < u1; u += W) {
         const int64_t panel = first * panels + u / kPanel * n + gate - first;
-        const float* const b = bias + gate * H + u;
-        const vf given = bias ? load(b) : vf{}, own = bias && !apart(gate) ? load(b + G * H) : vf{};
+        const float* const b = bias + gate * H;
+        const vf given = bias ? units_of(b, u) : vf{},
+                 own = bias && !apart(gate) ? units_of(b + G * H, u) : vf{};
         store(added + panel * kPanel + u % kPanel, given + own);
       }
     }
     for (int64_t b = m0; b < m1; b++) {
       if (lens && (lens[b] < 0 || lens[b] > T)) *error = 1;
       for (int64_t u = u0; u < u1; u += W) {
-        const int n = int(std::min<int64_t>(W, H - u));
-        store(h[0] + b * pitch + u, h0 ? load_n(h0 + b * h_b + u, n) : vf{});
-        if (G == 4) store(c + b * pitch + u, c0 ? load_n(c0 + b * h_b + u, n) : vf{});
+        store(h[0] + b * pitch + u, h0 ? units_of(h0 + b * h_b, u) : vf{});
+        if (G == 4) store(c + b * pitch + u, c0 ? units_of(c0 + b * h_b, u) : vf{});
       }
     }
   }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,12 @@ _OF_NOTHING = frozenset(
 )
 
 
-def is_of_nothing(model: ModelProto, values: Mapping[str, Any]) -> bool:
+def is_of_nothing(model: ModelProto, values: Iterable[Any]) -> bool:
     """Whether ONNX does not say what the result is: of no elements ArgMax, ArgMin and ReduceMean
     keep a dim of 0 in ONNX Runtime, and a mean is 0.
     """
     return bool({n.op_type for n in model.graph.node} & _OF_NOTHING) and any(
-        not np.size(v) for v in values.values()
+        isinstance(v, np.ndarray) and not v.size for v in values
     )
 
 

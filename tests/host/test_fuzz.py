@@ -88,6 +88,13 @@ def test_onnx_itself_says_who_is_right() -> None:
     assert not judges.as_onnx_says(odd, {"x": np.ones(2, np.float32)}, [np.ones(2, np.float32)])
 
 
+def test_means_of_nothing_are_anything() -> None:
+    m = parse("g (float[N, 2] x) => (y) { y = ReduceMean <axes = [1]> (x) }")
+    some, none = np.ones((1, 2), np.float32), np.ones((0, 2), np.float32)
+    assert judges.is_of_nothing(m, [none]) and not judges.is_of_nothing(m, [some, [none]])
+    assert not judges.is_of_nothing(parse("g (float[N] x) => (y) { y = Relu (x) }"), [none])
+
+
 def test_results_that_depend_on_what_memory_held() -> None:
     """ONNX Runtime leaves elements of a Concat unwritten whose parts do not fit."""
     m = parse(

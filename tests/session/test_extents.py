@@ -14,12 +14,14 @@ import pytest
 from onnx import helper
 
 import tracea_onnx
+from tests.host.pipeline_models import parse
 from tests.session.operators.test_log_mel import whisper
 from tests.session.provider.provider_plans import Entries, Install
 from tests.session.test_models import feeds, small
 from tracea_onnx import provider
 from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.kernel_families import FAMILIES
 
 
 def plans(g: Graph, *, everything: bool = False) -> Entries:
@@ -136,6 +138,54 @@ def test_a_launch_that_would_write_for_ever_is_refused(answer: Install) -> None:
     answer(endless)
     line = outcome(made.SerializeToString(), {"x": np.zeros((5, 3), np.float32)})
     assert "'copy' would touch bytes 0 to" in line
+
+
+_DET = "g (float[64, 3, 3] x) => (y) { y = Det (x) }"
+_DECONV = "g (float[1, 4, 5, 5] x) => (y) { y = ConvTranspose <strides = [2, 2]> (x, w) }"
+_GATHER = "g (float[4, 5] x, int64[2, 2] i) => (y) { y = GatherND (x, i) }"
+_RESIZE = 'g (float[1, 1, 4, 4] x) => (y) { y = Resize <mode = "linear"> (x, , s) }'
+_ROI = "g (float[1, 1, 4, 4] x, float[1, 4] r) => (y) { y = RoiAlign (x, r, b) }"
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "name", "value"),
+    [
+        (_DET, "determinant", "n", 1 << 60),  # 64 matrices have 2^128 bytes
+        (_DECONV, "deconv2d", "DH", 1 << 57),
+        (_DECONV, "deconv2d", "DW", 1 << 60),
+        (_DECONV, "deconv2d", "PL", 1 << 60),
+        (_GATHER, "gather_tuples", "m0", -(1 << 58)),
+        (_RESIZE, "resize2d", "IH", 0),  # the row before the first would be read
+        (_ROI, "roi_align", "ratio", 1 << 16),  # 2^32 samples for each element
+    ],
+)
+def test_sizes_that_lead_out_of_buffers_or_to_no_end_are_refused(
+    text: str, family: str, name: str, value: int, answer: Install
+) -> None:
+    given: dict[str, Any] = {"w": np.ones((4, 3, 3, 3), np.float32), "b": np.zeros(1, np.int64)}
+    given["s"] = np.array([1, 1, 2, 2], np.float32)
+    model = parse(text, **{k: v for k, v in given.items() if f" {k})" in text})
+    number = FAMILIES[family].ints.index(name)
+
+    def other(g: Graph) -> Entries:
+        entries = plans(g, everything=True)
+        for _, plan, _ in entries:
+            for launch in (r for r in plan["run"] if r["k"] == family):
+                launch["i"][number] = constant(plan, value)
+        return entries
+
+    feed = {
+        i.name: np.zeros(
+            [d.dim_value for d in i.type.tensor_type.shape.dim],
+            np.int64 if i.name == "i" else np.float32,
+        )
+        for i in model.graph.input
+    }
+    answer(lambda g: plans(g, everything=True))
+    assert outcome(model.SerializeToString(), feed) == ""
+    answer(other)
+    line = outcome(model.SerializeToString(), feed)
+    assert f"'{family}'" in line or "out of memory" in line
 
 
 def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> None:

@@ -413,6 +413,18 @@ def _resized(p: Launch) -> dict[str, Extent]:
     }
 
 
+def _resampled(p: Launch) -> dict[str, Extent]:
+    """Of an image without pixels nothing can be made: kernels would read beside its edge."""
+
+    def pixels(*names: str) -> DimLike:
+        return D.product([D.maximum(p[n], 0) for n in names])
+
+    out = _resized(p)
+    low, high = out["x"]
+    some, from_nothing = D.less(0, pixels("N", "OH", "OW", "C")), D.less(pixels("IH", "IW"), 1)
+    return {**out, "x": (low, D.select(D.mul(some, from_nothing), LARGEST, high))}
+
+
 def _rows_of(
     p: Launch, x: DimLike, y: DimLike, x_size: DimLike = 0, y_size: DimLike = 0
 ) -> dict[str, Extent]:
@@ -518,11 +530,20 @@ def _five(p: Launch, letter: str) -> list[DimLike]:
     return [p[f"{letter}{k}"] for k in range(5)]
 
 
+def _pointed(p: Launch, indices: DimLike, *more: tuple[DimLike, DimLike]) -> Extent:
+    """Elements that so many indices may point to: an extent of 0 says nothing of the other ones,
+    some of which no index may be for.
+    """
+    extents = (D.maximum(m, 1) for m in _five(p, "m"))
+    low, high = p.span(*zip(extents, _five(p, "s"), strict=True), *more, size=p["elem"])
+    return D.select(D.less(0, indices), low, 0), D.select(D.less(0, indices), high, 0)
+
+
 def _along(p: Launch, o: str) -> dict[str, Extent]:
     """Elements along an axis: indices and updates are contiguous; the tensor they point into has
     extents m and strides s.
     """
-    tensor = p.span(*zip(_five(p, "m"), _five(p, "s"), strict=True), size=p["elem"])
+    tensor = _pointed(p, D.product(_five(p, "n")))
     indices, others = (
         p.line(*_five(p, "n"), size=size_of(p["idx_dtype"])),
         p.line(*_five(p, "n"), size=p["elem"]),
@@ -536,11 +557,10 @@ def _along(p: Launch, o: str) -> dict[str, Extent]:
 def _tuples(p: Launch, o: str) -> dict[str, Extent]:
     """Rows by tuples of indices: where extents m and strides s lead, in every batch."""
     batches = D.floordiv(p["count"] - 1, D.maximum(p["each"], 1)) + 1 if o == "x" else 1
-    axes = zip(_five(p, "m"), _five(p, "s"), strict=True)
     return {
         "idx": p.line(p["count"], p["k"], size=size_of(p["idx_dtype"])),
         ("y" if o == "x" else "u"): p.line(p["count"], p["inner"], size=p["elem"]),
-        o: p.span((batches, p["step"]), *axes, (p["inner"], 1), size=p["elem"]),
+        o: _pointed(p, p["count"], (batches, p["step"]), (p["inner"], 1)),
     }
 
 
@@ -554,7 +574,8 @@ _TABLE: dict[str, Table] = {
     "conv_pool": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p), "PH", "PW"),
     "conv2d_wino": lambda p: _convolution(p, _windows(_even(p), p["IC"]),
         D.product([16, p["IC"], _up(p["OC"], 16)])),
-    "conv2d_dw": lambda p: _convolution(p, _windows(p, p["IC"]), _depthwise(p)),
+    "conv2d_dw": lambda p: _convolution(p, _windows(p, p["OC"] if p.border else p["IC"]),
+        _depthwise(p)),
     "deconv2d_dw": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]),
         _depthwise(p)),
     "deconv2d": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]), _filters(p)),
@@ -578,9 +599,9 @@ _TABLE: dict[str, Table] = {
     },
     "fold_bn": lambda p: {**dict.fromkeys(("gamma", "beta", "mean", "var"), p.line(p["C"])),
         **dict.fromkeys(("scale", "shift"), p.line(p["C"], size=_F32))},
-    "pool2d": _resized, "resize2d": _resized, "resize_cubic": _resized, "lrn": _images,
+    "pool2d": _resized, "resize2d": _resampled, "resize_cubic": _resampled, "lrn": _images,
     "copy_nhwc": _images,
-    "grid_sample": lambda p: {**_resized(p),
+    "grid_sample": lambda p: {**_resampled(p),
         "grid": p.line(p["N"], p["OH"], p["OW"], 2, size=size_of(p["grid_dtype"]))},
     "roi_align": lambda p: {"x": p.image("x", p["IH"], p["IW"], p["C"]),
         "y": p.image("y", p["OH"], p["OW"], p["C"], p["R"]), "rois": p.line(p["R"], 4),
@@ -713,8 +734,10 @@ _CODES = {
 }
 #: Groups of channels: the first is a multiple of the second.
 _MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("C", "DG"), ("H", "KVH")}
-#: The largest size of anything: products of two of them fit 128 bits with room for sums.
+#: The largest size of anything.
 LARGEST = 1 << 60
+#: Samples along one side of a bin of RoiAlign.
+MOST_SAMPLES = 1 << 10
 #: Parameters that are values, not sizes.
 _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 #: Parameters that count something.
@@ -722,7 +745,7 @@ _COUNTS = frozenset({
     "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R",
     "B0", "B1", "rows", "inner", "outer", "n",
     "I", "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH",
-    "PW", "PPT", "PPL", *(f"n{d}" for d in range(6)),
+    "PW", "PPT", "PPL", *(f"{c}{d}" for c in "mn" for d in range(6)),
 })  # fmt: skip
 
 
@@ -751,7 +774,7 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges |= {"kind": (0, 2), "N": (1, 1 << 24)}
         ranges |= {f"radix{k}": (1, 16) for k in range(PASSES)}
     if family == "roi_align":
-        ranges |= {"mode": (0, 1), "ratio": (0, 1 << 16)}
+        ranges |= {"mode": (0, 1), "ratio": (0, MOST_SAMPLES)}
     if "nbits" in family:
         ranges |= {"bits": (2, 8), "block": (16, 1 << 24)}
     if family == "gemm_nbits":

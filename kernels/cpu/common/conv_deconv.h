@@ -14,6 +14,14 @@
 namespace tracea {
 namespace TRACEA_NS {
 
+// So many elements are more than there is memory for: sizes that do not fit the model, or those of
+// a changed Plan, end there instead of overflowing.
+constexpr int64_t kMostCopied = int64_t(1) << 50;
+static inline int64_t capped(int64_t a, int64_t b) {
+  int64_t r;
+  return __builtin_mul_overflow(a, b, &r) ? kMostCopied : std::min(r, kMostCopied);
+}
+
 struct Deconv {
   Conv c;
   int64_t band, bands;  // output rows of a band, bands of all images
@@ -42,7 +50,7 @@ static inline int64_t floor_div(int64_t a, int64_t b) {
 }
 // Input rows that output rows [h0, h1) touch.
 static inline int64_t deconv_first_row(const Conv& c, int64_t h0) {
-  return floor_div(h0 + c.PT - (c.KH - 1) * c.DH, c.SH);
+  return floor_div(h0 + c.PT - capped(c.KH - 1, c.DH), c.SH);
 }
 static inline int64_t deconv_last_row(const Conv& c, int64_t h1) {
   return floor_div(h1 - 1 + c.PT, c.SH);
@@ -53,18 +61,19 @@ static inline Deconv read_deconv(const Launch& l) {
   d.c = read_conv(l);
   const Conv& c = d.c;
   d.band = std::max<int64_t>(
-      1, std::min(c.OH, conv_round_up(conv_div_up(256 * c.SW, std::max<int64_t>(1, c.OW)), c.SH)));
+      1, std::min(c.OH,
+                  conv_round_up(conv_div_up(capped(256, c.SW), std::max<int64_t>(1, c.OW)), c.SH)));
   d.bands = conv_div_up(c.OH, d.band);
-  d.left = std::max<int64_t>(0, -floor_div(c.PL - (c.KW - 1) * c.DW, c.SW));
+  d.left = std::max<int64_t>(0, -floor_div(c.PL - capped(c.KW - 1, c.DW), c.SW));
   d.cols = d.left + std::max(c.IW, floor_div(c.OW - 1 + c.PL, c.SW) + 1);
   d.cs = conv_round_up(std::max<int64_t>(c.IC, 1), 16);
   if (d.cs % 512 == 0) d.cs += 16;
-  d.rs = d.cols * d.cs;
+  d.rs = capped(d.cols, d.cs);
   return d;
 }
 
 static inline int64_t deconv_rows(const Deconv& d) {
-  return conv_div_up(d.band + (d.c.KH - 1) * d.c.DH, d.c.SH) + 2;
+  return conv_div_up(d.band + capped(d.c.KH - 1, d.c.DH), d.c.SH) + 2;
 }
 static inline int64_t deconv_pixels(const Deconv& d) {
   return (conv_div_up(d.band, d.c.SH) + 1) * (conv_div_up(d.c.OW, d.c.SW) + 1);
@@ -80,7 +89,7 @@ static int64_t deconv_tasks(const Launch& l, int threads) {
 
 static size_t deconv_scratch(const Launch& l, int) {
   const Deconv d = read_deconv(l);
-  return 4 * size_t(deconv_rows(d) * d.rs) + sizeof(Pixel) * size_t(deconv_pixels(d));
+  return 4 * size_t(capped(deconv_rows(d), d.rs)) + sizeof(Pixel) * size_t(deconv_pixels(d));
 }
 
 static inline void deconv_copy(const Deconv& d, int64_t n, int64_t row0, int64_t row1, float* to) {

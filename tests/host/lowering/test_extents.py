@@ -113,6 +113,21 @@ def test_a_result_has_room_for_each_of_its_elements() -> None:
     assert of("pool2d", "y", {"N": 1, "OH": 1 << 30, "OW": 2, "C": 3, "y_cs": 3}) == (0, 24 << 30)
 
 
+def test_an_extent_of_0_says_nothing_of_the_others() -> None:
+    rows: dict[str, D.DimLike] = {
+        "elem": 4, "count": 2, "each": 2, "k": 1, "inner": 5, "m0": 3, "s0": 5, "m4": 0
+    }  # fmt: skip
+    assert of("gather_tuples", "x", rows) == (0, 4 * (2 * 5 + 5))
+    assert of("gather_tuples", "x", rows | {"count": 0}) == (0, 0)
+
+
+def test_an_image_without_pixels_has_no_edge() -> None:
+    image: dict[str, D.DimLike] = {"N": 1, "C": 2, "IW": 4, "x_cs": 2, "x_rs": 8, "OW": 4}
+    assert of("resize2d", "x", image | {"IH": 2, "OH": 4}) == (0, 4 * 2 * 8)
+    assert of("resize2d", "x", image | {"IH": 0, "OH": 4}) == (0, 1 << 60)
+    assert of("resize2d", "x", image) == (0, 0)
+
+
 def test_pixels_lie_one_behind_the_other() -> None:
     """The zeros around an image are set by their number, which a negative stride would make
     negative.

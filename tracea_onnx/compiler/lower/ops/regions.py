@@ -11,6 +11,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.plan.extents import MOST_SAMPLES
 from tracea_onnx.shapes.operators import result
 from tracea_onnx.shapes.windows import Window, windows
 
@@ -31,7 +32,7 @@ def roi_align(ctx: Lowering, op: Op) -> None:
         else "output_half_pixel"
     )
     ratio = int(op.attr("sampling_ratio", 0))
-    if mode not in _MODES or places not in _PLACES or not 0 <= ratio <= 1 << 16:
+    if mode not in _MODES or places not in _PLACES or not 0 <= ratio <= MOST_SAMPLES:
         raise Unsupported(
             f"no kernel computes RoiAlign in mode '{mode}' with coordinates '{places}' and"
             f" sampling_ratio {ratio}"
