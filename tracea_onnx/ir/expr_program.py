@@ -253,12 +253,13 @@ def _fused_multiply_add(expr: Expr) -> Expr:
     return _without_dead(Expr(expr.n_in, tuple(code), expr.out))
 
 
-def simplify(expr: Expr, *, integer: bool = False, joins: bool = True) -> Expr:
+def simplify(expr: Expr, *, integer: bool = False, joins: bool = True, named: bool = True) -> Expr:
     """The same function in fewer instructions: shared, folded, activations by name, no dead
-    code. joins: whether a product and a sum may be rounded once.
+    code. joins: whether a product and a sum may be rounded once. named: whether activations are
+    looked for, at points that would miss the steps of a quantised one.
     """
     expr = _rebuild(expr, integer)
-    if integer:
+    if integer or not named:
         return expr
     while True:
         shorter = _recognised(expr)
@@ -298,9 +299,10 @@ def _constants_late(expr: Expr) -> Expr:
 
 
 def compile_program(
-    expr: Expr, *, type: Literal["f32", "i64"], joins: bool = True
+    expr: Expr, *, type: Literal["f32", "i64"], joins: bool = True, named: bool = True
 ) -> dict[str, Any]:
-    """The Plan's `program` of an expression: see docs/plan-format.md. joins: as of `simplify`.
+    """The Plan's `program` of an expression: see docs/plan-format.md. joins, named: as of
+    `simplify`.
 
     Inputs occupy registers 0..n_in-1. Raises ValueError when a program would need an opcode or a
     constant that its type does not have, or when more than `MAX_REGISTERS` registers would be
@@ -314,7 +316,7 @@ def compile_program(
             )
         if integer and ins.op == "const" and not (abs(ins.imm) < 2**24 and ins.imm == int(ins.imm)):
             raise ValueError(f"{ins.imm} is not an exact integer constant")
-    expr = _constants_late(simplify(expr, integer=integer, joins=joins))
+    expr = _constants_late(simplify(expr, integer=integer, joins=joins, named=named))
     last = _last_uses(expr)
     register = {k: k for k in range(expr.n_in)}
     free = sorted((k for k in range(expr.n_in) if k not in last), reverse=True)

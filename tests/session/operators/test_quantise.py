@@ -146,6 +146,11 @@ _CHAINS = {
         ),
         None,
     ),
+    "an activation whose zero point lies far off": (
+        "(uint8[n,8] a, uint8[1] b) => (uint8[n,8] y)",
+        "c = DequantizeLinear(a, s, z) d = Relu(c) y = QuantizeLinear(d, t, z)",
+        ["pointwise"],
+    ),
     "parts": (
         "(uint8[n,6,8] a, uint8[1] b) => (uint8[n,3,8] y, uint8[n,3,8] w)",
         (
@@ -177,8 +182,9 @@ _CHAINS = {
 def test_chains(chain: str) -> None:
     sizes, body, launches = _CHAINS[chain]
     model = parser.parse_model(f"{_HEAD} g {sizes} <{_SCALES}> {{ {body} }}")
-    shapes = [[d.dim_value or 5 for d in i.type.tensor_type.shape.dim] for i in model.graph.input]
+    shapes = [[d.dim_value or 35 for d in i.type.tensor_type.shape.dim] for i in model.graph.input]
     fed = {i.name: _bytes(*s) for i, s in zip(model.graph.input, shapes, strict=True)}
+    fed["a"].flat[: min(256, fed["a"].size)] = np.arange(min(256, fed["a"].size))
     if launches is not None:
         assert _launches(model) == launches
     _equal(model, fed)

@@ -106,7 +106,8 @@ def lower_expression(
     """name = expr(inputs) with ONNX broadcasting."""
     given = expr
     expr, inputs, name, dtype = quantised.fused(ctx, expr, inputs, name, dtype, _PLAIN_INPUTS)
-    joins = expr is given  # what is quantised next to it has the bits that ONNX says
+    # what is quantised has the bits that ONNX says
+    exact = expr is not given or any(i.op == "round" for i in expr.code)
     shape = broadcast(ctx, *(v.shape for v in inputs))
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
     # f32 holds what one of them becomes of the other
@@ -132,9 +133,9 @@ def lower_expression(
             "floating-point arithmetic does not hold 32-bit and 64-bit integers exactly"
         )
     expr = whole if integer else unrounded(expr, dtype)
-    if not integer and _image(ctx, expr, inputs, name, dtype, shape, joins):
+    if not integer and _image(ctx, expr, inputs, name, dtype, shape, exact):
         return
-    _plain(ctx, expr, inputs, name, dtype, shape, integer, joins)
+    _plain(ctx, expr, inputs, name, dtype, shape, integer, exact)
 
 
 def _unclipped(expr: Expr) -> Expr:
@@ -158,7 +159,7 @@ def _image(
     name: str,
     dtype: DType,
     shape: Dims,
-    joins: bool,
+    exact: bool,
 ) -> bool:
     """Channels-last, when some operand already is and the rest can follow."""
     if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types:
@@ -191,7 +192,7 @@ def _image(
         {"y": dst.ref},
         ints,
         None,
-        compile_program(expr, type="f32", joins=joins),
+        compile_program(expr, type="f32", joins=not exact, named=not exact),
         whole=False,
         dtype=dtype,
     )
@@ -221,14 +222,16 @@ def _plain(
     dtype: DType,
     shape: Dims,
     integer: bool,
-    joins: bool,
+    exact: bool,
 ) -> None:
     if len(inputs) > _PLAIN_INPUTS:
         raise Unsupported(
             f"the expression reads {len(inputs)} tensors; the kernel takes {_PLAIN_INPUTS}"
         )
     try:
-        program = compile_program(expr, type="i64" if integer else "f32", joins=joins)
+        program = compile_program(
+            expr, type="i64" if integer else "f32", joins=not exact, named=not exact
+        )
     except (
         ValueError
     ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers

@@ -15,6 +15,7 @@ from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value, View
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.expr import Expr, substituted
+from tracea_onnx.ir.expr_program import simplify
 from tracea_onnx.ir.pointwise_ops import Code
 from tracea_onnx.shapes.operands import axis_of, broadcast
 from tracea_onnx.support.data_classes import dataclass
@@ -212,6 +213,7 @@ def fused(
     """
     if quantiser(ctx, name) is None and not any(map(waits, inputs)):
         return expr, list(inputs), name, dtype
+    expr = simplify(expr, joins=False)  # which finds no activation any more in what it becomes
     values: list[Value] = []
 
     def placed(operands: Sequence[Value]) -> list[int]:
