@@ -152,7 +152,7 @@ def _chosen(
         return request.family, request.family, "the only kernel for it"
     name = None if request.symbols else records.get(kernel_choice.cache_key(request))
     if name in prices:
-        return what, str(name), f"tuned: the fastest of {len(prices)} by measurement"
+        return what, str(name), f"tuned: chosen of {len(prices)} by measurement"
     best = min(prices, key=prices.__getitem__)
     if len({*prices.values()}) > 1:
         return what, best, f"{_PRICED}: the cheapest of {len(prices)}"
