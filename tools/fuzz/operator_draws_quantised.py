@@ -18,8 +18,10 @@ def _parameters(d: Draw, shape: tuple[int, ...]) -> tuple[list[str], dict[str, i
     """Scale and zero point, stored or fed, and the axis that they lie along."""
     r, along = d.random, {}
     size: tuple[int, ...] = ()
-    if shape and r.random() < 0.3:
-        along = {"axis": r.randrange(-len(shape), len(shape))}
+    if len(shape) > 1 and r.random() < 0.3:
+        # not the first axis: other sizes of it are run, too, and of none ONNX Runtime takes any
+        # number of scales
+        along = {"axis": r.choice([*range(1, len(shape)), *range(1 - len(shape), 0)])}
         size = (shape[along["axis"]],)
     elif r.random() < 0.2:
         size = (1,)
