@@ -91,7 +91,7 @@ def _tile(h: int, nv: int, width: int, *, even: bool) -> str:
             + "".join(f", pitch{m} = {m} * pitch" for m in range(2, min(h, _PER_BASE)))
             + ";"
         ] * (h > 1)
-        o.append("  { const float* y = t.y;")
+        o.append("  { const float* y = t.y + t.y_early;")
         o += [
             "    "
             + " ".join(f"__builtin_prefetch(y + {j}, 1);" for j in lines)

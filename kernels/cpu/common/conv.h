@@ -10,6 +10,9 @@
 namespace tracea {
 namespace TRACEA_NS {
 
+// Terms of a sum that a tile takes as long for as memory takes to answer.
+constexpr int64_t kConvEarly = W == 16 ? 16 : 64;
+
 struct ConvPanel {
   const float* w;
   int64_t group, channel;  // first output channel, over all groups
@@ -85,6 +88,10 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
   const int64_t last_tap = (t.taps_h - 1) * t.x_step_h;
   const Pixel step = set.px[1];
   Pixel base = set.first;
+  // Stores of tiles that take less time than memory takes to answer wait for it, unless what they
+  // write was fetched some tiles ago.
+  const int64_t early =
+      p.exact ? 0 : kConvEarly / std::max<int64_t>(1, t.taps_h * t.taps_w * t.depth);
   t.x_pitch = step.x, t.y_pitch = p.exact ? kConvPanel : step.y, t.r_pitch = step.r;
   for (int64_t i = 0, first = 0, rows; i < tiles; i++, first += rows) {
     rows = low + (i < more);
@@ -101,7 +108,8 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
       t.pixel = own;
     }
     for (int64_t v = 0; v < p.width / W; v += kConvVectors) {
-      t.w = w + v * W, t.bias = b + v * W, t.y = to + v * W,
+      t.w = w + v * W, t.bias = b + v * W, t.y = to + v * W;
+      t.y_early = early * rows * t.y_pitch;
       t.res = res ? res + base.r + v * W : nullptr;
       const int64_t vectors = std::min<int64_t>(kConvVectors, p.width / W - v);
       if (set.spaced)

@@ -27,6 +27,7 @@ struct ConvTile {
   float* y;
   const float* res;    // or null
   const float* ahead;  // input the next tile will read: fetched one line per step
+  int64_t y_early;     // elements from y to what an even tile fetches to be written
   float lo, hi;
   bool after_act;
 };
