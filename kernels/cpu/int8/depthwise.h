@@ -64,8 +64,8 @@ static inline Int8Depthwise read_depthwise_int8(const Launch& l) {
 TRACEA_INLINE void interleave(const uint8_t* const* rows, int64_t n, Values v, Stored* out) {
 #if TRACEA_W == 16 && defined(__AVX512VNNI__)
   const __mmask32 mask = n >= 32 ? ~0u : (1u << n) - 1;
-  __m256i r[4];
   const __m256i flip = _mm256_set1_epi8(char(v.flip));
+  __m256i r[4];
 #pragma GCC unroll 4
   for (int k = 0; k < 4; k++) r[k] = _mm256_xor_si256(_mm256_maskz_loadu_epi8(mask, rows[k]), flip);
   const __m256i a = _mm256_unpacklo_epi8(r[0], r[1]), b = _mm256_unpackhi_epi8(r[0], r[1]),
@@ -86,7 +86,7 @@ TRACEA_INLINE void interleave(const uint8_t* const* rows, int64_t n, Values v, S
         b = *(const vlanes_u8*)(rows[k] + j);
       else
         memcpy(&b, rows[k] + j, size_t(n - j));
-      r[k] = __builtin_convertvector(b ^ v.flip, vi) - int32_t(v.zero);
+      r[k] = lanes(b ^ v.flip) - int32_t(v.zero);
     }
     store_i(out + 2 * j, (r[0] & 0xffff) | (r[1] << 16));
   }
@@ -139,6 +139,7 @@ static inline void interleave_rows(const Int8Depthwise& p, int64_t image, int64_
     for (; j < first; j++, out += kColumn) interleave(nowhere, n, v, out);
     for (; j < end; j++, out += kColumn) {
       interleave(rows, n, v, out);
+#pragma GCC unroll 4
       for (int64_t k = 0; k < kGroup; k++) rows[k] += step[k];
     }
     for (; j < seen; j++, out += kColumn) interleave(nowhere, n, v, out);

@@ -68,30 +68,44 @@ static inline Int8Product read_conv_int8(const Launch& l) {
   return p;
 }
 
+// The taps k0..k1 of k, `dilation` apart from `at` on, that lie within an image of `size`.
+struct Inside {
+  int64_t k0, k1;
+  Inside(int64_t at, int64_t dilation, int64_t k, int64_t size) {
+    k0 = at < 0 ? std::min(k, conv_div_up(-at, dilation)) : 0;
+    k1 = at + (k - 1) * dilation < size
+             ? k
+             : std::max(k0, at < size ? conv_div_up(size - at, dilation) : 0);
+  }
+};
+
 // The values under one window, [KH][KW][terms].
 static inline void gather_window(const Int8Product& p, int64_t group, int64_t n, int64_t oh,
                                  int64_t ow, Stored* to) {
-  const int64_t terms = p.terms(), left = ow * p.SW - p.PL;
+  const int64_t terms = p.terms(), left = ow * p.SW - p.PL, top = oh * p.SH - p.PT,
+                row = p.KW * terms, step = p.DH * p.x_rs;
   const Values v = p.finish.x;
-  // The taps of a row that lie in the image.
-  const int64_t k0 = left < 0 ? std::min(p.KW, conv_div_up(-left, p.DW)) : 0;
-  const int64_t k1 = std::max(k0, std::min(p.KW, conv_div_up(p.IW - left, p.DW)));
+  const Inside h(top, p.DH, p.KH, p.IH), w(left, p.DW, p.KW, p.IW);
+  if (h.k0 == h.k1 || w.k0 == w.k1) return fill_values(to, p.KH * row, v);
   const bool together = p.DW == 1 && p.x_cs == terms;
-  for (int64_t kh = 0; kh < p.KH; kh++, to += p.KW * terms) {
-    const int64_t ih = oh * p.SH - p.PT + kh * p.DH;
-    if (ih < 0 || ih >= p.IH || k0 >= k1) {
-      fill_values(to, p.KW * terms, v);
-      continue;
+  const uint8_t* x = p.x + n * p.x_ns + top * p.x_rs + left * p.x_cs + group * terms;
+  fill_values(to, h.k0 * row, v);
+  to += h.k0 * row, x += h.k0 * step;
+  if (together && w.k0 == 0 && w.k1 == p.KW) {
+    store_values(to, x, row, h.k1 - h.k0, step, v);
+    to += (h.k1 - h.k0) * row;
+  } else {
+    for (int64_t kh = h.k0; kh < h.k1; kh++, to += row, x += step) {
+      fill_values(to, w.k0 * terms, v);
+      if (together)
+        store_values(to + w.k0 * terms, x + w.k0 * terms, (w.k1 - w.k0) * terms, 1, 0, v);
+      else
+        store_values(to + w.k0 * terms, x + w.k0 * p.DW * p.x_cs, terms, w.k1 - w.k0, p.DW * p.x_cs,
+                     v);
+      fill_values(to + w.k1 * terms, (p.KW - w.k1) * terms, v);
     }
-    const uint8_t* x = p.x + n * p.x_ns + ih * p.x_rs + left * p.x_cs + group * terms;
-    fill_values(to, k0 * terms, v);
-    if (together)
-      store_values(to + k0 * terms, x + k0 * terms, (k1 - k0) * terms, v);
-    else
-      for (int64_t kw = k0; kw < k1; kw++)
-        store_values(to + kw * terms, x + kw * p.DW * p.x_cs, terms, v);
-    fill_values(to + k1 * terms, (p.KW - k1) * terms, v);
   }
+  fill_values(to, (p.KH - h.k1) * row, v);
 }
 
 struct Int8Scratch {
@@ -112,16 +126,22 @@ static inline const uint8_t* gather_rows(const Int8Product& p, int64_t group, in
   const bool in_place = p.in_place();
   const uint8_t* rows = in_place ? p.x + b0 * p.x_cs + group * p.terms() : s.rows;
   *pitch = in_place ? p.x_cs : p.pitch();
+  const bool r_too = p.finish.res || p.finish.epilogue.prog;
   int64_t ow = b0 % p.OW, oh = b0 / p.OW % p.OH, n = b0 / p.OW / p.OH;
-  for (int64_t i = 0; i < b1 - b0; i++) {
-    s.y_at[i] = n * p.y_ns + oh * p.y_rs + ow * p.y_cs;
-    s.r_at[i] = n * p.r_ns + oh * p.r_rs + ow * p.r_cs;
-    if (!in_place) gather_window(p, group, n, oh, ow, (Stored*)(s.rows + i * *pitch));
-    if (p.finish.w_zeros)
-      s.x_sums[i] = int32_t(uint32_t(sum_values((const Stored*)(rows + i * *pitch), p.depth())) -
-                            uint32_t(p.depth()) * uint32_t(p.finish.x.offset()));
-    if (++ow == p.OW) ow = 0, oh++;
-    if (oh == p.OH) oh = 0, n++;
+  for (int64_t i = 0; i < b1 - b0;) {  // row by row of the image
+    const int64_t end = std::min(b1 - b0, i + p.OW - ow);
+    int64_t y_at = n * p.y_ns + oh * p.y_rs + ow * p.y_cs,
+            r_at = n * p.r_ns + oh * p.r_rs + ow * p.r_cs;
+    for (int64_t k = i; k < end; k++, y_at += p.y_cs) s.y_at[k] = y_at;
+    for (int64_t k = i; r_too && k < end; k++, r_at += p.r_cs) s.r_at[k] = r_at;
+    for (; i < end; i++, ow++) {
+      if (!in_place) gather_window(p, group, n, oh, ow, (Stored*)(s.rows + i * *pitch));
+      if (p.finish.w_zeros)
+        s.x_sums[i] = int32_t(uint32_t(sum_values((const Stored*)(rows + i * *pitch), p.depth())) -
+                              uint32_t(p.depth()) * uint32_t(p.finish.x.offset()));
+    }
+    ow = 0;
+    if (++oh == p.OH) oh = 0, n++;
   }
   return rows;
 }
@@ -137,7 +157,8 @@ static inline void int8_share(const Int8Product& p, int64_t m0, int64_t m1, int6
   for (int64_t b = 0; b < blocks; b++) {
     const int64_t b0 = m0 + conv_part(m1 - m0, blocks, b),
                   b1 = m0 + conv_part(m1 - m0, blocks, b + 1);
-    const int64_t tiles = conv_div_up(b1 - b0, kInt8Rows);
+    const int64_t tiles = conv_div_up(b1 - b0, kInt8Rows), low = (b1 - b0) / tiles,
+                  more = b1 - b0 - low * tiles;
     const uint8_t* rows = nullptr;
     int64_t pitch = 0;
     for (int64_t q = q0; q < q1; q++) {
@@ -145,13 +166,19 @@ static inline void int8_share(const Int8Product& p, int64_t m0, int64_t m1, int6
                     count = std::min(kInt8Panel, p.columns() - j), col = group * p.columns() + j;
       if (!rows || j == 0) rows = gather_rows(p, group, b0, b1, s, &pitch);
       p.finish.prepare(columns, col, count, sums + q * kInt8Panel);
-      for (int64_t i = 0; i < tiles; i++) {
-        const int64_t r0 = conv_part(b1 - b0, tiles, i), r1 = conv_part(b1 - b0, tiles, i + 1);
-        int8_sums(rows + r0 * pitch, pitch, p.w + q * kInt8Panel * depth, depth / kGroup, r1 - r0,
-                  count, columns.start, tile);
-        p.finish.finish(columns,
-                        {tile, s.y_at + r0, s.r_at + r0, p.finish.w_zeros ? s.x_sums + r0 : nullptr,
-                         r1 - r0, count, b0 + r0, col});
+      const Quick quick = p.finish.quick(columns, col);
+      const bool at_once = p.finish.at_once(columns) && count % W == 0;
+      const int8_t* w = p.w + q * kInt8Panel * depth;
+      for (int64_t i = 0, r = 0, height; i < tiles; i++, r += height) {
+        height = low + (i < more);
+        uint32_t left = int8_sums(rows + r * pitch, pitch, w, depth / kGroup, height, count,
+                                  columns.start, tile, at_once ? &quick : nullptr, s.y_at + r);
+        const int64_t each = left == ~0u ? height : 1;
+        for (int64_t k = 0; left && k < height; k += each, left >>= 1)
+          if (left & 1)
+            p.finish.finish(columns, {tile + k * kInt8Panel, s.y_at + r + k, s.r_at + r + k,
+                                      p.finish.w_zeros ? s.x_sums + r + k : nullptr, each, count,
+                                      b0 + r + k, col});
       }
     }
   }

@@ -9,16 +9,43 @@ namespace tracea {
 namespace TRACEA_NS {
 
 constexpr int64_t kInt8Panel = 32;  // columns of a packed panel: [groups][32][kGroup]
-constexpr int kInt8Rows = W == 16 ? 14 : 6, kInt8Vectors = 2;
+// Sums, weights and what makes bytes of them fit the register file.
+constexpr int kInt8Rows = W == 16 ? 12 : 6, kInt8Vectors = 2;
 
-// sums[i * 32 ..] of rows i, `lda` bytes apart, which begin with start[..].
-typedef void (*Int8Tile)(const uint8_t* a, int64_t lda, const int8_t* w, int64_t groups,
-                         const int32_t* start, int32_t* sums);
+// From sums to bytes in few steps: sum * scale + bias is the result in units of y's scale, and
+// `magic` more shifts its integer part to where the low byte is the result, rounded, unless it may
+// lie at a tie: then the twelve bits below are zero.
+struct Quick {
+  const float *scale, *bias;  // of the panel's columns
+  float lo, hi, magic;
+  uint8_t* y;
+};
+constexpr int kFractionBits = 12;
+constexpr float kQuickShift = float(3 << (22 - kFractionBits)) + 0.5f;  // `magic` of a zero point 0
+TRACEA_INLINE vi quick_bits(vi sum, vf scale, vf bias, const Quick& q) {
+  const vf v = fma(to_float(sum), scale, bias);
+  return bits_i(vmin(vmax(v, splat(q.lo)), splat(q.hi)) + q.magic);
+}
+TRACEA_INLINE uint32_t quick_ties(vi bits) {
+#if TRACEA_W == 16
+  return _mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32((1 << kFractionBits) - 1));
+#else
+  return lane_bits((bits & ((1 << kFractionBits) - 1)) == 0);
+#endif
+}
+
+// sums[i * 32 ..] of rows i, `lda` bytes apart, which begin with start[..]. With `quick`, bytes are
+// stored instead, y_at[i] elements from quick->y, and the result has bit i set for rows that may
+// have a tie; their sums are there.
+typedef uint32_t (*Int8Tile)(const uint8_t* a, int64_t lda, const int8_t* w, int64_t groups,
+                             const int32_t* start, int32_t* sums, const Quick* quick,
+                             const int64_t* y_at);
 
 template <int V, int R>
-static __attribute__((noinline)) void int8_tile(const uint8_t* a, int64_t lda, const int8_t* w,
-                                                int64_t groups, const int32_t* start,
-                                                int32_t* sums) {
+static __attribute__((noinline)) uint32_t int8_tile(const uint8_t* a, int64_t lda, const int8_t* w,
+                                                    int64_t groups, const int32_t* start,
+                                                    int32_t* sums, const Quick* quick,
+                                                    const int64_t* y_at) {
   vi c[R][V];
   const uint8_t* row[(R + 2) / 3];  // x86 addresses row + lda and row + 2 lda directly
 #pragma GCC unroll 16
@@ -41,10 +68,32 @@ static __attribute__((noinline)) void int8_tile(const uint8_t* a, int64_t lda, c
 #pragma GCC unroll 8
     for (int i = 0; i < R; i += 3) row[i / 3] += 4;
   }
+  uint32_t left = ~0u;
+#if TRACEA_W == 16
+  if (quick) {
+    left = 0;
+    const Quick q = *quick;  // a copy: what is stored could change the original
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) {
+      const vf scale = load(q.scale + j * W), bias = load(q.bias + j * W);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; i++) {
+        const vi bits = quick_bits(c[i][j], scale, bias, q);
+        left |= uint32_t(quick_ties(bits) != 0) << i;
+        _mm_storeu_si128((__m128i*)(q.y + y_at[i] + j * W),
+                         _mm512_cvtepi32_epi8((__m512i)(bits >> kFractionBits)));
+      }
+    }
+    if (!left) return 0;
+  }
+#else
+  (void)quick, (void)y_at;
+#endif
 #pragma GCC unroll 16
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < V; j++) store_i(sums + i * kInt8Panel + j * W, c[i][j]);
+  return left;
 }
 
 template <int V, int... R>
@@ -53,15 +102,19 @@ static Int8Tile int8_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
   return table[rows - 1];
 }
 
-// The sums of `rows` rows with the first `columns` columns of a panel.
-static inline void int8_sums(const uint8_t* a, int64_t lda, const int8_t* w, int64_t groups,
-                             int64_t rows, int64_t columns, const int32_t* start, int32_t* sums) {
+// The sums of `rows` rows with the first `columns` columns of a panel, or what `quick` makes of
+// them; the bits of the rows that are left to finish.
+static inline uint32_t int8_sums(const uint8_t* a, int64_t lda, const int8_t* w, int64_t groups,
+                                 int64_t rows, int64_t columns, const int32_t* start, int32_t* sums,
+                                 const Quick* quick, const int64_t* y_at) {
   using Rows = std::make_integer_sequence<int, kInt8Rows>;
+  uint32_t left = 0;
   for (int64_t n = 0; n < columns; n += kInt8Vectors * W) {
     const Int8Tile tile =
         columns - n > W ? int8_tile_of<kInt8Vectors>(rows, Rows()) : int8_tile_of<1>(rows, Rows());
-    tile(a, lda, w + n * kGroup, groups, start + n, sums + n);
+    left |= tile(a, lda, w + n * kGroup, groups, start + n, sums + n, quick, y_at);
   }
+  return left;
 }
 
 }  // namespace TRACEA_NS

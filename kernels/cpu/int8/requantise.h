@@ -44,17 +44,40 @@ static inline Quantised read_quantised(const void* scale, const void* zero, int6
           (dtype == kI8 ? -128.f : 0.f) - z, (dtype == kI8 ? 127.f : 255.f) - z};
 }
 
+// W bytes as integers. GCC 12 makes scalar code of these conversions.
+TRACEA_INLINE vi lanes(vlanes_u8 b) {
+#if TRACEA_W == 16
+  return (vi)_mm512_cvtepu8_epi32((__m128i)b);
+#elif TRACEA_W == 8
+  return (vi)_mm256_cvtepu8_epi32(_mm_set1_epi64x((long long)b));
+#else
+  return __builtin_convertvector(b, vi);
+#endif
+}
+TRACEA_INLINE vi lanes_signed(vlanes_i8 b) {
+#if TRACEA_W == 16
+  return (vi)_mm512_cvtepi8_epi32((__m128i)b);
+#elif TRACEA_W == 8
+  return (vi)_mm256_cvtepi8_epi32(_mm_set1_epi64x((long long)b));
+#else
+  return __builtin_convertvector(b, vi);
+#endif
+}
 // n 8-bit values as floats.
 TRACEA_INLINE vf load_bytes(const uint8_t* p, int n, bool is_signed) {
+#if TRACEA_W == 16
+  const vlanes_u8 b = (vlanes_u8)(n >= W ? _mm_loadu_si128((const __m128i*)p)
+                                         : _mm_maskz_loadu_epi8(__mmask16((1u << n) - 1), p));
+#else
   vlanes_u8 b{};
   if (n >= W)
     b = *(const vlanes_u8*)p;
   else
-    memcpy(&b, p, size_t(n));
-  return to_float(is_signed ? __builtin_convertvector((vlanes_i8)b, vi)
-                            : __builtin_convertvector(b, vi));
+    for (int k = 0; k < n; k++) b[k] = p[k];
+#endif
+  return to_float(is_signed ? lanes_signed((vlanes_i8)b) : lanes(b));
 }
-// The low bytes of n lanes.
+// The low bytes of n lanes, of -128 to 255.
 TRACEA_INLINE void store_bytes(uint8_t* p, vi v, int n) {
 #if TRACEA_W == 16
   const __m128i b = _mm512_cvtepi32_epi8((__m512i)v);
@@ -62,6 +85,16 @@ TRACEA_INLINE void store_bytes(uint8_t* p, vi v, int n) {
     _mm_storeu_si128((__m128i*)p, b);
   else
     _mm_mask_storeu_epi8(p, __mmask16((1u << n) - 1), b);
+#elif defined(__x86_64__)
+#if TRACEA_W == 8
+  const __m128i low = _mm256_castsi256_si128((__m256i)v),
+                high = _mm256_extracti128_si256((__m256i)v, 1);
+#else
+  const __m128i low = (__m128i)v, high = low;
+#endif
+  const __m128i s = _mm_and_si128(_mm_packs_epi32(low, high), _mm_set1_epi16(255));
+  const __m128i b = _mm_packus_epi16(s, s);
+  memcpy(p, &b, size_t(n >= W ? W : n));
 #else
   const vlanes_i8 b = __builtin_convertvector(v, vlanes_i8);
   memcpy(p, &b, size_t(n >= W ? W : n));
@@ -72,6 +105,8 @@ TRACEA_INLINE void store_bytes(uint8_t* p, vi v, int n) {
 struct Columns {
   alignas(64) float scale[kInt8Panel], bias[kInt8Panel];
   alignas(64) int32_t start[kInt8Panel], zero[kInt8Panel];
+  alignas(64) float quick_scale[kInt8Panel], quick_bias[kInt8Panel];  // in units of y's scale
+  bool quick;  // whether results may be made of these
 };
 
 constexpr int kSumRows = 14;  // most rows of a SumTile
@@ -107,13 +142,33 @@ struct Finish {
 
   // sums: of the stored weights of each column from n on.
   void prepare(Columns& c, int64_t n, int64_t columns, const int32_t* sums) const {
-    for (int64_t j = 0; j < kInt8Panel; j++) {
-      const bool real = j < columns;
-      c.scale[j] = real ? x_scale * (w_scale ? w_scale[(n + j) * w_scale_step] : 1.f) : 0.f;
-      c.bias[j] = real && bias ? bias[n + j] : 0.f;
-      c.start[j] = real ? int32_t(0 - uint32_t(x.offset()) * uint32_t(sums[j])) : 0;
-      c.zero[j] = real && w_zeros ? zero_of(n + j) : 0;
+    for (int64_t j = 0; j < kInt8Panel; j += W) {
+      const int here = int(std::max<int64_t>(0, std::min<int64_t>(W, columns - j)));
+      const auto some = [&](const void* p) { return here ? load_n((const float*)p, here) : vf{}; };
+      const vf scales = !w_scale       ? splat(1.f)
+                        : w_scale_step ? some(w_scale + n + j)
+                                       : splat(*w_scale);
+      store(c.scale + j, scales * x_scale);
+      store(c.bias + j, bias ? some(bias + n + j) : vf{});
+      store_i(c.start + j, bits_i(some(sums + j)) * -x.offset());
+      for (int64_t k = j; w_zeros && k < j + here; k++) c.zero[k] = zero_of(n + k);
     }
+    // With u = 2^-24 such a result is off by at most 4 u times itself, 255 where it does not
+    // saturate, and 2 u times its bias; a tie is seen within 2048 u.
+    c.quick = y_dtype != kF32 && y_dtype != kI32 && epilogue.in_registers;
+    c.quick = c.quick && q.inverse == q.inverse && m.inverse == m.inverse;
+    const vf unit = splat(middle ? m.scale : q.scale);
+    for (int64_t j = 0; c.quick && j < kInt8Panel; j += W) {
+      const vf scales = load(c.scale + j) / unit, biases = load(c.bias + j) / unit;
+      store(c.quick_scale + j, scales);
+      store(c.quick_bias + j, biases);
+      c.quick = !lane_bits(~((vabs(biases) < 500.f) & (vabs(scales) < 1e20f)));
+    }
+  }
+  // Whether tiles may store results: nothing comes between the sums and these.
+  bool at_once(const Columns& c) const { return c.quick && !middle && !res && !w_zeros; }
+  Quick quick(const Columns& c, int64_t col) const {
+    return {c.quick_scale, c.quick_bias, q.lo, q.hi, q.zero + kQuickShift, (uint8_t*)y + col};
   }
 
   void finish(const Columns& c, const SumTile& t) const {
@@ -150,19 +205,49 @@ struct Finish {
       memcpy((int32_t*)y + t.y_at[i] + t.col, t.sums + i * kInt8Panel, size_t(t.columns) * 4);
   }
 
+  // The same as finish_column where a product tells what a division would, but near a tie.
+  template <bool middle_too, bool residual_too>
+  TRACEA_INLINE void quick_column(const Finish& f, const Columns& c, const SumTile& t, int64_t j,
+                                  int n) {
+    const bool middle = middle_too && f.middle, res = residual_too && f.res;
+    const vf scales = load(c.scale + j), biases = load(c.bias + j);
+    const vf quick_scales = load(c.quick_scale + j), quick_biases = load(c.quick_bias + j);
+    for (int64_t i = 0; i < t.rows; i++) {
+      const vf sum = to_float(load_i(t.sums + i * kInt8Panel + j));
+      vf v = fma(sum, scales, biases), near = fma(sum, quick_scales, quick_biases);
+      if (middle) {
+        near = vmin(vmax(near, splat(f.m.lo)), splat(f.m.hi));
+        const bool tie = quick_ties(bits_i(near + kQuickShift));
+        v = (__builtin_expect(tie, 0) ? Quantised::round(v, f.m) : vround(near)) * f.m.scale;
+      }
+      if (res) {
+        const vf r = residual(f, t.r_at[i] + t.col + j, n);
+        v = f.epilogue.after_act ? f.epilogue.clamp(v) + r : v + r;
+      }
+      if (middle || res) near = v * f.q.inverse;
+      const vi bits =
+          bits_i(vmin(vmax(near, splat(f.q.lo)), splat(f.q.hi)) + (f.q.zero + kQuickShift));
+      if (__builtin_expect(quick_ties(bits) != 0, 0))
+        put(f, t.y_at[i] + t.col + j, v, n, true);
+      else
+        store_bytes((uint8_t*)f.y + t.y_at[i] + t.col + j, (bits >> kFractionBits) & 255, n);
+    }
+  }
+
   template <bool middle_too, bool residual_too, bool bytes>
   TRACEA_INLINE void finish_column(const Finish& f, const Columns& c, const SumTile& t, int64_t j,
                                    int n) {
     const vf scales = load(c.scale + j), biases = load(c.bias + j);
+    if (bytes && c.quick) return quick_column<middle_too, residual_too>(f, c, t, j, n);
     for (int64_t i = 0; i < t.rows; i++) {
       vf v = fma(to_float(load_i(t.sums + i * kInt8Panel + j)), scales, biases);
       if (middle_too && f.middle) v = Quantised::round(v, f.m) * f.m.scale;
       if (residual_too && f.res) {
         const vf r = residual(f, t.r_at[i] + t.col + j, n);
         v = f.epilogue.after_act ? f.epilogue.clamp(v) + r : f.epilogue.clamp(v + r);
-      } else if (!bytes) {
+      } else {
         v = f.epilogue.clamp(v);
-      }  // bytes are clamped to what the activation leaves
+      }
       put(f, t.y_at[i] + t.col + j, v, n, bytes);
     }
   }
@@ -227,7 +312,7 @@ static inline Finish read_finish(const Launch& l, int first, int64_t columns, in
   f.q = read_quantised(l.buf[y_scale], l.buf[y_zero], f.y_dtype);
   f.middle = l.buf[m_scale] != nullptr;
   // Rounding is monotonous: a clamp before it is one after it.
-  if (f.epilogue.in_registers && !f.res) {
+  if (f.epilogue.in_registers && !(f.res && f.epilogue.after_act)) {
     const Quantised whole = f.q;
     f.q.lo = Quantised::round(splat(f.epilogue.lo), whole)[0];
     f.q.hi = Quantised::round(splat(f.epilogue.hi), whole)[0];
