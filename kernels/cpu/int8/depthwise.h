@@ -88,7 +88,7 @@ TRACEA_INLINE void interleave(const uint8_t* const* rows, int64_t n, Values v, S
         memcpy(&b, rows[k] + j, size_t(n - j));
       r[k] = lanes(b ^ v.flip) - int32_t(v.zero);
     }
-    store_i(out + 2 * j, (r[0] & 0xffff) | (r[1] << 16));
+    store_i(out + 2 * j, (r[0] & 0xffff) | vi(vu(r[1]) << 16));
   }
 #endif
 }
@@ -162,7 +162,8 @@ static inline void depthwise_row(const Int8Depthwise& p, int64_t image, int64_t 
       if (!p.finish.w_zeros) continue;
       depthwise_tile(p, first + 4 * j, ones, 0, kWeights, (const int32_t*)&nothing, x_sums + j);
       for (int64_t at = j; at < kDwPixels * kInt8Panel; at += kInt8Panel)
-        store_i(sums + at, load_i(sums + at) - load_i(columns.zero + j) * load_i(x_sums + at));
+        store_i(sums + at,
+                minus(load_i(sums + at), times(load_i(columns.zero + j), load_i(x_sums + at))));
     }
     const int64_t here = std::min<int64_t>(kDwPixels, p.OW - ow);
     int64_t y_at[kDwPixels], r_at[kDwPixels];

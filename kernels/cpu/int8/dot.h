@@ -23,6 +23,11 @@ typedef int16_t vshorts __attribute__((vector_size(4 * TRACEA_W), aligned(1), ma
 typedef int8_t vhalf_i8 __attribute__((vector_size(2 * TRACEA_W), aligned(1), may_alias));
 typedef uint8_t vhalf_u8 __attribute__((vector_size(2 * TRACEA_W), aligned(1), may_alias));
 
+// Sums wrap, as ONNX Runtime's do.
+typedef uint32_t vu __attribute__((vector_size(4 * TRACEA_W), aligned(4), may_alias));
+TRACEA_INLINE vi plus(vi a, vi b) { return vi(vu(a) + vu(b)); }
+TRACEA_INLINE vi minus(vi a, vi b) { return vi(vu(a) - vu(b)); }
+TRACEA_INLINE vi times(vi a, vi b) { return vi(vu(a) * vu(b)); }
 TRACEA_INLINE vi load_i(const void* p) { return *(const vi*)p; }
 TRACEA_INLINE void store_i(void* p, vi v) { *(vi*)p = v; }
 // One group of x, for every column.
@@ -56,12 +61,12 @@ TRACEA_INLINE vi dot(vi c, vi x, vi w) {
 #if TRACEA_W == 16 && defined(__AVX512VNNI__)
   return (vi)_mm512_dpbusd_epi32((__m512i)c, (__m512i)x, (__m512i)w);
 #elif TRACEA_W == 8
-  return c + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+  return plus(c, (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w));
 #elif TRACEA_W == 4 && defined(__x86_64__)
-  return c + (vi)_mm_madd_epi16((__m128i)x, (__m128i)w);
+  return plus(c, (vi)_mm_madd_epi16((__m128i)x, (__m128i)w));
 #else
-  const auto low = [](vi v) { return v << 16 >> 16; };
-  return c + low(x) * low(w) + (x >> 16) * (w >> 16);
+  const auto low = [](vi v) { return vi(vu(v) << 16) >> 16; };
+  return plus(c, plus(times(low(x), low(w)), times(x >> 16, w >> 16)));
 #endif
 }
 
@@ -118,11 +123,11 @@ static inline int32_t sum_values(const Stored* x, int64_t n) {
   for (; n > 0; n -= 64, x += 64) sum = dot(sum, (vi)load_some(x, n), (vi)(vbytes{} + 1));
 #else
   for (; n >= 2 * W; n -= 2 * W, x += 2 * W) sum = dot(sum, load_i(x), (vi)(vshorts{} + 1));
-  for (; n > 0; n--, x++) sum[0] += *x;
+  for (; n > 0; n--, x++) sum[0] = int32_t(uint32_t(sum[0]) + uint32_t(*x));
 #endif
-  int32_t total = 0;
-  for (int k = 0; k < W; k++) total += sum[k];
-  return total;
+  uint32_t total = 0;
+  for (int k = 0; k < W; k++) total += uint32_t(sum[k]);
+  return int32_t(total);
 }
 
 }  // namespace TRACEA_NS

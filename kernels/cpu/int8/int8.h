@@ -116,7 +116,7 @@ struct Int8Scratch {
 
 static inline size_t int8_scratch_bytes(const Int8Product& p) {
   const size_t rows = size_t(std::min(p.rows(), p.block_rows()));
-  return rows * (2 * 8 + 4 + size_t(p.pitch())) + 4 * kVectorBytes;
+  return rows * (2 * 8 + 4 + size_t(p.pitch())) + kVectorBytes + 64;  // whole vectors, a line
 }
 
 // Offsets of rows b0..b1, their values where they are copied, and their sums where they are needed;

@@ -150,7 +150,8 @@ struct Finish {
                                        : splat(*w_scale);
       store(c.scale + j, scales * x_scale);
       store(c.bias + j, bias ? some(bias + n + j) : vf{});
-      store_i(c.start + j, bits_i(some(sums + j)) * -x.offset());
+      store_i(c.start + j, times(bits_i(some(sums + j)), splat_i(-x.offset())));
+      store_i(c.zero + j, vi{});
       for (int64_t k = j; w_zeros && k < j + here; k++) c.zero[k] = zero_of(n + k);
     }
     // With u = 2^-24 such a result is off by at most 4 u times itself, 255 where it does not
@@ -176,7 +177,7 @@ struct Finish {
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.columns; j += W) {
           int32_t* s = t.sums + i * kInt8Panel + j;
-          store_i(s, load_i(s) - load_i(c.zero + j) * t.x_sums[i]);
+          store_i(s, minus(load_i(s), times(load_i(c.zero + j), splat_i(t.x_sums[i]))));
         }
     if (y_dtype == kI32) return store_sums(t);
     if (!epilogue.in_registers) return finish_values(c, t);
