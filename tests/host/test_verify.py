@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnxruntime as ort
 import pytest
 from onnx import ModelProto
 
@@ -165,7 +166,7 @@ def test_what_cannot_run_says_so() -> None:
 
 def test_dims_that_hide_an_error_in_the_original_are_not_laid_on_the_result() -> None:
     """ONNX infers parts of 2 elements, ONNX Runtime makes two of 4, and loads what claims that as
-    long as nothing changes the graph.
+    long as nothing changes the graph. From 1.32 on it runs no such Split.
     """
     text = (
         '<ir_version: 10, opset_import: ["" : 20]> '
@@ -173,6 +174,11 @@ def test_dims_that_hide_an_error_in_the_original_are_not_laid_on_the_result() ->
         "{ a, b = Split <axis = 1, num_outputs = 7> (x) c = Mul (a, s) y = Sub (c, b) }"
     )
     model = onnx.parser.parse_model(text)
+    values = {"x": normal(2, 8), "s": normal(2, 4)}
+    try:
+        ort.InferenceSession(model.SerializeToString()).run(None, values)
+    except Exception as e:
+        pytest.skip(f"ONNX Runtime {ort.__version__}: {e}")
     assert compare(model, model).ok
     changed = onnx.parser.parse_model(text.replace("<float[2, 4] a, float[2, 4] b>", ""))
     with pytest.raises(ModelError, match=r"without the dims that it claims: .*Incompatible"):
