@@ -7,10 +7,30 @@
 namespace tracea {
 namespace TRACEA_NS {
 
-// The launch of conv2d, conv2d_wino, conv2d_dw or deconv2d: their parameters have the same order.
-struct Conv {
+// Sizes and pitches of a convolution, with which the parameters of all its families begin.
+struct ConvSizes {
   int64_t N, IC, IH, IW, OC, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, G;
   int64_t x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns;
+
+  int64_t y_at(int64_t n, int64_t oh, int64_t ow) const { return n * y_ns + oh * y_rs + ow * y_cs; }
+  int64_t r_at(int64_t n, int64_t oh, int64_t ow) const { return n * r_ns + oh * r_rs + ow * r_cs; }
+};
+
+static inline ConvSizes read_conv_sizes(const Launch& l) {
+  using namespace fam::conv2d;
+  ConvSizes c;
+  const int64_t* i = l.i;
+  c.N = i[N], c.IC = i[IC], c.IH = i[IH], c.IW = i[IW], c.OC = i[OC], c.OH = i[OH], c.OW = i[OW],
+  c.KH = i[KH], c.KW = i[KW];
+  c.SH = i[SH], c.SW = i[SW], c.DH = i[DH], c.DW = i[DW], c.PT = i[PT], c.PL = i[PL], c.G = i[G];
+  c.x_cs = i[x_cs], c.x_rs = i[x_rs], c.x_ns = i[x_ns], c.y_cs = i[y_cs], c.y_rs = i[y_rs],
+  c.y_ns = i[y_ns];
+  c.r_cs = i[r_cs], c.r_rs = i[r_rs], c.r_ns = i[r_ns];
+  return c;
+}
+
+// The launch of conv2d, conv2d_wino, conv2d_dw or deconv2d: their parameters have the same order.
+struct Conv : ConvSizes {
   int64_t icg, ocg;  // channels of one group
   int64_t depth;     // products per output: icg * KH * KW
   int64_t group_panels, panels;
@@ -19,21 +39,12 @@ struct Conv {
   bool by_row;  // an epilogue operand is read per pixel
   Epilogue epilogue;
   fam::conv2d::Variant how;  // the others have the first of its parameters
-
-  int64_t y_at(int64_t n, int64_t oh, int64_t ow) const { return n * y_ns + oh * y_rs + ow * y_cs; }
-  int64_t r_at(int64_t n, int64_t oh, int64_t ow) const { return n * r_ns + oh * r_rs + ow * r_cs; }
 };
 
 static inline Conv read_conv(const Launch& l) {
   using namespace fam::conv2d;
   Conv c;
-  const int64_t* i = l.i;
-  c.N = i[N], c.IC = i[IC], c.IH = i[IH], c.IW = i[IW], c.OC = i[OC], c.OH = i[OH], c.OW = i[OW],
-  c.KH = i[KH], c.KW = i[KW];
-  c.SH = i[SH], c.SW = i[SW], c.DH = i[DH], c.DW = i[DW], c.PT = i[PT], c.PL = i[PL], c.G = i[G];
-  c.x_cs = i[x_cs], c.x_rs = i[x_rs], c.x_ns = i[x_ns], c.y_cs = i[y_cs], c.y_rs = i[y_rs],
-  c.y_ns = i[y_ns];
-  c.r_cs = i[r_cs], c.r_rs = i[r_rs], c.r_ns = i[r_ns];
+  static_cast<ConvSizes&>(c) = read_conv_sizes(l);
   c.icg = c.IC / c.G, c.ocg = c.OC / c.G;
   c.depth = c.icg * c.KH * c.KW;
   c.group_panels = conv_div_up(c.ocg, kConvPanel);
@@ -43,7 +54,7 @@ static inline Conv read_conv(const Launch& l) {
   c.epilogue = make_epilogue(l, act, o0, p0, true);
   c.res =
       c.epilogue.prog || c.epilogue.res_mode == kNoResidual ? nullptr : (const float*)l.buf[res];
-  c.how = variant(i);
+  c.how = variant(l.i);
   c.by_row = false;
   for (int k = 0; c.epilogue.prog && k + 1 < c.epilogue.prog->n_in && k < 4; k++)
     c.by_row |= c.epilogue.kind[k] == kRow;

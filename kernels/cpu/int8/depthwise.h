@@ -13,9 +13,7 @@ namespace TRACEA_NS {
 constexpr int kDwPixels = 7;                      // of a tile
 constexpr int64_t kColumnBytes = 4 * kInt8Panel;  // of one group of rows, interleaved
 
-struct Int8Depthwise {
-  int64_t N, C, IH, IW, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL;
-  int64_t x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns;
+struct Int8Depthwise : ConvSizes {  // as many filters as channels: OC
   const uint8_t* x;
   const int8_t* w;
   Finish finish;  // read when the kernel runs
@@ -23,41 +21,18 @@ struct Int8Depthwise {
   int64_t groups() const { return conv_div_up(KH, kGroup); }
   // Columns that the windows of a row see; tiles read on as if all were whole.
   int64_t width() const { return (conv_round_up(OW, kDwPixels) - 1) * SW + (KW - 1) * DW + 1; }
-  int64_t blocks() const { return conv_div_up(C, kInt8Panel); }
+  int64_t blocks() const { return conv_div_up(OC, kInt8Panel); }
   const int32_t* sums() const {
-    return (const int32_t*)(w + conv_round_up(C, 16) * groups() * kGroup * KW);
+    return (const int32_t*)(w + conv_round_up(OC, 16) * groups() * kGroup * KW);
   }
 };
 
 static inline Int8Depthwise read_depthwise_int8(const Launch& l) {
   using namespace fam::conv2d_int8_dw;
-  const int64_t* i = l.i;
-  return {i[N],
-          i[OC],
-          i[IH],
-          i[IW],
-          i[OH],
-          i[OW],
-          i[KH],
-          i[KW],
-          i[SH],
-          i[SW],
-          i[DH],
-          i[DW],
-          i[PT],
-          i[PL],
-          i[x_cs],
-          i[x_rs],
-          i[x_ns],
-          i[y_cs],
-          i[y_rs],
-          i[y_ns],
-          i[r_cs],
-          i[r_rs],
-          i[r_ns],
-          (const uint8_t*)l.buf[x],
-          (const int8_t*)l.buf[w],
-          {}};
+  Int8Depthwise p{};
+  static_cast<ConvSizes&>(p) = read_conv_sizes(l);
+  p.x = (const uint8_t*)l.buf[x], p.w = (const int8_t*)l.buf[w];
+  return p;
 }
 
 // n channels of kGroup rows to out[32][kGroup].
@@ -168,8 +143,8 @@ static inline void depthwise_row(const Int8Depthwise& p, int64_t image, int64_t 
     const int64_t here = std::min<int64_t>(kDwPixels, p.OW - ow);
     int64_t y_at[kDwPixels], r_at[kDwPixels];
     for (int64_t t = 0; t < here; t++) {
-      y_at[t] = image * p.y_ns + oh * p.y_rs + (ow + t) * p.y_cs;
-      r_at[t] = image * p.r_ns + oh * p.r_rs + (ow + t) * p.r_cs;
+      y_at[t] = p.y_at(image, oh, ow + t);
+      r_at[t] = p.r_at(image, oh, ow + t);
     }
     p.finish.finish(columns,
                     {sums, y_at, r_at, nullptr, here, n, (image * p.OH + oh) * p.OW + ow, c0});
@@ -191,7 +166,7 @@ static size_t conv2d_int8_dw_scratch(const Launch& l, int) {
 }
 static void conv2d_int8_dw_run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
   Int8Depthwise p = read_depthwise_int8(l);
-  p.finish = read_finish(l, fam::conv2d_int8_dw::act, p.C, p.KH * p.KW, true);
+  p.finish = read_finish(l, fam::conv2d_int8_dw::act, p.OC, p.KH * p.KW, true);
   const int64_t rows = p.N * p.OH, units = rows * p.blocks();
   Columns columns;
   int64_t prepared = -1;
@@ -199,7 +174,7 @@ static void conv2d_int8_dw_run(const Launch& l, int64_t task, int64_t tasks, voi
   for (int64_t k = 0; k < p.groups() * kWeights; k++)
     ones[k] = k / kWeights * kGroup + k % kGroup < p.KH;
   for (int64_t u = conv_part(units, tasks, task); u < conv_part(units, tasks, task + 1); u++) {
-    const int64_t c0 = u / rows * kInt8Panel, row = u % rows, n = std::min(kInt8Panel, p.C - c0);
+    const int64_t c0 = u / rows * kInt8Panel, row = u % rows, n = std::min(kInt8Panel, p.OC - c0);
     if (prepared != c0) p.finish.prepare(columns, c0, n, p.sums() + c0), prepared = c0;
     depthwise_row(p, row / p.OH, row % p.OH, c0, n, columns, (uint8_t*)scratch, ones);
   }

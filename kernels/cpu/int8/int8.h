@@ -12,9 +12,7 @@ namespace TRACEA_NS {
 
 constexpr int64_t kInt8Block = 128 << 10, kInt8BlockRows = 512;  // bytes and rows of a block
 
-struct Int8Product {
-  int64_t N, IC, IH, IW, OC, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, G;
-  int64_t x_cs, x_rs, x_ns, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns;
+struct Int8Product : ConvSizes {
   const uint8_t* x;
   const int8_t* w;
   bool is_signed;
@@ -56,13 +54,8 @@ static inline Int8Product read_gemm_int8(const Launch& l) {
 
 static inline Int8Product read_conv_int8(const Launch& l) {
   using namespace fam::conv2d_int8;
-  const int64_t* i = l.i;
   Int8Product p{};
-  p.N = i[N], p.IC = i[IC], p.IH = i[IH], p.IW = i[IW], p.OC = i[OC], p.OH = i[OH], p.OW = i[OW],
-  p.KH = i[KH], p.KW = i[KW], p.SH = i[SH], p.SW = i[SW], p.DH = i[DH], p.DW = i[DW], p.PT = i[PT],
-  p.PL = i[PL], p.G = i[G];
-  p.x_cs = i[x_cs], p.x_rs = i[x_rs], p.x_ns = i[x_ns], p.y_cs = i[y_cs], p.y_rs = i[y_rs],
-  p.y_ns = i[y_ns], p.r_cs = i[r_cs], p.r_rs = i[r_rs], p.r_ns = i[r_ns];
+  static_cast<ConvSizes&>(p) = read_conv_sizes(l);
   p.x = (const uint8_t*)l.buf[x], p.w = (const int8_t*)l.buf[w];
   p.is_signed = l.i[x_dtype] == kI8;
   return p;
@@ -130,8 +123,7 @@ static inline const uint8_t* gather_rows(const Int8Product& p, int64_t group, in
   int64_t ow = b0 % p.OW, oh = b0 / p.OW % p.OH, n = b0 / p.OW / p.OH;
   for (int64_t i = 0; i < b1 - b0;) {  // row by row of the image
     const int64_t end = std::min(b1 - b0, i + p.OW - ow);
-    int64_t y_at = n * p.y_ns + oh * p.y_rs + ow * p.y_cs,
-            r_at = n * p.r_ns + oh * p.r_rs + ow * p.r_cs;
+    int64_t y_at = p.y_at(n, oh, ow), r_at = p.r_at(n, oh, ow);
     for (int64_t k = i; k < end; k++, y_at += p.y_cs) s.y_at[k] = y_at;
     for (int64_t k = i; r_too && k < end; k++, r_at += p.r_cs) s.r_at[k] = r_at;
     for (; i < end; i++, ow++) {
