@@ -239,7 +239,7 @@ class Lowering:
             base = self._concat_storage(whole, v)
             v.nhwc = Nhwc(base.ref.at(v.dtype.size * first), base.cs, base.rs, base.ns, base.border)
             return v.nhwc
-        v.nhwc = self._nhwc_storage(v.dtype, n, c, h, w, self.borders.get(v.name, (0, 0, 0, 0)))
+        v.nhwc = self.images(v.dtype, n, c, h, w, self.borders.get(v.name, (0, 0, 0, 0)))
         return v.nhwc
 
     def images(
@@ -250,20 +250,9 @@ class Lowering:
         h: DimLike,
         w: DimLike,
         border: Border = (0, 0, 0, 0),
-    ) -> Nhwc:
-        """Channels-last storage of images that no tensor of the model is."""
-        return self._nhwc_storage(dtype, n, c, h, w, border)
-
-    def _nhwc_storage(
-        self,
-        dtype: DType,
-        n: DimLike,
-        c: int,
-        h: DimLike,
-        w: DimLike,
-        border: Border,
         pitch: int = 0,
     ) -> Nhwc:
+        """New channels-last storage. pitch: elements from a pixel to the next, 0 for the usual."""
         t, left, b, r = border
         cs = pitch or self.target.channel_pitch(c)
         rs = D.mul(w + (left + r), cs)
@@ -281,7 +270,7 @@ class Lowering:
         if whole not in self.concats:
             n, _, h, w = part.image()
             channels = self.concat_channels[whole]
-            self.concats[whole] = self._nhwc_storage(
+            self.concats[whole] = self.images(
                 part.dtype, n, channels, h, w, self.borders.get(whole, (0, 0, 0, 0))
             )
         return self.concats[whole]
@@ -480,9 +469,7 @@ class Lowering:
             # 4 of f32 are 16 bytes
             pitch = 4 if stem and c <= 4 and v.dtype.size == 4 else self.target.channel_pitch(c)
         old = v.nhwc or lying
-        new = self._nhwc_storage(
-            v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0
-        )
+        new = self.images(v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0)
         ints = v.nchw() | new.pitches("y")
         if old is not None:
             family, source = "copy_nhwc", old.ref
