@@ -38,21 +38,20 @@ _MAX_INPUTS = 6
 def match(graph: Graph, node: Node) -> Match:
     # the chains of a graph depend on each other: a node belongs to one
     found = graph.derived(_all_chains)[id(node)]
-    if isinstance(found, str):
-        raise RuntimeError(found)
     if isinstance(found, Refuse):
         raise found.copy()
+    if isinstance(found, Exception):
+        raise found
     return found
 
 
-def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
-    """For each pointwise node the chain that ends at it, or why none does (a str: an error of this
-    rule).
+def _all_chains(graph: Graph) -> dict[int, Match | Exception]:
+    """For each pointwise node the chain that ends at it, or why none does.
 
     Later nodes choose first, so chains reach as far towards the outputs as possible.
     """
     taken = _claimed(graph)
-    out: dict[int, Match | Refuse | str] = {}
+    out: dict[int, Match | Exception] = {}
     for node in reversed(graph.nodes):
         if node.op not in POINTWISE or id(node) in out:
             continue
@@ -74,7 +73,7 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
         except MemoryError:
             raise
         except Exception as e:
-            out[id(node)] = f"{type(e).__name__}: {e}"
+            out[id(node)] = e.with_traceback(None)  # which refers to this graph
             continue
         for member in chain:
             out.setdefault(id(member), Refuse(Why.CHAIN_OF, member, last=node))
@@ -121,7 +120,7 @@ def _product(graph: Graph, node: Node) -> Match:
 
 
 def _grow(
-    graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Refuse | str]
+    graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Exception]
 ) -> tuple[list[Node], Region]:
     """The nodes of the chain ending in `last`: producers of the same shape whose every reader is in
     the chain, nearest first.

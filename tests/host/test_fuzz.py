@@ -131,6 +131,14 @@ def test_zeros_around_an_image_times_what_is_not_finite(weight: float, found: bo
 
 
 @pytest.mark.parametrize(
+    ("scale", "found"), [(0.5, False), (0.0, True), (-0.0, True), (np.inf, True), (np.nan, True)]
+)
+def test_numbers_that_no_integer_stands_for(scale: float, found: bool) -> None:
+    text = "g (float[4] x) => (uint8[4] y) { y = QuantizeLinear (x, s) }"
+    assert judges.quantises_nan(parse(text, s=np.float32(scale))) == found
+
+
+@pytest.mark.parametrize(
     ("declared", "false"), [("2, 3", False), ("n, 3", False), ("2, 4", True), ("3", True)]
 )
 def test_types_that_a_model_claims_are_held_against_onnx_runtime(

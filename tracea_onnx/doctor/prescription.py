@@ -20,6 +20,7 @@ from tracea_onnx.codegen.backend import Backend
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
+from tracea_onnx.errors import TraceaError
 from tracea_onnx.explain import explanation
 from tracea_onnx.explain.coverage import search_around
 from tracea_onnx.ir.abi import DType
@@ -114,7 +115,10 @@ def _device(asked: Backend) -> tuple[Any, str]:
     devices = asked.probe().devices
     if asked.harness is None or not devices:
         return None, devices[0] if devices else "no such device here: as files are made"
-    device = asked.harness.device()
+    try:
+        device = asked.harness.device()
+    except TraceaError as e:  # a driver without memory
+        return None, f"{devices[0]}, which cannot be used ({e.what}): as files are made"
     return device, str(device.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from tracea_onnx.errors import TraceaError, UsageError
+from tracea_onnx.errors import ModelError, TraceaError, UsageError
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refusal, Refuse, Why, reason
@@ -65,6 +65,10 @@ def find(
                 continue
             except MemoryError:
                 raise
+            except ModelError as e:  # a tensor that is damaged
+                unread = reason(Why.UNREAD, fault=e.what)
+                refusals.append(Refusal(rule.name, node.name, unread, node=node.name))
+                continue
             except Exception as e:
                 if failed is None:
                     raise _fault(rule, node, f"{type(e).__name__}: {e}") from e

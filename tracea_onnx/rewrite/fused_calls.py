@@ -139,6 +139,16 @@ def apply(
     return [c.node for c in calls]
 
 
+def drop_uncalled(model: ModelProto) -> None:
+    """Remove the functions of fused ops that neither a graph nor another function calls."""
+    nodes = [n for g in edit.graphs(model) for n in g.node]
+    nodes += [n for f in model.functions for n in edit.with_bodies(f.node)]
+    called = {n.op_type for n in nodes if n.domain == DOMAIN}
+    for k in reversed(range(len(model.functions))):
+        if model.functions[k].domain == DOMAIN and model.functions[k].name not in called:
+            del model.functions[k]
+
+
 def _place(graph: GraphProto, calls: Sequence[_Call]) -> None:
     """Each call takes the place of its chain's last node; what must come later is moved."""
     gone = {n.index for c in calls for n in c.match.nodes}

@@ -33,10 +33,8 @@ def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: Tr
                 f"function '{f.name}' calls a fused op",
                 "inline works on what tracea-onnx optimize wrote",
             )
-    called = {n.op_type for g in edit.graphs(model) for n in g.node if n.domain == DOMAIN}
-    for k in reversed(range(len(model.functions))):
-        if model.functions[k].domain == DOMAIN and model.functions[k].name not in called:
-            del model.functions[k]
+    fused_calls.drop_uncalled(model)
+    called = any(f.domain == DOMAIN for f in model.functions)
     for k in reversed(range(len(model.opset_import))):
         if model.opset_import[k].domain == DOMAIN and not called:
             del model.opset_import[k]

@@ -131,10 +131,7 @@ def narrow(
     # A body that names no type is its own twin.
     known = {f.name for f in model.functions if f.domain == DOMAIN}
     model.functions.extend(f for f in bodies.made.values() if f.name not in known)
-    called = {n.op_type for g in edit.graphs(model) for n in g.node if n.domain == DOMAIN}
-    for k in reversed(range(len(model.functions))):
-        if model.functions[k].domain == DOMAIN and model.functions[k].name not in called:
-            del model.functions[k]
+    fused_calls.drop_uncalled(model)
     return done
 
 

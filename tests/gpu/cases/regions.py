@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -162,7 +163,9 @@ def determinants(rng: np.random.Generator) -> Iterator[Case]:
     for dtype, (count, n) in itertools.product(
         FLOATS, ((1, 1), (7, 2), (3, 5), (40, 3), (2, 33), (3, 0))
     ):
-        x = stored(rng.standard_normal((count, n, n)), dtype)
+        # of standard normal elements a determinant's standard deviation is sqrt(n!): 1 here
+        x = rng.standard_normal((count, n, n)) / np.exp(math.lgamma(n + 1) / (2 * max(n, 1)))
+        x = stored(x, dtype)
         if n > 1:
             x[0, 1] = x[0, 0]  # singular
             x[-1, 0, 0] = 0

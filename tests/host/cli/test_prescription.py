@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import onnx
 import pytest
@@ -16,6 +16,7 @@ from tracea_onnx.codegen import backend as backends
 from tracea_onnx.codegen import kernel_choice, tuning_records
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.doctor import prescription
+from tracea_onnx.errors import TraceaError
 from tracea_onnx.runtime import host_device
 
 HOST = host_device.device("avx2", 2)
@@ -120,3 +121,20 @@ def test_the_command(tmp_path: Path, capsys: Captured) -> None:
         assert main(["doctor", str(tmp_path / name)]) == 3
         err = capsys.readouterr().err
         assert err.startswith("error: ") and said in err and len(err.splitlines()) == 1
+
+
+def test_a_device_that_does_not_start_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = backends.get("cuda")
+    monkeypatch.setattr(type(cuda), "probe", lambda self: backends.Probe(("a GPU",), ""))
+
+    def fails() -> Never:
+        raise TraceaError("the NVIDIA driver does not start: out of memory")
+
+    monkeypatch.setattr(cuda.harness, "device", fails)
+    _, of = prescription._device(cuda)
+    assert of == (
+        "a GPU, which cannot be used (the NVIDIA driver does not start: out of memory): as files "
+        "are made"
+    )

@@ -212,3 +212,32 @@ def test_a_call_with_more_than_the_function_has_is_one_line(call: str, line: str
     )
     with pytest.raises(ModelError, match=line):
         function_calls.expand(model, [])
+
+
+def test_a_body_that_a_function_calls_stays() -> None:
+    m = optimizer.optimize(
+        with_functions(
+            "g (float[2, 4] x) => (float[2, 3] y) { t = MatMul (x, w)  y = Relu (t) }",
+            ACT,
+            w=normal(4, 3),
+        ),
+        backend="cpu",
+    ).model
+    (call,) = m.graph.node
+    fused = call.op_type
+    m.functions.append(
+        helper.make_function(
+            "mine",
+            "Layer",
+            list(call.input),
+            list(call.output),
+            [call],
+            [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+        )
+    )
+    call.CopyFrom(helper.make_node("Layer", call.input, call.output, domain="mine"))
+    # another version of the domain than the function's, so that its call is not expanded
+    next(o for o in m.opset_import if o.domain == DOMAIN).version = 27
+    result = optimizer.optimize(m, precision="fp16", backend="cpu", verify=False)
+    assert [n.op_type for n in result.model.graph.node if n.domain] == ["Layer"]
+    assert [f.name for f in result.model.functions if f.domain == DOMAIN] == [fused]

@@ -30,6 +30,22 @@ def test_rules_are_chosen_by_name() -> None:
         find.find(graph, skip=["typo"], rules=RULES)
 
 
+@pytest.mark.parametrize("rules", [RULES, None])
+def test_a_tensor_that_is_damaged_refuses_the_chains_that_read_it(rules: list[Rule] | None) -> None:
+    model = parse("g (float[4] x) => (float[4] y) { r = Relu (x)  y = Mul (r, c) }")
+    model.graph.initializer.add(name="c", data_type=1, raw_data=b"123")
+
+    def reads(graph: Graph, node: Node) -> Match:
+        graph.const("c")
+        raise AssertionError
+
+    broken = [replace(ADD_RELU, anchors=("Mul",), match=reads)]
+    _, refusals = find.find(Graph(model), rules=broken if rules else None)
+    assert {r.reason for r in refusals if "damaged" in r.reason} == {
+        "tensor 'c' is damaged: its data does not fit its type and shape"
+    }
+
+
 def test_a_rule_that_raises_is_named_with_its_node() -> None:
     def broken(graph: Graph, node: Node) -> Match:
         raise KeyError("axis")
