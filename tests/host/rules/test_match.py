@@ -39,7 +39,7 @@ def test_a_tensor_that_is_damaged_refuses_the_chains_that_read_it(rules: list[Ru
         graph.const("c")
         raise AssertionError
 
-    broken = [replace(ADD_RELU, anchors=("Mul",), match=reads)]
+    broken = [replace(ADD_RELU, anchors=frozenset({"Mul"}), match=reads)]
     _, refusals = find.find(Graph(model), rules=broken if rules else None)
     assert {r.reason for r in refusals if "damaged" in r.reason} == {
         "tensor 'c' is damaged: its data does not fit its type and shape"
