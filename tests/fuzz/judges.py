@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -52,26 +53,35 @@ def differ(model: ModelProto, want: Sequence[Any], got: Sequence[Any]) -> float:
     return apart
 
 
-def overflows(model: ModelProto, values: Mapping[str, Any]) -> bool:
-    """Whether the graph computes values so large that the order of its operations decides. Those
-    that a constant holds, as a mask does, are no such values.
+def computed(model: ModelProto, values: Mapping[str, Any]) -> list[Any]:
+    """What ONNX Runtime computes for each value of the main graph, its calls of functions expanded;
+    nothing where it fails.
     """
     bare = ModelProto.FromString(undeclared(model))
+    with contextlib.suppress(Exception):  # a function may be damaged
+        bare = onnx.inliner.inline_local_functions(bare)
     del bare.graph.output[:]
     made = dict.fromkeys(o for n in bare.graph.node for o in n.output if o)
     bare.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
     found = stock_results(bare.SerializeToString(), [values], optimize=False)
+    return found[0] if found and isinstance(found[0], list) else []
+
+
+def overflows(model: ModelProto, found: Iterable[Any]) -> bool:
+    """Whether the graph computes values (`computed`) so large that the order of its operations
+    decides. Those that a constant holds, as a mask does, are no such values.
+    """
     constants = [numpy_helper.to_array(t) for t in model.graph.initializer]
     constants += [
         numpy_helper.to_array(a.t)
-        for n in model.graph.node
+        for n in [*model.graph.node, *(n for f in model.functions for n in f.node)]
         for a in n.attribute
         if a.type == onnx.AttributeProto.TENSOR and n.op_type == "Constant"
     ]
     stored = [c.item() for c in constants if c.dtype.kind == "f" and c.size == 1]
     return any(
         bool((~(np.abs(v) <= 1e15) & ~np.isin(v, stored)).any())
-        for v in (found[0] if found and isinstance(found[0], list) else [])
+        for v in found
         if isinstance(v, np.ndarray) and v.dtype.kind == "f"
     )
 
@@ -84,7 +94,7 @@ _OF_NOTHING = frozenset(
 
 
 def is_of_nothing(model: ModelProto, values: Iterable[Any]) -> bool:
-    """Whether ONNX does not say what the result is: of no elements ArgMax, ArgMin and ReduceMean
+    """Whether ONNX does not say what the result is (values: those `computed`): of no elements ArgMax, ArgMin and ReduceMean
     keep a dim of 0 in ONNX Runtime, and a mean is 0.
     """
     return bool({n.op_type for n in model.graph.node} & _OF_NOTHING) and any(

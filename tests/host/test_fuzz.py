@@ -149,15 +149,23 @@ def test_types_that_a_model_claims_are_held_against_onnx_runtime(
     assert judges.claims_falsely(m, [{"x": np.zeros((2, 3), np.float32)}]) == false
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("factor", "large"), [(1e30, True), (1.0, False)])
 def test_a_large_value_that_is_computed_decides_and_one_that_is_stored_does_not(
-    factor: float, large: bool
+    factor: float, large: bool, inside: bool
 ) -> None:
-    text = "g (float[2, 2] x) => (y) { a = Mul (x, f) b = Where (m, a, low) y = Softmax (b) }"
+    nodes = "a = Mul (x, f) b = Where (m, a, low) y = Softmax (b)"
+    text = f"g (float[2, 2] x) => (y) {{ {nodes} }}"
+    if inside:
+        text = (
+            'g (float[2, 2] x) => (y) { y = mine.Whole (x, f, m, low) } <domain: "mine", '
+            f'opset_import: ["" : 17]> Whole (x, f, m, low) => (y) {{ {nodes} }}'
+        )
     mask = np.array([[True, False], [True, True]])
     low = np.asarray(np.finfo(np.float32).min, np.float32)
     m = parse(text, f=np.asarray(factor, np.float32), m=mask, low=low)
-    assert judges.overflows(m, {"x": np.full((2, 2), 3, np.float32)}) == large
+    made = judges.computed(m, {"x": np.full((2, 2), 3, np.float32)})
+    assert made and judges.overflows(m, made) == large
 
 
 @pytest.mark.parametrize(("value", "status"), [(0.0, "ort-died"), (1.0, "crash")])
