@@ -94,8 +94,8 @@ _OF_NOTHING = frozenset(
 
 
 def is_of_nothing(model: ModelProto, values: Iterable[Any]) -> bool:
-    """Whether ONNX does not say what the result is (values: those `computed`): of no elements ArgMax, ArgMin and ReduceMean
-    keep a dim of 0 in ONNX Runtime, and a mean is 0.
+    """Whether ONNX does not say what the result is: of no elements ArgMax, ArgMin and ReduceMean
+    keep a dim of 0 in ONNX Runtime, and a mean is 0. values: those fed and those `computed`.
     """
     return bool({n.op_type for n in model.graph.node} & _OF_NOTHING) and any(
         isinstance(v, np.ndarray) and not v.size for v in values

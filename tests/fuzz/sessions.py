@@ -17,8 +17,8 @@ from tests.fuzz.cases import ACCEPTED, DENIED, OK, REFUSED, Case, line_of
 from tests.fuzz.judges import (
     RANDOM,
     as_onnx_says,
-    computed,
     claims_falsely,
+    computed,
     differ,
     is_of_nothing,
     is_rounding,
