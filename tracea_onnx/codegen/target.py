@@ -22,9 +22,9 @@ class Target:
     whether products in 16-bit types leave statistics of their rows and take rows that are to be
     normalised. stages: whether a pointwise kernel computes several expressions, each of what the
     ones before it made. group_packing: whether filters in 16-bit types are also packed for several
-    groups at once. ieee: whether pointwise kernels round every operation as IEEE 754 says, division
-    too, and join none to another. faster_integers: whether products of 8-bit integers were measured
-    to take less time than ONNX Runtime's.
+    groups at once. ieee: whether pointwise kernels round every operation on what is quantised as
+    IEEE 754 says, division too, and join none to another. faster_integers: whether products of
+    8-bit integers were measured to take less time than ONNX Runtime's.
     """
 
     rates: Rates

@@ -136,7 +136,7 @@ def compile_graph(
     (docs/security.md).
     """
     writer = writer or writer_of({})
-    graph.quantised_products = writer.target.ieee
+    graph.quantised_products = "gemm_int8" in writer.target.families
     chosen = choose(graph, writer.target.rates)
     result = Compiled()
     split_nodes: set[int] = set()

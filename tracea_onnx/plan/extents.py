@@ -267,8 +267,11 @@ def _nbits_words(p: Launch, zeros: DimLike) -> DimLike:
     """Four-byte words of packed weights of a few bits."""
     block = D.maximum(D.mul(D.floordiv(p["block"], 16), 16), 16)
     blocks = D.floordiv(p["K"] + block - 1, block)
-    words = D.floordiv(D.mul(block, p["bits"]), 32) + 1 + D.less(0, zeros)
-    return D.product([_up(p["N"], 64), blocks, words])
+    piece = D.floordiv(256, D.maximum(p["bits"], 1))
+    pieces = D.floordiv(p["K"] + piece - 1, piece)
+    terms = D.maximum(D.mul(blocks, block), D.mul(pieces, piece))
+    words = D.floordiv(D.mul(terms, p["bits"]), 32) + D.mul(blocks, 1 + D.less(0, zeros))
+    return D.mul(_up(p["N"], 64), words)
 
 
 def _gemm_nbits(p: Launch) -> dict[str, Extent]:
@@ -287,9 +290,10 @@ def _pack_gemm_nbits(p: Launch) -> dict[str, Extent]:
     zeros = (blocks, p["z_k"]), (n, p["z_n"])
     packed, wide = few_bits(*zeros), p.span(*zeros, size=_F32)
     floats = D.equal(p["zero_dtype"], int(DType.F32))
+    scale = D.select(D.equal(p["scale_dtype"], int(DType.F32)), _F32, DType.F16.size)
     return {
         "w": few_bits((p["K"], p["w_k"]), (n, p["w_n"])),
-        "scale": p.span((blocks, p["s_k"]), (n, p["s_n"]), size=_F32),
+        "scale": p.span((blocks, p["s_k"]), (n, p["s_n"]), size=scale),
         "zero": (D.select(floats, wide[0], packed[0]), D.select(floats, wide[1], packed[1])),
         "packed": p.line(_nbits_words(p, p.present.get("zero", 0)), size=4),
     }
@@ -778,7 +782,7 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
     if "nbits" in family:
         ranges |= {"bits": (2, 8), "block": (16, 1 << 24)}
     if family == "gemm_nbits":
-        ranges["zeros"] = (0, 1)
+        ranges["zeros"] = (0, 2)
     if family.endswith("_along"):
         ranges["axis"] = (0, 4)
     if family.endswith("_tuples"):

@@ -272,21 +272,22 @@ FAMILIES: dict[str, Family] = {
     "pack_conv2d_int8": Family(("w", "packed"), _names("OC IC KH KW G w_dtype")),
     "pack_conv2d_int8_dw": Family(("w", "packed"), _names("OC KH KW w_dtype")),
     # gemm with weights (q - zero) * scale of so many bits (2, 4, 8), where every `block` terms (a
-    # multiple of 16) of a column have a scale and, with `zeros`, a zero of their own; packed by
-    # pack_gemm_nbits; CPU only. Without `zeros` the float `zero` is that of all.
+    # multiple of 16) of a column have a scale and, with `zeros` (1: integers, 2: floats), a zero of
+    # their own; packed by pack_gemm_nbits. Without `zeros` the float `zero` is that of all.
     "gemm_nbits": Family(
         ("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS),
-        ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS, "bits", "block", "zeros"),
+        ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS, *_names("bits block zeros scale_dtype")),
         ("p0", "p1", "zero"),
         True,
     ),
     # Values of w lie one behind the other from the lowest bits of a byte on: term k of column n is
     # number k * w_k + n * w_n; so do zeros of as many bits (zero_dtype U8), others are F32. Scales
-    # (F32) and zeros of block b and column n are number b * s_k + n * s_n. is_signed: of values
-    # and zeros in two's complement; 2^(bits - 1) is added to what is packed.
+    # (of scale_dtype: F32 on the CPU) and zeros of block b and column n are number b * s_k + n *
+    # s_n. is_signed: of values and zeros in two's complement; 2^(bits - 1) is added to what is
+    # packed.
     "pack_gemm_nbits": Family(
         _names("w scale zero? packed"),
-        _names("K N bits block w_k w_n s_k s_n z_k z_n zero_dtype is_signed"),
+        _names("K N bits block w_k w_n s_k s_n z_k z_n zero_dtype is_signed scale_dtype"),
     ),
     # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch
     # = B0 x B1 with a stride per level (0 = broadcast); op by element strides: a[m*a_m + k*a_k],
@@ -539,8 +540,9 @@ def packed_elements(family: str, **p: int) -> int:
         )
     if family == "pack_gemm_nbits":
         blocks = -(-p["K"] // p["block"])
-        words = 1 + (p["zero_dtype"] != 0) + p["block"] * p["bits"] // 32
-        return _round_up(p["N"], 64) * blocks * words + 64
+        bits = max(blocks * p["block"], _round_up(p["K"], 256 // p["bits"])) * p["bits"]
+        words = blocks * (1 + (p["zero_dtype"] != 0)) + bits // 32
+        return _round_up(p["N"], 64) * words + 64
     if family == "pack_recurrent":
         return p["D"] * p["G"] * _round_up(p["H"], 32) * p["K"]
     if family == "pack_gemm_int8":

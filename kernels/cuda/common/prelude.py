@@ -65,8 +65,17 @@ def float_text(value: float) -> str:
     return f"{'-' if str(value).startswith('-') else ''}{abs(value).hex()}f"
 
 
-def program_source(program: Mapping[str, Any], name: str = "program") -> str:
+#: Opcodes that the compiler joins to others unless they are spelled so.
+_ALONE = {"add": "__fadd_rn(a, b)", "sub": "__fsub_rn(a, b)", "mul": "__fmul_rn(a, b)"}
+#: What floats are quantised to.
+_QUANTISED = frozenset((DType.U8, DType.I8, DType.U16, DType.I16))
+
+
+def program_source(
+    program: Mapping[str, Any], name: str = "program", *, alone: bool = False
+) -> str:
     """`<name>(r0, r1, ...)` of a program in the Plan's form: float, or i64 where its type is 1.
+    alone: every operation is rounded, none joined to another.
 
     Needs `prelude`.
     """
@@ -81,8 +90,9 @@ def program_source(program: Mapping[str, Any], name: str = "program") -> str:
         if opcode.name == "const":
             text = str(int(imm)) if integer else float_text(float(imm))
         else:
+            spelled = _ALONE.get(opcode.name, opcode.cuda) if alone else opcode.cuda
             text = _spelled(
-                opcode.int_cuda if integer else opcode.cuda, *(f"r{int(r)}" for r in (a, b, c))
+                opcode.int_cuda if integer else spelled, *(f"r{int(r)}" for r in (a, b, c))
             )
         lines.append(f"  r{int(dst)} = {text};")
     body = "\n".join(lines)
@@ -122,15 +132,18 @@ def stages_source(
     """(functions, statements, fast) of a program. The statements compute `result` (an lvalue of
     type `out`) from `inputs` (type and C++ text of each). fast: whether `prelude(fast=True)` is
     accurate enough. The result of a stage is rounded to its element type before another reads it.
+    Operations on what is quantised are not joined.
     """
     rows = program.get("stages") or [
         {"program": program, "dtype": int(out), "from": list(range(len(inputs)))}
     ]
     source, text = "", ""
     places = list(inputs)
+    types = {out, *(t for t, _ in inputs), *(DType(row["dtype"]) for row in rows)}
+    alone = not types.isdisjoint(_QUANTISED)
     for k, row in enumerate(rows):
         dtype, integer = DType(row["dtype"]), bool(row["program"]["type"])
-        source += program_source(row["program"], f"stage{k}")
+        source += program_source(row["program"], f"stage{k}", alone=alone)
         values = ", ".join(_read(places[x][0], integer, places[x][1]) for x in row["from"])
         last = k == len(rows) - 1
         to = result if last else f"s{k}"

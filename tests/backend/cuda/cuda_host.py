@@ -1,5 +1,5 @@
 """Runs the text of CUDA kernels of f32 on the host: the host's compiler, a thread for each thread
-of a block, one block after the other. Tensor cores and clusters are not emulated.
+of a block, one block after the other. Of tensor cores m16n8k16 is emulated; clusters are not.
 """
 
 from __future__ import annotations
@@ -85,6 +85,15 @@ static void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
 static unsigned __float_as_uint(float v) { unsigned r; memcpy(&r, &v, 4); return r; }
 static float __int_as_float(int v) { return __uint_as_float(v); }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fsub_rn(float a, float b) { return a - b; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return ((unsigned long long)high << 32 | low) >> (by & 31);
+}
+static float __frcp_rn(float x) { return 1.f / x; }
+static float __fdividef(float a, float b) { return a / b; }
 static float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
 template <class A> static A __ldg(const A* p) { return *p; }
 template <class A> static A __ldcg(const A* p) { return *p; }
@@ -92,6 +101,36 @@ template <class A> static A min(A a, A b) { return a < b ? a : b; }
 template <class A> static A max(A a, A b) { return a > b ? a : b; }
 static unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }
 static size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
+struct uint4 { unsigned x, y, z, w; } __attribute__((may_alias));
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+// Elements of 16 bits: KIND 0 is f16, 1 bf16.
+template <int KIND> static float value16(unsigned short b) {
+  if (KIND) return __uint_as_float((unsigned)b << 16);
+  const int e = b >> 10 & 31, m = b & 1023;
+  const float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
+  return b >> 15 ? -v : v;
+}
+template <int KIND> static unsigned short bits16(float v) {
+  const unsigned b = __float_as_uint(v);
+  if (KIND) return v != v ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+  int e;
+  frexpf(v, &e);
+  const float unit = ldexpf(1.f, (e < -13 ? -13 : e) - 11), r = rintf(fabsf(v) / unit) * unit;
+  if (v != v) return 0x7e00;
+  const unsigned sign = b >> 16 & 0x8000;
+  if (r >= 65520.f) return sign | 0x7c00;
+  if (r < 6.103515625e-5f) return sign | (unsigned)ldexpf(r, 24);
+  frexpf(r, &e);
+  return sign | (e + 14) << 10 | ((unsigned)ldexpf(r, 11 - e) & 1023);
+}
+template <int KIND> static unsigned pair16(float low, float high) {
+  return bits16<KIND>(low) | (unsigned)bits16<KIND>(high) << 16;
+}
+// One rounding, of what f32 holds.
+template <int KIND> static unsigned fma16(unsigned a, unsigned b, unsigned c) {
+  return pair16<KIND>(value16<KIND>(a) * value16<KIND>(b) + value16<KIND>(c),
+      value16<KIND>(a >> 16) * value16<KIND>(b >> 16) + value16<KIND>(c >> 16));
+}
 """
 #: In place of templates whose functions are single instructions: copies are done at once.
 _TEMPLATES = {
@@ -104,12 +143,55 @@ static void cp_async_commit() {}
 template <int LEFT> static void cp_async_wait() {}
 static void cp_async_wait_all() {}
 """,
-    "common/mma": "",
+    "common/mma": """
+static u32 fragments[32][32][6];
+template <int KIND> static void multiply_kind(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u32(*const told)[6] = fragments[warp];
+  for (int j = 0; j < 4; j++) told[lane][j] = a[j];
+  told[lane][4] = b0, told[lane][5] = b1;
+  __syncwarp();
+  for (int j = 0; j < 4; j++)
+    for (int k = 0; k < 16; k++) {
+      const int row = lane / 4 + j / 2 * 8, column = lane % 4 * 2 + j % 2, pair = k % 8 / 2;
+      d[j] += value16<KIND>(told[row % 8 * 4 + pair][row / 8 + k / 8 * 2] >> 16 * (k % 2)) *
+              value16<KIND>(told[column * 4 + pair][4 + k / 8] >> 16 * (k % 2));
+    }
+  __syncwarp();
+}
+static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, half_t*) {
+  multiply_kind<0>(d, a, b0, b1);
+}
+static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, bfloat_t*) {
+  multiply_kind<1>(d, a, b0, b1);
+}
+""",
     "attention/fetch": """
 template <int READ> static void fetch(char* to, const T* from, long at, bool real) {
   real ? memcpy(to, from + at, READ * sizeof(T)) : memset(to, 0, READ * sizeof(T));
 }
 """,
+}
+#: Single instructions, and what they do.
+_INSTRUCTIONS = {
+    'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));': "y = exp2f(x);",
+    'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));': "y = 1.f / x;",
+    'asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));': "r = a != a || a < b ? a : b;",
+    'asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));': "r = a != a || a > b ? a : b;",
+    'asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));': "r = value16<0>(v.bits);",
+    'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(v));': "to.bits = bits16<0>(v);",
+    'asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(v));': "to.bits = bits16<1>(v);",
+    'asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(a), "f"(b));': "r = pair16<0>(a, b);",
+    'asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(a), "f"(b));': "r = pair16<1>(a, b);",
+    'asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));': (
+        "r = fma16<0>(a, 0x3c003c00, b);"
+    ),
+    'asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));': (
+        "r = fma16<0>(a, b, c);"
+    ),
+    'asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));': (
+        "r = fma16<1>(a, b, c);"
+    ),
 }
 _RUN = """
 static void** arguments;
@@ -152,11 +234,13 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     quoted = r'"(?:[^"\\]|\\.)*"'
     text = kernel.source
     for name, of_host in _TEMPLATES.items():
-        text = text.replace(re.sub("#include .*\n", "", _templates.text(name)), of_host)
-    text = text.replace('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);")
+        own = re.split("#include .*\n", _templates.text(name))[-1]  # behind what it includes
+        text = text.replace(own, of_host)
+    for instruction, of_host in _INSTRUCTIONS.items():
+        text = text.replace(instruction, of_host)
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", text)
     declared = re.search(r"#define PARAMETERS (.*)", text) or re.search(
-        rf"__global__ .*\b{kernel.symbol}\(([^)]*)\) \{{", text
+        rf"__global__[^;{{]*\b{kernel.symbol}\(([^)]*)\) \{{", text
     )
     assert declared is not None
     parameters = [
@@ -189,9 +273,10 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
             values.append(ctypes.c_uint64(ctypes.addressof(fault)))
         else:
             assert isinstance(a, Pointer)
-            values.append(
-                ctypes.c_uint64(places[a.operand].ctypes.data if a.operand in places else 0)
+            at = (
+                places[a.operand].ctypes.data + evaluate(a.offset, {}) if a.operand in places else 0
             )
+            values.append(ctypes.c_uint64(at))
     assert len(values) == len(parameters)
     pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
     host.run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid))

@@ -17,6 +17,7 @@ from tests.backend.cuda import test_cuda_conv, test_cuda_gemm
 from tests.backend.cuda.conv.test_cuda_narrow import Shape
 from tests.backend.cuda.conv.test_cuda_narrow import _request as windows
 from tests.backend.cuda.ptx import every_block_waits
+from tests.backend.cuda.quantised import test_cuda_nbits
 from tests.golden.record import FAMILIES
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request
 from tracea_onnx.ir.abi import DType
@@ -86,7 +87,7 @@ def _of_every_kind() -> Iterator[Kernel]:
         for family in (*FAMILIES, "rows")
         for c in import_module(f"tests.backend.cuda.test_cuda_{family}").cases()
     )
-    for _, r in (*cases(), *more):
+    for _, r in (*cases(), *test_cuda_nbits.cases(), *more):
         if r.dtype == DType.BF16:  # as F16
             continue
         for constant in (frozenset[str](), frozenset({"w", "bias"})):

@@ -70,7 +70,8 @@ def _weights(
     shape = ctx.graph.shape(op.role("scale")) or ()
     one = not spec.block and math.prod(int(d or 0) for d in shape) == 1
     count = 1 if one else N * blocks
-    scale = _elements(ctx, op, "scale", count, {DType.F32})
+    scale = _elements(ctx, op, "scale", count, ctx.target.types)
+    scale_type = int(ctx.graph.dtype(op.role("scale")) or DType.F32)
     s_n, s_k = (0, 0) if one else (1, N) if spec.form == "kn" else (blocks, 1)
     zero, zero_type, z_n, z_k = None, 0, s_n, s_k
     if op.role("zero"):
@@ -83,13 +84,14 @@ def _weights(
     params = {
         "K": K, "N": N, "bits": bits, "block": block, "w_n": by_row[0], "w_k": by_row[1],
         "s_k": s_k, "s_n": s_n, "z_k": z_k, "z_n": z_n, "zero_dtype": zero_type,
-        "is_signed": int(spec.signed),
+        "is_signed": int(spec.signed), "scale_dtype": scale_type,
     }  # fmt: skip
     made = ctx.packed("pack_gemm_nbits", {"w": w, "scale": scale, "zero": zero}, params)
+    zeros = 0 if zero is None else 1 if zero_type == DType.U8 else 2
     middle = 0.0 if not (blobs or spec.signed) else float(1 << (bits - 1))
     return (
         {"w": made},
-        {"bits": bits, "block": block, "zeros": int(zero is not None)},
+        {"bits": bits, "block": block, "zeros": zeros, "scale_dtype": scale_type},
         {"zero": middle},
     )
 

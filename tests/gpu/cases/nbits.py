@@ -1,0 +1,92 @@
+"""Products by weights of 2, 4 or 8 bits, and the packing of these, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tests.gpu.cases.small_products import ACTIVATIONS, bounded, drawn, filled
+from tests.support.cuda import check as K
+from tests.support.cuda.case import Array, Case, Output, plain, stored, value
+from tests.support.cuda.few_bits import packed
+from tests.support.cuda.few_bits import packing as packing_of
+from tests.support.few_bits import Weights, weights
+from tracea_onnx.ir.abi import DType
+
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+Rng = np.random.Generator
+#: Rows up to which weights are read as they are; more are multiplied by rounded weights.
+_FEW = 32
+
+
+def _rounded(w: Weights, dtype: DType) -> Array:
+    """[k, n], as they are dequantised."""
+    v = w.values.reshape(w.n, w.blocks, w.block) - w.zero_values[..., None].astype(np.float32)
+    whole = (v * w.scales[..., None]).reshape(w.n, -1)[:, : w.k].T
+    return value(stored(whole, dtype), dtype)
+
+
+def product(
+    rng: Rng, dtype: DType, m: int, n: int, k: int, bits: int, block: int, zeros: str = "packed",
+    *, act: str = "none", res_mode: int = 0, pad: int = 0, bias: bool = True, early: bool = True,
+) -> Case:  # fmt: skip
+    scale = dtype if block != 64 else F32
+    w = weights(int(rng.integers(1 << 30)), k, n, bits, block, zeros)
+    w.scales[:] = value(stored(w.scales / np.sqrt(k), scale), scale)
+    x, vx = drawn(rng, (m, k), dtype)
+    b = rng.standard_normal(-(-n // 32) * 32).astype(np.float32)
+    matrix = w.matrix if m <= _FEW and zeros != "float" else _rounded(w, dtype)
+    pre, size = vx @ matrix, np.abs(vx) @ np.abs(matrix)
+    operands = {"x": filled((m, k + pad), k, x, dtype), "w": packed(w, scale)}
+    if bias:
+        operands["bias"], pre, size = b, pre + b[:n], size + np.abs(b[:n])
+    want = ACTIVATIONS[act](pre)
+    if res_mode:
+        res, v = drawn(rng, (m, n), dtype)
+        operands["res"] = filled((m, n + pad), n, res, dtype)
+        want = ACTIVATIONS[act](pre + v) if res_mode == 1 else want + v
+        size = size + np.abs(v)
+    bound = bounded(want, size, dtype, act == "silu")
+    out = Output(dtype, m * (n + pad), (m, n), [n + pad, 1], want, bound)
+    ints = {
+        "M": m, "N": n, "K": k, "ldx": k + pad, "ldr": n + pad, "ldy": n + pad,
+        "act": K.act_index(act), "res_mode": res_mode, "bits": bits, "block": block,
+        "zeros": ("none", "packed", "float").index(zeros), "scale_dtype": int(scale),
+    }  # fmt: skip
+    name = f"nbits {m}x{n}x{k} {bits} bits in {block} {zeros} {act} res{res_mode} pad{pad}"
+    constant = frozenset({"w", "bias"} if early else ())
+    floats = {"zero": float(1 << (bits - 1)), "p0": 0.0, "p1": 0.0}
+    return Case(name, "gemm_nbits", dtype, ints, operands, {"y": out}, floats, constant=constant)
+
+
+def products(rng: Rng) -> Iterator[Case]:
+    for dtype in (F16, BF16, F32):
+        for bits in (2, 4, 8):
+            for m, n, k, block, zeros in (
+                (1, 1, 16, 16, "none"), (1, 131, 67, 16, "packed"), (2, 17, 129, 32, "packed"),
+                (7, 64, 1024, 128, "none"), (8, 4096, 2048, 32, "packed"),
+                (1, 1000, 4096, 128, "packed"), (9, 33, 640, 64, "packed"),
+                (16, 15, 256, 256, "none"), (17, 4500, 520, 32, "none"),
+                (31, 130, 96, 32, "packed"), (1, 40, 8192, 32, "none"), (33, 67, 200, 32, "packed"),
+                (129, 65, 131, 16, "none"), (0, 65, 128, 32, "none"), (3, 65, 100, 32, "float"),
+            ):  # fmt: skip
+                yield product(rng, dtype, m, n, k, bits, block, zeros, bias=k % 2 == 0)
+        for m in (1, 5, 20, 70):
+            yield product(rng, dtype, m, 77, 192, 4, 32, act="silu", res_mode=1, pad=3)
+            yield product(rng, dtype, m, 80, 192, 8, 64, act="relu", res_mode=2, early=False)
+
+
+def packing(rng: Rng) -> Iterator[Case]:
+    for bits in (2, 4, 8):
+        for k, n, block in ((16, 1, 16), (67, 131, 16), (130, 33, 32), (520, 16, 128)):
+            for zeros in ("none", "packed", "float"):
+                w = weights(int(rng.integers(1 << 30)), k, n, bits, block, zeros)
+                ints, given = packing_of(w, F16)
+                want = {"packed": plain(DType.U8, packed(w, F16), None)}
+                name = f"pack {n}x{k} {bits} bits in {block} {zeros}"
+                fixed = frozenset(given)
+                yield Case(name, "pack_gemm_nbits", F32, ints, given, want, constant=fixed)
+
+
+FAMILIES = {"nbits": products, "pack nbits": packing}
