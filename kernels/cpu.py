@@ -32,7 +32,7 @@ from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.plan.extents import WIDTHS, extents, limits
+from tracea_onnx.plan.extents import MOST_REPEATS, WIDTHS, extents, limits, repeats, results, types
 from tracea_onnx.plan.kernel_families import (
     BARRIER_WORDS,
     FAMILIES,
@@ -368,6 +368,10 @@ def _extent_function(name: str, family: Family) -> str:
         f'  if (i[{at[n]}] < {lo}LL || i[{at[n]}] > {hi}LL) return "{n}";'
         for n, (lo, hi) in ranges.items()
     ]
+    lines += [
+        f'  if ({" && ".join(f"i[{at[n]}] != {t}" for t in sorted(allowed))}) return "{n}";'
+        for n, allowed in types(name).items()
+    ]
     lines += [f'  if (i[{at[a]}] % i[{at[b]}]) return "{a}";' for a, b in multiples]
     lines += [f'  if (8 % i[{at[n]}]) return "{n}";' for n in WIDTHS if n in at]
     symbols = {n: D.symbol(f"Wide(i[{k}])") for n, k in at.items()}
@@ -378,7 +382,12 @@ def _extent_function(name: str, family: Family) -> str:
         if o in found:
             low, high = (_cpp(e, made, lines) for e in found[o])
             lines.append(f"  out[{k}] = {{{low}, {high}}};")
-    head = f"static const char* extents_{name}(const int64_t* i, unsigned present, Extent* out) {{"
+    often = _cpp(repeats(name, symbols, there), made, lines)
+    lines.append(f"  *repeats = {often};")
+    head = (
+        f"static const char* extents_{name}(const int64_t* i, unsigned present, Extent* out, "
+        "Wide* repeats) {"
+    )
     return "\n".join(
         [head, "  (void)i, (void)present, (void)out;", *lines, "  return nullptr;", "}"]
     )
@@ -393,6 +402,11 @@ def _program_operands(f: Family) -> tuple[int, int]:
         if f.program and first in names:
             return names.index(first), before
     return -1, 0
+
+
+def _results(name: str) -> str:
+    written = results(name)
+    return f"{sum(1 << k for k, o in enumerate(FAMILIES[name].names) if o in written):#x}"
 
 
 def extents_header() -> str:
@@ -431,9 +445,11 @@ def extents_header() -> str:
             ),
             (
                 "using ExtentFunction = const char* (*)(const int64_t* i, unsigned present, "
-                "Extent* "
-                "out);"
+                "Extent* out, Wide* repeats);"
             ),
+            f"constexpr int64_t kMostRepeats = {MOST_REPEATS};",
+            "// Operands that a launch writes, in the order of kFamilies: bit k for operand k.",
+            f"constexpr unsigned kResults[] = {{{', '.join(map(_results, FAMILIES))}}};",
             (
                 "constexpr ExtentFunction kExtents[] = "
                 f"{{{', '.join(f'extents_{n}' for n in FAMILIES)}}};"

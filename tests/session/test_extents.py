@@ -145,33 +145,45 @@ _DECONV = "g (float[1, 4, 5, 5] x) => (y) { y = ConvTranspose <strides = [2, 2]>
 _GATHER = "g (float[4, 5] x, int64[2, 2] i) => (y) { y = GatherND (x, i) }"
 _RESIZE = 'g (float[1, 1, 4, 4] x) => (y) { y = Resize <mode = "linear"> (x, , s) }'
 _ROI = "g (float[1, 1, 4, 4] x, float[1, 4] r) => (y) { y = RoiAlign (x, r, b) }"
+_PRODUCT = "g (float[2, 3] x, float[3, 4] v) => (y) { y = MatMul (x, v) }"
+_MEAN = "g (float[1, 3, 6, 6] x) => (y) { a = Conv (x, w) y = GlobalAveragePool (a) }"
+_MAX = "g (float[1, 3, 9, 9] x) => (y) { y = MaxPool <kernel_shape = [2, 2]> (x) }"
+_PADDED = "g (float[1, 3, 9, 9] x) => (y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
+_ALONG = "g (float[4, 5, 2] x, int64[2, 3, 2] i) => (y) { y = GatherElements <axis = 0> (x, i) }"
 
 
 @pytest.mark.parametrize(
-    ("text", "family", "name", "value"),
+    ("text", "family", "changed"),
     [
-        (_DET, "determinant", "n", 1 << 60),  # 64 matrices have 2^128 bytes
-        (_DECONV, "deconv2d", "DH", 1 << 57),
-        (_DECONV, "deconv2d", "DW", 1 << 60),
-        (_DECONV, "deconv2d", "PL", 1 << 60),
-        (_GATHER, "gather_tuples", "m0", -(1 << 58)),
-        (_RESIZE, "resize2d", "IH", 0),  # the row before the first would be read
-        (_ROI, "roi_align", "ratio", 1 << 16),  # 2^32 samples for each element
+        (_DET, "determinant", {"n": 1 << 60}),  # 64 matrices have 2^128 bytes
+        (_DECONV, "deconv2d", {"DH": 1 << 57}),
+        (_DECONV, "deconv2d", {"DW": 1 << 60}),
+        (_DECONV, "deconv2d", {"PL": 1 << 60}),
+        (_GATHER, "gather_tuples", {"m0": -(1 << 58)}),
+        (_RESIZE, "resize2d", {"IH": 0}),  # the row before the first would be read
+        (_ROI, "roi_align", {"ratio": 1 << 16}),  # 2^32 samples for each element
+        (_PRODUCT, "matmul", {"K": 1 << 40, "a_k": 0, "b_k": 0}),
+        (_MEAN, "global_pool", {"H": 1 << 40, "W": 0}),
+        (_MEAN, "global_pool", {"H": 1 << 40, "x_rs": 0}),
+        (_MEAN, "global_pool", {"H": 50, "W": 50, "x_rs": 1, "x_cs": 1}),  # of 64 elements
+        (_MAX, "pool2d", {"SW": 1 << 60}),  # eight of which overflow 64 bits
+        (_ALONG, "gather_along", {"idx_dtype": 3}),  # read as if it had 8 bytes
     ],
 )
 def test_sizes_that_lead_out_of_buffers_or_to_no_end_are_refused(
-    text: str, family: str, name: str, value: int, answer: Install
+    text: str, family: str, changed: dict[str, int], answer: Install
 ) -> None:
     given: dict[str, Any] = {"w": np.ones((4, 3, 3, 3), np.float32), "b": np.zeros(1, np.int64)}
     given["s"] = np.array([1, 1, 2, 2], np.float32)
     model = parse(text, **{k: v for k, v in given.items() if f" {k})" in text})
-    number = FAMILIES[family].ints.index(name)
+    numbers = {FAMILIES[family].ints.index(name): value for name, value in changed.items()}
 
     def other(g: Graph) -> Entries:
         entries = plans(g, everything=True)
         for _, plan, _ in entries:
             for launch in (r for r in plan["run"] if r["k"] == family):
-                launch["i"][number] = constant(plan, value)
+                for number, value in numbers.items():
+                    launch["i"][number] = constant(plan, value)
         return entries
 
     feed = {
@@ -186,6 +198,58 @@ def test_sizes_that_lead_out_of_buffers_or_to_no_end_are_refused(
     answer(other)
     line = outcome(model.SerializeToString(), feed)
     assert f"'{family}'" in line or "out of memory" in line
+
+
+def test_what_repeats_is_named_with_both_numbers(answer: Install) -> None:
+    """A sum of one element: ever so often in a Plan that was changed, within its buffers."""
+    model = parse(_PRODUCT).SerializeToString()
+    feed = {"x": np.ones((2, 3), np.float32), "v": np.ones((3, 4), np.float32)}
+
+    def sums(terms: int) -> str:
+        def other(g: Graph) -> Entries:
+            entries = plans(g, everything=True)
+            for _, plan, _ in entries:
+                (launch,) = (r for r in plan["run"] if r["k"] == "matmul")
+                for name, value in (("K", terms), ("a_k", 0), ("b_k", 0)):
+                    number = FAMILIES["matmul"].ints.index(name)
+                    launch["i"][number] = constant(plan, value)
+            return entries
+
+        answer(other)
+        return outcome(model, feed)
+
+    assert sums(1 << 16) == ""
+    line = f"'matmul' would go over the same elements {(1 << 16) + 1} times, more than {1 << 16}:"
+    assert line in sums((1 << 16) + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "changed"),
+    [
+        (_DECONV, "pack_deconv2d", {"OC": 1 << 58, "IC": 0}),  # filters of no channels
+        (_PADDED, "zero_border", {"N": 1 << 58, "y_cs": 0}),
+    ],
+)
+def test_a_launch_without_results_does_not_run(
+    text: str, family: str, changed: dict[str, int], answer: Install
+) -> None:
+    """However many trips its loops have."""
+    model = parse(text, w=np.ones((4, 3, 3, 3), np.float32))
+    feed = {"x": np.ones((1, 4, 5, 5) if "1, 4" in text else (1, 3, 9, 9), np.float32)}
+    found = []
+
+    def other(g: Graph) -> Entries:
+        entries = plans(g, everything=True)
+        for _, plan, _ in entries:
+            for launch in (r for r in (*plan["init"], *plan["run"]) if r["k"] == family):
+                found.append(launch)
+                for name, value in changed.items():
+                    launch["i"][FAMILIES[family].ints.index(name)] = constant(plan, value)
+        return entries
+
+    answer(other)
+    assert outcome(model.SerializeToString(), feed) == ""
+    assert found
 
 
 def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> None:

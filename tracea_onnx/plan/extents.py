@@ -1,5 +1,5 @@
-"""Which bytes each operand of a kernel family may touch, and which parameters a kernel can take:
-the wall behind lowering.
+"""Which bytes each operand of a kernel family may touch, how often a launch may go over them, and
+which parameters a kernel can take: the wall behind lowering.
 
 `extents(family, ints, present, size)` gives for every operand the bytes `[low, high)` relative to
 its address as expressions over the family's parameters. One table serves both backends: CUDA Plans
@@ -12,7 +12,7 @@ within the slack behind a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tracea_onnx.ir import dims as D
@@ -26,6 +26,7 @@ from tracea_onnx.plan.kernel_families import (
     PASSES,
     PROJECTED_STEPS,
 )
+from tracea_onnx.shapes.windows import FARTHEST
 from tracea_onnx.support.data_classes import dataclass
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.
@@ -68,11 +69,20 @@ class Launch:
         (on the CPU, where this is the wall against Plans that were changed: strides of 0 would
         let such a launch write for ever).
         """
+        return self._apart(axes, [D.maximum(n, 0) for n, _ in axes], size)
+
+    def held(self, *axes: tuple[DimLike, DimLike], size: DimLike = 0) -> Extent:
+        """As `written`, of what is read and may be repeated: but for strides of 0."""
+        return self._apart(axes, [D.select(stride, D.maximum(n, 0), 1) for n, stride in axes], size)
+
+    def _apart(
+        self, axes: Sequence[tuple[DimLike, DimLike]], counts: Sequence[DimLike], size: DimLike
+    ) -> Extent:
         low, high = self.span(*axes, size=size)
         if not self.border:
             return low, high
-        count = D.product([D.maximum(n, 0) for n, _ in axes])
-        return low, D.maximum(high, low + D.mul(count, size if size != 0 else self.size))
+        room = low + D.mul(D.product(list(counts)), size if size != 0 else self.size)
+        return low, D.select(D.less(low, high), D.maximum(high, room), high)
 
     def line(self, *counts: DimLike, size: DimLike = 0) -> Extent:
         """So many elements in a row."""
@@ -88,7 +98,7 @@ class Launch:
         size: DimLike = 0,
     ) -> Extent:
         """A channels-last image of operand `o`; `y` is a result."""
-        return (self.written if o == "y" else self.span)(
+        return (self.written if o == "y" else self.held)(
             (self["N"] if n is None else n, self[f"{o}_ns"]),
             (h, self[f"{o}_rs"]),
             (w, self[f"{o}_cs"]),
@@ -490,7 +500,7 @@ def _pad(p: Launch) -> dict[str, Extent]:
 
 
 def _zero_border(p: Launch) -> dict[str, Extent]:
-    low, high = p.span(
+    low, high = p.written(
         (p["N"], p["y_ns"]),
         (p["H"] + p["PT"] + p["PB"], p["y_rs"]),
         (p["W"] + p["PL"] + p["PR"], p["y_cs"]),
@@ -504,8 +514,9 @@ def _zero_border(p: Launch) -> dict[str, Extent]:
 def _rope(p: Launch) -> dict[str, Extent]:
     width = D.select(p["full"], p["rot"], D.floordiv(p["rot"], 2))
     table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (width, 1))
+    row = D.maximum(p["D"], D.mul(D.floordiv(p["rot"], 2), 2))
     parts = {
-        o: place((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (p["D"], 1))
+        o: place((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (row, 1))
         for o, place in (("x", p.span), ("y", p.written))
     }
     return {**parts, "cos": table, "sin": table}
@@ -700,6 +711,76 @@ def extents_of(family: str, launch: Launch) -> dict[str, Extent]:
     return {o: e for o, e in found.items() if o in names}
 
 
+# --- repeats --------------------------------------------------------------------------------------
+
+#: How often a launch may go over the same elements: more than any product over what was repeated.
+MOST_REPEATS = 1 << 16
+
+#: What launches write. Of a scattering, indices count for it: they are looked at in any case.
+_RESULTS = frozenset({"y", "y_h", "y_c", "at", "skip", "packed"})
+_OTHER_RESULTS = {
+    "fold_bn": frozenset({"scale", "shift"}),
+    "fold_norm": frozenset({"sums", "bias"}),
+    **dict.fromkeys(("scatter_along", "scatter_tuples"), frozenset({"y", "idx"})),
+}
+
+
+def results(family: str) -> frozenset[str]:
+    """Operands of which one has elements, or else a launch has nothing to do."""
+    return _OTHER_RESULTS.get(family, _RESULTS)
+
+
+#: A loop of a kernel: its trips, and whether an operand has an element for each of them.
+Loop = tuple[DimLike, DimLike]
+
+
+def _some(*counts: DimLike) -> DimLike:
+    """Whether there are elements."""
+    return D.less(0, D.product([D.maximum(n, 0) for n in counts]))
+
+
+def _either(a: DimLike, b: DimLike) -> DimLike:
+    return D.select(a, 1, D.select(b, 1, 0))
+
+
+def _both(a: DimLike, b: DimLike) -> DimLike:
+    return D.select(a, D.select(b, 1, 0), 0)
+
+
+def _filter_loops(p: Launch) -> list[Loop]:
+    """Filters of no channels have no elements."""
+    channels = D.floordiv(p["IC"], D.maximum(p["G"], 1))
+    return [(D.mul(p["KH"], p["KW"]), _some(channels))]
+
+
+def _pooled_loops(p: Launch, rows: DimLike, columns: DimLike, h: str, w: str) -> list[Loop]:
+    return [(rows, _both(p["x_rs"], _some(p[w]))), (columns, _both(p["x_cs"], _some(p[h])))]
+
+
+#: The loops that go over what no result has elements for. All other loops of a kernel are over
+#: elements of results, which have a place each, or of packed weights.
+_LOOPS: dict[str, Callable[[Launch], list[Loop]]] = {
+    **dict.fromkeys(("conv2d", "deconv2d", "conv2d_int8", "pack_conv2d_int8"), _filter_loops),
+    "matmul": lambda p: [(p["K"], _either(p["a_k"], p["b_k"]))],
+    "attention": lambda p: [(p["T"], _either(p["v_s"], _both(p["k_s"], _some(p["D"]))))],
+    "pool2d": lambda p: _pooled_loops(p, D.minimum(p["KH"], p["IH"]), p["IW"], "IH", "IW"),
+    "global_pool": lambda p: _pooled_loops(p, p["H"], p["W"], "H", "W"),
+    "recurrent": lambda p: [(p["T"], _either(p.present.get("y", 0), p["x_t"]))],
+    "recurrent_layer": lambda p: [
+        (p["T"], _either(p.present.get("y", 0), _both(p["x_t"], _some(p["I"]))))
+    ],
+}
+
+
+def repeats(family: str, ints: Mapping[str, DimLike], present: Mapping[str, DimLike]) -> DimLike:
+    """How often a launch that writes something goes over the same elements: the trips of its loops
+    in which no operand moves, multiplied. A launch of a Plan that was lowered does so where a
+    model repeats one element along a sum; in one that was changed strides of 0 fit any trips.
+    """
+    loops = _LOOPS[family](Launch(ints, present, 4, True)) if family in _LOOPS else []
+    return D.product([D.select(moves, 1, D.maximum(trips, 1)) for trips, moves in loops])
+
+
 # --- parameters -----------------------------------------------------------------------------------
 
 #: Parameters that a kernel divides by, or that count: at least 1.
@@ -741,7 +822,7 @@ _MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("C", "DG"), ("H", "KVH")}
 #: The largest size of anything.
 LARGEST = 1 << 60
 #: Samples along one side of a bin of RoiAlign.
-MOST_SAMPLES = 1 << 10
+MOST_SAMPLES = 1 << 8
 #: Parameters that are values, not sizes.
 _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 #: Parameters that count something.
@@ -751,6 +832,20 @@ _COUNTS = frozenset({
     "I", "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH",
     "PW", "PPT", "PPL", *(f"{c}{d}" for c in "mn" for d in range(6)),
 })  # fmt: skip
+
+
+def types(family: str) -> dict[str, frozenset[int]]:
+    """The element types that a kernel can take, by the parameters of which the kernel reads other
+    numbers as one of them.
+    """
+    indices, numbers = {int(DType.I32), int(DType.I64)}, {int(DType.F32)}
+    known = {
+        "idx_dtype": indices,
+        **{f"i{k}_dtype": indices | {0} for k in range(4)},  # 0: of an operand that is not there
+        "grid_dtype": numbers,
+        "dtype": indices | ({int(DType.BOOL)} if family == "store_ints" else numbers),
+    }
+    return {n: frozenset(known[n]) for n in FAMILIES[family].ints if n in known}
 
 
 def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str]]]:
@@ -766,6 +861,9 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         counts = n in _COUNTS or n in _CODES or n.endswith("_cs")
         least = 1 if n in _POSITIVE else 0 if counts else -LARGEST
         ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n in WIDTHS else LARGEST)
+    ranges |= {n: (1, FARTHEST) for n in ("KH", "KW", "SH", "SW", "DH", "DW") if n in names}
+    if family == "store_ints":
+        ranges["count"] = (0, 8)
     if family == "reduce":
         ranges["kind"] = (0, 9)
     if "recurrent" in family:

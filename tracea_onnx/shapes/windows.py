@@ -9,6 +9,10 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.shapes.environment import Operator, Unsupported
 from tracea_onnx.support.data_classes import dataclass
 
+#: The most taps of a window, and their longest stride and dilation, that kernels take: places in an
+#: image are counted in 64 bits.
+FARTHEST = 1 << 24
+
 
 @dataclass(frozen=True)
 class Window:
@@ -56,6 +60,11 @@ def windows(
         raise Unsupported(
             f"kernel {list(kernel)}, strides {strides}, dilations {dilations}, pads {pads} and"
             f" auto_pad {auto} do not fit {count} spatial dims"
+        )
+    if max(*fixed, *strides, *dilations, 1) > FARTHEST:
+        raise Unsupported(
+            f"no kernel takes windows of kernel {fixed}, strides {strides} and dilations"
+            f" {dilations}: one is larger than {FARTHEST}"
         )
     given = (n.attr("output_shape") or [])[-count:]
     if given and len(given) != count:

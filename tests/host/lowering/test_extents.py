@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tracea_onnx.ir import dims as D
-from tracea_onnx.plan.extents import Extent, extents, limits
+from tracea_onnx.plan.extents import Extent, extents, limits, repeats, results
 from tracea_onnx.plan.kernel_families import FAMILIES
 
 #: The result of `copies` is made of its parts.
@@ -126,6 +126,48 @@ def test_an_image_without_pixels_has_no_edge() -> None:
     assert of("resize2d", "x", image | {"IH": 2, "OH": 4}) == (0, 4 * 2 * 8)
     assert of("resize2d", "x", image | {"IH": 0, "OH": 4}) == (0, 1 << 60)
     assert of("resize2d", "x", image) == (0, 0)
+
+
+def test_what_is_read_has_room_for_each_of_its_elements() -> None:
+    """But for what is repeated."""
+    image: dict[str, D.DimLike] = {
+        "N": 2, "C": 3, "H": 4, "W": 5, "x_cs": 3, "x_rs": 15, "x_ns": 60, "y_ns": 3
+    }  # fmt: skip
+    assert of("global_pool", "x", image) == (0, 4 * 120)
+    assert of("global_pool", "x", image | {"x_ns": 0}) == (0, 4 * 60)
+    assert of("global_pool", "x", image | {"x_rs": 3}) == (0, 4 * 120)  # rows that overlap
+    assert of("global_pool", "x", image | {"x_rs": 3, "W": 0}) == (0, 0)
+    assert of("global_pool", "x", image | {"x_rs": 3}, border=False) == (0, 4 * (60 + 9 + 12 + 3))
+    around: dict[str, D.DimLike] = {"N": 1, "H": 1 << 20, "W": 1, "PL": 1, "y_cs": 4}
+    assert of("zero_border", "y", around) == (-16, 4 * (8 << 20) - 16)
+    turned: dict[str, D.DimLike] = {"B": 1, "S": 1, "H": 1, "D": 4, "rot": 9}
+    assert of("rope", "y", turned) == (0, 4 * 8)  # more than a row is turned
+
+
+def test_how_often_a_launch_goes_over_the_same_elements() -> None:
+    product: dict[str, D.DimLike] = {"K": 1 << 40, "a_k": 0, "b_k": 1}
+    assert repeats("matmul", product, {}) == repeats("matmul", product | {"a_k": -1}, {}) == 1
+    assert repeats("matmul", product | {"b_k": 0}, {}) == 1 << 40
+    assert repeats("matmul", {"K": 0}, {}) == 1
+    pooled: dict[str, D.DimLike] = {"H": 7, "W": 1 << 40, "x_rs": 5, "x_cs": 1}
+    assert repeats("global_pool", pooled, {}) == 1
+    assert repeats("global_pool", pooled | {"H": 0}, {}) == 1 << 40  # of no elements
+    assert repeats("global_pool", pooled | {"x_rs": 0, "x_cs": 0}, {}) == 7 << 40
+    window: dict[str, D.DimLike] = {"KH": 1 << 20, "IH": 3, "IW": 4, "KW": 1 << 20}
+    assert repeats("pool2d", window, {}) == 12  # taps outside of the image are left out
+    steps: dict[str, D.DimLike] = {"T": 100, "I": 3}
+    assert repeats("recurrent_layer", steps, {}) == 100
+    assert repeats("recurrent_layer", steps, {"y": 1}) == 1
+    assert repeats("recurrent_layer", steps | {"x_t": 1}, {}) == 1
+    assert repeats("recurrent_layer", steps | {"x_t": 1, "I": 0}, {}) == 100
+    filters: dict[str, D.DimLike] = {"IC": 4, "G": 2, "KH": 3, "KW": 5}
+    assert repeats("conv2d", filters, {}) == 1
+    assert repeats("conv2d", filters | {"IC": 0}, {}) == 15
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_launch_writes_something(family: str) -> None:
+    assert results(family) & set(FAMILIES[family].names)
 
 
 def test_pixels_lie_one_behind_the_other() -> None:

@@ -16,7 +16,7 @@ std::string text(Wide v) {
 
 }  // namespace
 
-void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
+bool check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
                    const int64_t* before) {
   const FamilyLaunch& l = family_launch(launch);
   const size_t family = family_index(l.family);
@@ -24,7 +24,8 @@ void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* ro
   Extent found[kMostOperands] = {};
   unsigned present = 0;
   for (size_t k = 0; k < launch.operands.size(); k++) present |= unsigned(rooms[k].present) << k;
-  if (const char* wrong = kExtents[family](ints, present, found))
+  Wide repeats = 0;
+  if (const char* wrong = kExtents[family](ints, present, found, &repeats))
     throw Failure(
         kernel + " takes no " + wrong +
         " of this size: the sizes of the inputs do not fit the model, or the plan is damaged");
@@ -43,6 +44,15 @@ void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* ro
           " (and " + std::to_string(before[k]) +
           " before it): the sizes of the inputs do not fit the model, or the plan is damaged");
   }
+  bool writes = false;
+  for (size_t k = 0; k < launch.operands.size(); k++)
+    writes |= (kResults[family] >> k & 1) && rooms[k].present && found[k].low < found[k].high;
+  if (!writes) return false;
+  if (repeats > kMostRepeats)
+    throw Failure(kernel + " would go over the same elements " + text(repeats) +
+                  " times, more than " + std::to_string(kMostRepeats) +
+                  ": the sizes of the inputs do not fit the model, or the plan is damaged");
+  return true;
 }
 
 }  // namespace tracea

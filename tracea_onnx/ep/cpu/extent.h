@@ -1,5 +1,5 @@
-// What a CPU kernel may touch of its operands, compared with the buffers behind them before it
-// runs.
+// What a CPU kernel may touch of its operands, and how often, compared with the buffers behind them
+// before it runs.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 namespace tracea {
 
 // Of a family launch: as `RuntimeLaunch::check`.
-void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
+bool check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
                    const int64_t* before);
 
 }  // namespace tracea

@@ -69,7 +69,7 @@ void Partition::run_init(const std::vector<const char*>& base) {
       rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
     }
     for (int e : l.ints) ints.push_back(e < 0 ? 0 : value[size_t(e)]);
-    l.own->check(l, ints.data(), rooms.data(), before.data());
+    if (!l.own->check(l, ints.data(), rooms.data(), before.data())) continue;
     const FamilyLaunch& family = family_launch(l);
     const Kernel& kernel = *family.kernel;
     int error = 0;

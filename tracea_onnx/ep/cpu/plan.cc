@@ -34,10 +34,10 @@ void read_program(const Json& p, FamilyLaunch& l) {
 
 }  // namespace
 
-void FamilyLaunch::check(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
+bool FamilyLaunch::check(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
                          const int64_t* before) const {
-  check_extents(launch, ints, rooms, before);
   check_variant(*this, ints[family->ints]);
+  return check_extents(launch, ints, rooms, before);
 }
 
 void check_variant(const FamilyLaunch& launch, int64_t variant) {

@@ -16,7 +16,7 @@ struct FamilyLaunch : RuntimeLaunch {
   bool has_program = false;
 
   const char* name() const override { return family->name; }
-  void check(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
+  bool check(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
              const int64_t* before) const override;
 };
 

@@ -73,7 +73,7 @@ void RunState::prepare(const Plan& plan) {
     kernels_.push_back(&kernel);
     operand += spec.operands.size();
     integer += spec.ints.size();
-    const int64_t tasks = kernel.tasks(launches_[l], threads_);
+    const int64_t tasks = bound->needed[l] ? kernel.tasks(launches_[l], threads_) : 0;
     if (tasks <= 0) continue;
     if (kernel.scratch)
       scratch_each_ =

@@ -205,7 +205,8 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
     }
     const size_t first = bound->ints.size();
     for (int e : l.ints) bound->ints.push_back(e < 0 ? 0 : value[size_t(e)]);
-    l.own->check(l, bound->ints.data() + first, rooms.data(), before.data());
+    bound->needed.push_back(
+        l.own->check(l, bound->ints.data() + first, rooms.data(), before.data()));
   }
   return bound;
 }

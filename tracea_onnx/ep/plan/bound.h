@@ -40,6 +40,7 @@ struct Bound : Counted<&Stats::live_bounds> {
   size_t arena_bytes = 0;
   std::vector<Place> operands;  // of all run launches, one after the other
   std::vector<int64_t> ints;    // idem
+  std::vector<char> needed;     // of each run launch: whether it has something to write
 };
 
 // Whether `bound` was made for inputs of these types and dims.

@@ -77,10 +77,13 @@ struct Room {
 struct RuntimeLaunch {
   virtual ~RuntimeLaunch() = default;
   virtual const char* name() const = 0;
-  // Throws Failure when the launch has a parameter its kernel cannot take, or would touch bytes
-  // outside [-before[k], rooms[k]) of operand k, as far as the plan's extents do not say.
-  virtual void check(const LaunchSpec& /*launch*/, const int64_t* /*ints*/, const Room* /*rooms*/,
-                     const int64_t* /*before*/) const {}
+  // False where the launch has no elements to write: it need not run. Throws Failure when it has a
+  // parameter its kernel cannot take, would touch bytes outside [-before[k], rooms[k]) of operand
+  // k, or would go over them without end, as far as the plan's extents do not say.
+  virtual bool check(const LaunchSpec& /*launch*/, const int64_t* /*ints*/, const Room* /*rooms*/,
+                     const int64_t* /*before*/) const {
+    return true;
+  }
 };
 
 struct LaunchSpec {
