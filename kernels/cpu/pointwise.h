@@ -13,8 +13,9 @@ namespace pointwise {
 namespace f = fam::pointwise;
 
 constexpr int kDims = 6, kInputs = 6;
-constexpr int64_t kChunk = 2048;   // longest row segment handled at once
-constexpr int64_t kGather = 1024;  // elements of an input converted or gathered at once
+constexpr int64_t kChunk = 2048;      // longest row segment handled at once
+constexpr int64_t kTabulated = 1024;  // so many elements of 8 bits are worth a table
+constexpr int64_t kGather = 1024;     // elements of an input converted or gathered at once
 
 // The iteration space with unit dims dropped and dims merged wherever every input allows: rows x
 // columns with the inner two dims apart.
@@ -100,6 +101,10 @@ static inline void block_f32(const Launch& l, const Space& s, const int64_t* at,
                       offset = at[k] + r * row + c * col;
         if (direct[k]) {
           in[k] = {(const float*)l.buf[f::x0 + k] + offset, row, col};
+        } else if (col == 0) {  // one number for each row
+          gather_block(l.i[f::x0_dtype + 7 * k], l.buf[f::x0 + k], offset, row, 1, m, 1,
+                       gathered[k]);
+          in[k] = {gathered[k], 1, 0};
         } else {
           gather_block(l.i[f::x0_dtype + 7 * k], l.buf[f::x0 + k], offset, row, col, m, n,
                        gathered[k]);
@@ -139,6 +144,59 @@ static inline void block_i64(const Launch& l, const Space& s, const int64_t* at,
     }
 }
 
+// The input that alone decides an 8-bit result, being of 8 bits itself where the others are single
+// numbers; -1 where there is none.
+static inline int byte_input(const Launch& l, const Space& s) {
+  const int64_t y_type = l.i[f::y_dtype];
+  if (y_type != kU8 && y_type != kI8) return -1;
+  int found = -1;
+  for (int k = 0; k < s.inputs; k++) {
+    bool one = true;
+    for (int d = 0; d < s.dims; d++) one = one && s.stride[k][d] == 0;
+    if (one) continue;
+    const int64_t type = l.i[f::x0_dtype + 7 * k];
+    if (found >= 0 || (type != kU8 && type != kI8)) return -1;
+    found = k;
+  }
+  return found;
+}
+
+// The results of the 256 values of input `by`.
+static inline void tabulate(const Launch& l, const Space& s, int by, uint8_t* table) {
+  uint8_t all[256];
+  for (int k = 0; k < 256; k++) all[k] = uint8_t(k);
+  const auto numbers = [&](auto* values, int k) {
+    const bool is_table = k == by;
+    gather_block(l.i[f::x0_dtype + 7 * k], is_table ? all : l.buf[f::x0 + k], 0, 0, 1, 1,
+                 is_table ? 256 : 1, values);
+  };
+  if (l.prog->type == kProgI64) {
+    int64_t in[kInputs][256], out[256];
+    ProgramInputI64 inputs[kInputs];
+    for (int k = 0; k < s.inputs; k++) numbers(in[k], k), inputs[k] = {in[k], k == by};
+    run_program_i64(*l.prog, inputs, out, 256);
+    write_as(l.i[f::y_dtype], table, 0, out, 256);
+  } else {
+    float in[kInputs][256], out[256];
+    ProgramInput inputs[kInputs];
+    for (int k = 0; k < s.inputs; k++) numbers(in[k], k), inputs[k] = {in[k], 0, k == by};
+    run_program_rows(*l.prog, inputs, out, 256, 1, 256);
+    write_as(l.i[f::y_dtype], table, 0, out, 256);
+  }
+}
+
+static inline void block_mapped(const Launch& l, const Space& s, int by, const uint8_t* table,
+                                int64_t at, int64_t out, int64_t rows, int64_t columns) {
+  const int64_t row = s.stride[by][s.dims - 2], col = s.stride[by][s.dims - 1];
+  const uint8_t* x = (const uint8_t*)l.buf[f::x0 + by] + at;
+  uint8_t* y = (uint8_t*)l.buf[f::y] + out;
+  for (int64_t r = 0; r < rows; r++, x += row, y += columns)
+    if (col == 1)
+      map_bytes(table, x, y, columns);
+    else
+      for (int64_t c = 0; c < columns; c++) y[c] = table[x[c * col]];
+}
+
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
   const Space s = collapse(l);
   const int row_dim = s.dims - 2;
@@ -146,6 +204,10 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
   int64_t rows = 1;
   for (int d = 0; d <= row_dim; d++) rows *= s.n[d];
   const int64_t end = task_begin(rows * segments, task + 1, tasks);
+  int by = byte_input(l, s);
+  if (size(l) / tasks < kTabulated) by = -1;
+  uint8_t table[256];
+  if (by >= 0) tabulate(l, s, by, table);
   for (int64_t unit = task_begin(rows * segments, task, tasks); unit < end;) {
     const int64_t row = unit / segments, first = unit % segments * kChunk,
                   inner = row % s.n[row_dim];
@@ -164,7 +226,9 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
       }
       at[k] = offset;
     }
-    if (l.prog->type == kProgI64)
+    if (by >= 0)
+      block_mapped(l, s, by, table, at[by], row * columns + first, m, n);
+    else if (l.prog->type == kProgI64)
       block_i64(l, s, at, row * columns + first, m, n);
     else
       block_f32(l, s, at, row * columns + first, m, n);

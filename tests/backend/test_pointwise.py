@@ -314,6 +314,40 @@ def test_mixed_types(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("source", "target"), [(2, 2), (2, 3), (3, 2), (3, 3)])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_bytes_of_bytes(source: int, target: int, threads: int, isa: str) -> None:
+    """Dequantised, clamped and quantised again, with zero points of a run: every value, rows of
+    whole vectors, of a remainder and apart from each other, few elements and many.
+    """
+    g = np.random.default_rng(source + target)
+    code = (("sub", 0, 1), ("mul", 5, 2), ("relu", 6), ("div", 7, 3), ("round", 8), ("add", 9, 4))
+    limits = np.iinfo(TYPES[target])
+    ends = (("const", float(limits.min)), ("const", float(limits.max)), ("clip", 10, 11, 12))
+    program = compile_program(_expr(5, *code, *ends), type="f32", joins=False)
+    zero, scale, step = (
+        np.array(v, t) for v, t in ((37, TYPES[source]), (0.05, "f4"), (0.1, "f4"))
+    )
+    to = np.array(11, TYPES[target])
+    held = g.integers(0, 256, (5, 1501), np.uint8).view(TYPES[source])
+    every = np.tile(np.arange(256, dtype=np.uint8), 24).view(TYPES[source])
+    for q in (every[:-29], every[:31], held[:, 7:-13], held.T, held.reshape(5, 19, 79)):
+        clamped = np.maximum((q.astype("f4") - zero.astype("f4")) * scale, np.float32(0))
+        want = np.clip(np.rint(clamped / step) + to.astype("f4"), limits.min, limits.max)
+        got = _pointwise(program, [q, zero, scale, step, to], target, isa, threads)
+        np.testing.assert_array_equal(got, want.astype(TYPES[target]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_integers_of_bytes(isa: str) -> None:
+    """The same of a program of integers: a sum wraps."""
+    x = np.tile(np.arange(256), 9).astype(np.uint8)[:2111]
+    code = _expr(2, ("add", 0, 1), ("mul", 2, 2))
+    got = _pointwise(compile_program(code, type="i64"), [x, np.array(7, np.int8)], 2, isa)
+    np.testing.assert_array_equal(got, ((x.astype(int) + 7) ** 2 % 256).astype(np.uint8))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("regs", [40, 200])
 def test_many_registers(regs: int, isa: str) -> None:
     # Every partial sum stays alive until the end, so nothing can be shared.

@@ -54,7 +54,9 @@ def test_quantised(name: str, form: Form, per_channel: bool) -> None:
     products = [op for op in where[True] if any(k in op for k in ("Conv", "MatMul", "Gemm"))]
     left = [op for op in where[False] if op not in _LEFT[form]]
     assert products and not left, left
-    exact, integers = (session(given, optimize=k).run(None, fed[2]) for k in (False, True))
+    exact, integers = (
+        session(given, optimize=k, exact=True).run(None, fed[2]) for k in (False, True)
+    )
     for got, *wanted in zip(made.run(None, fed[2]), exact, integers, strict=True):
         # sums of floats round otherwise than sums of integers, and so to another step at times
         assert any(

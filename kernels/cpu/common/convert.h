@@ -1,6 +1,6 @@
 // Strided reads of any element type into f32 or i64, and contiguous writes back.
 #pragma once
-#include "common/simd.h"
+#include "common/bytes.h"
 
 namespace tracea {
 namespace TRACEA_NS {
@@ -116,6 +116,35 @@ inline bool convert<bool, int64_t>(int64_t x) {
   return x != 0;
 }
 
+// to[n] = x[n]; 8 bits from and to floats in vectors.
+template <class To, class From>
+TRACEA_INLINE void convert_row(const From* x, int64_t n, To* to) {
+  for (int64_t k = 0; k < n; k++) to[k] = convert<To, From>(x[k]);
+}
+TRACEA_INLINE void floats_of_bytes(const uint8_t* x, int64_t n, float* to, bool is_signed) {
+  int64_t k = 0;
+  for (; k + W <= n; k += W) store(to + k, load_bytes(x + k, W, is_signed));
+  if (k < n) store_n(to + k, load_bytes(x + k, int(n - k), is_signed), int(n - k));
+}
+TRACEA_INLINE void convert_row(const uint8_t* x, int64_t n, float* to) {
+  floats_of_bytes(x, n, to, false);
+}
+TRACEA_INLINE void convert_row(const int8_t* x, int64_t n, float* to) {
+  floats_of_bytes((const uint8_t*)x, n, to, true);
+}
+#if defined(__x86_64__)
+// What I32 does not hold has the low byte 0 on the way through I64, too: it is a multiple of 256,
+// or becomes 0x80000000.
+TRACEA_INLINE void convert_row(const float* x, int64_t n, uint8_t* to) {
+  int64_t k = 0;
+  for (; k + W <= n; k += W) store_bytes(to + k, to_int(load(x + k)) & 255, W);
+  if (k < n) store_bytes(to + k, to_int(load_n(x + k, int(n - k))) & 255, int(n - k));
+}
+TRACEA_INLINE void convert_row(const float* x, int64_t n, int8_t* to) {
+  convert_row(x, n, (uint8_t*)to);
+}
+#endif
+
 // Calls f with a value of the C++ type of `dtype`; false when there is none.
 template <class F>
 TRACEA_INLINE bool with_type(int64_t dtype, F f) {
@@ -148,7 +177,7 @@ inline __attribute__((noinline)) void gather_block(int64_t dtype, const void* x,
       const From* p = (const From*)x + offset + m * row;
       To* o = out + m * columns;
       if (col == 1)
-        for (int64_t n = 0; n < columns; n++) o[n] = convert<To, From>(p[n]);
+        convert_row(p, columns, o);
       else
         for (int64_t n = 0; n < columns; n++) o[n] = convert<To, From>(p[n * col]);
     }
@@ -162,7 +191,7 @@ inline __attribute__((noinline)) void write_as(int64_t dtype, void* y, int64_t o
   with_type(dtype, [&](auto type) {
     using To = decltype(type);
     To* p = (To*)y + offset;
-    for (int64_t n = 0; n < count; n++) p[n] = convert<To, From>(x[n]);
+    convert_row(x, count, p);
   });
 }
 

@@ -1,14 +1,13 @@
 // From sums of 8-bit products to results: zero points, scales, bias, residual, activation or
 // program, and rounding to 8 bits.
 #pragma once
+#include "common/bytes.h"
 #include "common/epilogue.h"
+#include "common/lanes.h"
 #include "int8/int8_tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {
-
-typedef int8_t vlanes_i8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
-typedef uint8_t vlanes_u8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
 
 // Whether a vector has a lane whose distance from an integer is not below a half by more than what
 // a product by the reciprocal may be off (7e-5 for results of up to 383); a NaN is.
@@ -44,63 +43,6 @@ static inline Quantised read_quantised(const void* scale, const void* zero, int6
           (dtype == kI8 ? -128.f : 0.f) - z, (dtype == kI8 ? 127.f : 255.f) - z};
 }
 
-// W bytes as integers. GCC 12 makes scalar code of these conversions.
-TRACEA_INLINE vi lanes(vlanes_u8 b) {
-#if TRACEA_W == 16
-  return (vi)_mm512_cvtepu8_epi32((__m128i)b);
-#elif TRACEA_W == 8
-  return (vi)_mm256_cvtepu8_epi32(_mm_set1_epi64x((long long)b));
-#else
-  return __builtin_convertvector(b, vi);
-#endif
-}
-TRACEA_INLINE vi lanes_signed(vlanes_i8 b) {
-#if TRACEA_W == 16
-  return (vi)_mm512_cvtepi8_epi32((__m128i)b);
-#elif TRACEA_W == 8
-  return (vi)_mm256_cvtepi8_epi32(_mm_set1_epi64x((long long)b));
-#else
-  return __builtin_convertvector(b, vi);
-#endif
-}
-// n 8-bit values as floats.
-TRACEA_INLINE vf load_bytes(const uint8_t* p, int n, bool is_signed) {
-#if TRACEA_W == 16
-  const vlanes_u8 b = (vlanes_u8)(n >= W ? _mm_loadu_si128((const __m128i*)p)
-                                         : _mm_maskz_loadu_epi8(__mmask16((1u << n) - 1), p));
-#else
-  vlanes_u8 b{};
-  if (n >= W)
-    b = *(const vlanes_u8*)p;
-  else
-    for (int k = 0; k < n; k++) b[k] = p[k];
-#endif
-  return to_float(is_signed ? lanes_signed((vlanes_i8)b) : lanes(b));
-}
-// The low bytes of n lanes, of -128 to 255.
-TRACEA_INLINE void store_bytes(uint8_t* p, vi v, int n) {
-#if TRACEA_W == 16
-  const __m128i b = _mm512_cvtepi32_epi8((__m512i)v);
-  if (n >= W)
-    _mm_storeu_si128((__m128i*)p, b);
-  else
-    _mm_mask_storeu_epi8(p, __mmask16((1u << n) - 1), b);
-#elif defined(__x86_64__)
-#if TRACEA_W == 8
-  const __m128i low = _mm256_castsi256_si128((__m256i)v),
-                high = _mm256_extracti128_si256((__m256i)v, 1);
-#else
-  const __m128i low = (__m128i)v, high = low;
-#endif
-  const __m128i s = _mm_and_si128(_mm_packs_epi32(low, high), _mm_set1_epi16(255));
-  const __m128i b = _mm_packus_epi16(s, s);
-  memcpy(p, &b, size_t(n >= W ? W : n));
-#else
-  const vlanes_i8 b = __builtin_convertvector(v, vlanes_i8);
-  memcpy(p, &b, size_t(n >= W ? W : n));
-#endif
-}
-
 // What the sums of a panel's columns need; `start` is what they begin with.
 struct Columns {
   alignas(64) float scale[kInt8Panel], bias[kInt8Panel];
@@ -133,6 +75,7 @@ struct Finish {
   int64_t r_dtype, y_dtype;
   Quantised r, m, q;
   bool middle;
+  Quick again;
   void* y;
 
   int32_t zero_of(int64_t n) const {
@@ -167,9 +110,29 @@ struct Finish {
     }
   }
   // Whether tiles may store results: nothing comes between the sums and these.
-  bool at_once(const Columns& c) const { return c.quick && !middle && !res && !w_zeros; }
+  bool at_once(const Columns& c) const {
+    return c.quick && (!middle || again.again) && !res && !w_zeros;
+  }
   Quick quick(const Columns& c, int64_t col) const {
-    return {c.quick_scale, c.quick_bias, q.lo, q.hi, q.zero + kQuickShift, (uint8_t*)y + col};
+    Quick made = again;
+    const Quantised& first = middle ? m : q;
+    made.scale = c.quick_scale, made.bias = c.quick_bias, made.y = (uint8_t*)y + col;
+    made.lo = first.lo, made.hi = first.hi, made.magic = kQuickShift + (middle ? 0.f : q.zero);
+    return made;
+  }
+  // How results that were quantised to `m` are quantised again; whether it is exact for all.
+  Quick read_again() const {
+    Quick found{};
+    found.ratio = m.scale * q.inverse;
+    found.again_lo = q.lo, found.again_hi = q.hi, found.again_magic = q.zero + kQuickShift;
+    found.again = middle && y_dtype != kF32 && y_dtype != kI32;
+    for (float n = m.lo; found.again && n <= m.hi; n += W) {
+      const vf v = vmin(lane_numbers() + n, splat(m.hi));
+      const vi made = again_bits(v, found) >> kFractionBits,
+               exact = to_int(Quantised::round(v * m.scale, q) + q.zero);
+      found.again = lane_bits(((made ^ exact) & 255) != 0) == 0;
+    }
+    return found;
   }
 
   void finish(const Columns& c, const SumTile& t) const {
@@ -318,6 +281,7 @@ static inline Finish read_finish(const Launch& l, int first, int64_t columns, in
     f.q.lo = Quantised::round(splat(f.epilogue.lo), whole)[0];
     f.q.hi = Quantised::round(splat(f.epilogue.hi), whole)[0];
   }
+  f.again = f.read_again();
   f.y = l.buf[y];
   return f;
 }

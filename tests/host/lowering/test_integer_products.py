@@ -87,6 +87,24 @@ def test_sums_are_converted_and_scaled_in_the_product() -> None:
     assert ints(found, "gemm_int8")["y_dtype"] == 1
 
 
+@pytest.mark.parametrize(("scales", "count"), [("float[1] u", 1), ("float[16] u", 16)])
+def test_scales_and_a_bias_of_sums_are_those_of_the_product(scales: str, count: int) -> None:
+    """No program is left, and none but the activation."""
+    body = "a = MatMulInteger(x, k) c = Cast<to = 1>(a) e = Mul(c, u) f = Add(b, e) y = Relu(f)"
+    model = parser.parse_model(
+        f"{_HEAD} g (uint8[n,8] x, {scales}) => (float[n,16] y) {{ {body} }}"
+    )
+    for name, value in (("k", np.ones((8, 16), np.int8)), ("b", np.ones(16, np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    found = compile_graph(Graph(onnx.shape_inference.infer_shapes(model)), everything=True)
+    assert launches(found) == ["gemm_int8"]
+    made = ints(found, "gemm_int8")
+    assert (made["w_scales"], made["act"], made["y_dtype"]) == (count, 1, 1)
+    [record] = found.entries[0][1]["run"]
+    given = dict(zip(FAMILIES["gemm_int8"].operands, record["b"], strict=True))
+    assert record["p"] is None and given["bias?"] is not None and given["o0?"] is None
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

@@ -222,6 +222,36 @@ def test_what_no_kernel_computes(node: str, why: str) -> None:
     assert why in reason
 
 
+def test_scales_of_sums() -> None:
+    """One for each column, and a bias: as exact as F32 is."""
+    text = (
+        f"{_HEAD} g (uint8[5,37] x, float[33] u) => (y)"
+        " { a = MatMulInteger(x, k) c = Cast<to = 1>(a) e = Mul(c, u) y = Add(e, b) }"
+    )
+    model = parser.parse_model(text)
+    x, k = RNG.integers(0, 256, (5, 37), np.uint8), RNG.integers(-128, 128, (37, 33), np.int8)
+    u, b = (RNG.standard_normal(33).astype(np.float32) for _ in range(2))
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in (("k", k), ("b", b)))
+    made = session(model, provider=True, everything=True)
+    ours, nodes = assigned(made)
+    assert ours == nodes == 4
+    scaled = (x.astype(np.int64) @ k.astype(np.int64)) * u.astype(np.float64)
+    [got] = made.run(None, {"x": x, "u": u})
+    assert (np.abs(got - (scaled + b)) <= 2.0**-23 * (np.abs(scaled) + np.abs(b))).all()
+
+
+def test_zero_points_of_many_channels() -> None:
+    """Of integers of 32 bits, which have none: all are 0, however many there are."""
+    text = f"{_HEAD} g (int32[1100] x) => (y) {{ y = DequantizeLinear<axis = 0>(x, s, z) }}"
+    model = parser.parse_model(text)
+    model.graph.initializer.extend([
+        numpy_helper.from_array(np.ones(1100, np.float32), "s"),
+        numpy_helper.from_array(np.zeros(1100, np.int32), "z"),
+    ])  # fmt: skip
+    graph = Graph(onnx.shape_inference.infer_shapes(model))
+    assert compile_graph(graph, everything=True).refused == []
+
+
 def test_light_groups_stay_with_onnx_runtime() -> None:
     body = _CHAINS["a residual sum"][:2]
     model = parser.parse_model(f"{_HEAD} g {body[0]} <{_SCALES}> {{ {body[1]} }}")

@@ -5,7 +5,7 @@ alone quantises their result, is part of the launch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import Epilogue, plan_epilogue
@@ -19,7 +19,7 @@ from tracea_onnx.compiler.lower.window import over_axes, sides
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.ir.expr import Expr, substituted
+from tracea_onnx.ir.expr import Expr, Instr, substituted
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.match.spec_table import ConvSpec, GemmSpec
 from tracea_onnx.plan.builder import Ref
@@ -32,7 +32,8 @@ _POINTWISE = frozenset((*POINTWISE, ":pointwise")) - {"Cast", "Identity"}
 @dataclass(frozen=True, eq=False)
 class _After:
     """What a product computes of its sums: an expression of the products (and `extras`), before
-    which they may be quantised and dequantised, or, of type I32, nothing.
+    which they may be quantised and dequantised, or, of type I32, nothing. scale, bias: what the
+    sums of each column are multiplied by and what is added, before the expression.
     """
 
     name: str
@@ -40,6 +41,8 @@ class _After:
     extras: Sequence[Value] = ()
     between: Quantising | None = None
     dtype: DType = DType.F32
+    scale: Value | None = None
+    bias: Value | None = None
 
 
 @dataclass
@@ -126,7 +129,10 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     made = _Product(op, shape, after, {"x": src, "w": packed})
     made.ints |= {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
     _weigh(ctx, made, *found, 0 if spec.trans_b else 1, n)
-    _add_bias(ctx, made, ctx.optional(roles.get("b")), n)
+    if after.scale is not None:  # the sums have none
+        made.operands["w_scale"] = ctx.plain(after.scale)
+        made.ints["w_scales"] = after.scale.elements
+    _add_bias(ctx, made, after.bias or ctx.optional(roles.get("b")), n)
     epi = plan_epilogue(
         ctx, after.expr, after.extras, DType.F32, shape, len(shape) - 1, joins=False
     )
@@ -162,6 +168,8 @@ def _product(
     def late() -> bool:
         after = _after(ctx, name, between, last)
         if after is not None:
+            if dtype == DType.I32 and family == "gemm_int8":
+                after = _factored(after, found[1].x.shape[-1])
             make(ctx, op, found, after)
         return after is not None
 
@@ -211,6 +219,40 @@ def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After 
     values = [ctx.value(n) for n in extras]
     expr = substituted(expr, [(Expr(1, (), 0), [k]) for k in place], 1 + len(extras))
     return _After(last.outputs[0], expr, values, found)
+
+
+def _factored(after: _After, columns: DimLike) -> _After:
+    """The same with what the kernel does with sums on the way, in one rounding: their product with
+    a number or one for each column, then a bias that is stored.
+    """
+    expr, found, dropped = after.expr, dict[str, Value](), set[int]()
+    assert expr is not None
+    register = 0
+    for op, name in (("mul", "scale"), ("add", "bias")):
+        uses = [k for k, ins in enumerate(expr.code) if register in ins.args]
+        if expr.out == register or len(uses) != 1 or expr.code[uses[0]].op != op:
+            break
+        other = sum(expr.code[uses[0]].args) - register
+        v = after.extras[other - 1] if 0 < other < expr.n_in else None
+        one = op == "mul" and v is not None and v.elements == 1
+        if v is None or v.dtype != DType.F32 or not (one or v.shape == (columns,)):
+            break
+        if op == "add" and not v.is_constant:
+            break
+        found[name], register = v, expr.n_in + uses[0]
+        dropped.add(uses[0])
+    kept = [(k, ins) for k, ins in enumerate(expr.code) if k not in dropped]
+    used = [k for k in range(1, expr.n_in) if any(k in ins.args for _, ins in kept)]
+    place = {register: 0} | {k: j for j, k in enumerate(used, 1)}
+    code: list[Instr] = []
+    for k, ins in kept:
+        place[expr.n_in + k] = 1 + len(used) + len(code)
+        code.append(replace(ins, args=tuple(place[a] for a in ins.args)))
+    rest = Expr(1 + len(used), tuple(code), place[expr.out]) if code else None
+    extras = [after.extras[k - 1] for k in used]
+    return replace(
+        after, expr=rest, extras=extras, scale=found.get("scale"), bias=found.get("bias")
+    )
 
 
 def _unfit(op: Op, what: str) -> Unsupported:

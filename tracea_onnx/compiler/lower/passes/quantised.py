@@ -71,8 +71,9 @@ def parameters(ctx: Lowering, op: Op, x: Value) -> tuple[Value, Value | None]:
         raise Unsupported(
             f"{op.kind} '{op.label}' has scales of type {scale.dtype.name}; the kernels take F32"
         )
-    if zero is not None and zero.data is not None and not zero.data.any():
-        zero = None
+    if zero is not None:
+        known = zero.data if zero.data is not None else ctx.graph.const(zero.initializer)
+        zero = None if known is not None and not known.any() else zero
     return along(ctx, op, x, scale), None if zero is None else along(ctx, op, x, zero)
 
 

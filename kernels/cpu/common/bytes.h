@@ -1,0 +1,109 @@
+// Vectors of 8-bit values: as integers and floats and back, and through a table.
+#pragma once
+#include "common/simd.h"
+
+namespace tracea {
+namespace TRACEA_NS {
+
+typedef int8_t vlanes_i8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
+typedef uint8_t vlanes_u8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
+
+// W bytes as integers. GCC 12 makes scalar code of these conversions.
+TRACEA_INLINE vi lanes(vlanes_u8 b) {
+#if TRACEA_W == 16
+  return (vi)_mm512_cvtepu8_epi32((__m128i)b);
+#elif TRACEA_W == 8
+  return (vi)_mm256_cvtepu8_epi32(_mm_set1_epi64x((long long)b));
+#else
+  return __builtin_convertvector(b, vi);
+#endif
+}
+TRACEA_INLINE vi lanes_signed(vlanes_i8 b) {
+#if TRACEA_W == 16
+  return (vi)_mm512_cvtepi8_epi32((__m128i)b);
+#elif TRACEA_W == 8
+  return (vi)_mm256_cvtepi8_epi32(_mm_set1_epi64x((long long)b));
+#else
+  return __builtin_convertvector(b, vi);
+#endif
+}
+// n 8-bit values as floats.
+TRACEA_INLINE vf load_bytes(const uint8_t* p, int n, bool is_signed) {
+#if TRACEA_W == 16
+  const vlanes_u8 b = (vlanes_u8)(n >= W ? _mm_loadu_si128((const __m128i*)p)
+                                         : _mm_maskz_loadu_epi8(__mmask16((1u << n) - 1), p));
+#else
+  vlanes_u8 b{};
+  if (n >= W)
+    b = *(const vlanes_u8*)p;
+  else
+    for (int k = 0; k < n; k++) b[k] = p[k];
+#endif
+  return to_float(is_signed ? lanes_signed((vlanes_i8)b) : lanes(b));
+}
+// The low bytes of n lanes, of -128 to 255.
+TRACEA_INLINE void store_bytes(uint8_t* p, vi v, int n) {
+#if TRACEA_W == 16
+  const __m128i b = _mm512_cvtepi32_epi8((__m512i)v);
+  if (n >= W)
+    _mm_storeu_si128((__m128i*)p, b);
+  else
+    _mm_mask_storeu_epi8(p, __mmask16((1u << n) - 1), b);
+#elif defined(__x86_64__)
+#if TRACEA_W == 8
+  const __m128i low = _mm256_castsi256_si128((__m256i)v),
+                high = _mm256_extracti128_si256((__m256i)v, 1);
+#else
+  const __m128i low = (__m128i)v, high = low;
+#endif
+  const __m128i s = _mm_and_si128(_mm_packs_epi32(low, high), _mm_set1_epi16(255));
+  const __m128i b = _mm_packus_epi16(s, s);
+  memcpy(p, &b, size_t(n >= W ? W : n));
+#else
+  const vlanes_i8 b = __builtin_convertvector(v, vlanes_i8);
+  memcpy(p, &b, size_t(n >= W ? W : n));
+#endif
+}
+
+// y[i] = table[x[i]]; y may be x.
+static inline __attribute__((noinline)) void map_bytes(const uint8_t* table, const uint8_t* x,
+                                                       uint8_t* y, int64_t n) {
+  int64_t i = 0;
+#if TRACEA_W >= 8
+  // Sixteen entries at a time: of other bytes the index becomes 128 and more, which gives 0.
+  constexpr int64_t kBytes = 4 * W;
+#if TRACEA_W == 16
+  typedef __m512i Bytes;
+  const auto part = [&](int k) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table + k));
+  };
+  const auto found = [](Bytes part, Bytes x, int k) {
+    const Bytes flipped = _mm512_xor_si512(x, _mm512_set1_epi8(char(16 * k)));
+    return _mm512_shuffle_epi8(part, _mm512_adds_epu8(flipped, _mm512_set1_epi8(0x70)));
+  };
+#else
+  typedef __m256i Bytes;
+  const auto part = [&](int k) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table + k));
+  };
+  const auto found = [](Bytes part, Bytes x, int k) {
+    const Bytes flipped = _mm256_xor_si256(x, _mm256_set1_epi8(char(16 * k)));
+    return _mm256_shuffle_epi8(part, _mm256_adds_epu8(flipped, _mm256_set1_epi8(0x70)));
+  };
+#endif
+  typedef Bytes Loose __attribute__((aligned(1), may_alias));
+  for (; i + 2 * kBytes <= n; i += 2 * kBytes) {
+    const Bytes a = *(const Loose*)(x + i), b = *(const Loose*)(x + i + kBytes);
+    Bytes of_a{}, of_b{};
+    for (int k = 0; k < 16; k++) {
+      const Bytes t = part(k);
+      of_a |= found(t, a, k), of_b |= found(t, b, k);
+    }
+    *(Loose*)(y + i) = of_a, *(Loose*)(y + i + kBytes) = of_b;
+  }
+#endif
+  for (; i < n; i++) y[i] = table[x[i]];
+}
+
+}  // namespace TRACEA_NS
+}  // namespace tracea
