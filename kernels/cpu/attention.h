@@ -1,8 +1,9 @@
 // y = softmax(capped(scale q k^T) + mask) v, one (batch, key/value head) and a range of its query
 // rows per task. Keys are packed transposed and values in panels of 32 once per task (in
 // super-blocks that fit L2); a tile of query rows then goes through blocks of keys whose scores
-// stay in L1, with a running maximum and sum per row (online softmax). Uses the tiles of the gemm
-// unit (build `--only gemm,attention`).
+// stay in L1, with a running maximum and sum per row (online softmax). Few query rows, as in a step
+// of decoding, read keys and values where they lie instead. Uses the tiles of the gemm unit (build
+// `--only gemm,attention`).
 #pragma once
 #include <limits>
 
@@ -16,7 +17,9 @@ constexpr int64_t kPackedFloats = 160
                                   << 10;  // packed keys and values of a super-block: 640 KiB of L2
 constexpr int64_t kScorePitch = kKeyBlock + 16;
 constexpr int64_t kFewRows =
-    2;  // query rows of a head up to which packing its keys and values costs more than it saves
+    16;  // query rows of a head up to which packing its keys and values costs more than it saves
+constexpr int kLine = 16;         // floats of a line of the cache
+constexpr int64_t kFewKeys = 32;  // values that stay in L1 while several rows read them
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Attention {
@@ -46,6 +49,9 @@ static int64_t attention_tasks(const Launch& l, int threads) {
   if (heads <= 0 || g.rows <= 0 || g.DV <= 0) return 0;
   // Rows of a task share the packing, worth about 10 rows of work; with several super-blocks their
   // outputs must stay in L2, too.
+  if (g.rows <= kFewRows)
+    return heads *
+           (threads > 1 && heads < threads * 4 ? std::min(div_up(threads * 2, heads), g.rows) : 1);
   int64_t parts = g.supers > 1 ? div_up(g.rows, 18 * kTileRows) : 1;
   if (threads > 1 && heads < threads * 4)
     parts = std::max(parts, std::min(div_up(threads * 2, heads), div_up(g.rows, 4 * kTileRows)));
@@ -65,11 +71,13 @@ static inline AttentionScratch attention_layout(const Attention& g, int64_t rows
     return r;
   };
   AttentionScratch s{};
-  const int64_t held = g.supers > 1 ? rows : kTileRows;  // rows whose state outlives a super-block
-  s.keys = take(g.super * g.D + 8 * kPanel);
-  s.values = take(g.super * g.padded + 8 * kPanel);
-  s.scores = take(kTileRows * kScorePitch);
-  s.query = take(kTileRows * (spread_pitch(g.D) + 16));
+  const bool few = g.rows <= kFewRows;
+  // rows whose state outlives a super-block
+  const int64_t held = few || g.supers > 1 ? rows : kTileRows;
+  s.keys = take(few ? 0 : g.super * g.D + 8 * kPanel);
+  s.values = take(few ? 0 : g.super * g.padded + 8 * kPanel);
+  s.scores = take((few ? rows : kTileRows) * kScorePitch);
+  s.query = take((few ? rows : kTileRows) * (spread_pitch(g.D) + 16));
   s.out = take(held * g.padded);
   s.top = take(held);
   s.sum = take(held);
@@ -172,6 +180,7 @@ struct AttentionTask {
   Attention g;
   AttentionScratch s;
   int64_t b, kv, row0, row1;  // batch, key/value head, query rows (head in group * S + position)
+  int64_t keys = 0;           // of the batch
 
   // Row r as (query head, position): a tile of rows may cross from one head to the next.
   struct Row {
@@ -179,10 +188,28 @@ struct AttentionTask {
   };
   Row row(int64_t r) const { return {kv * g.group + r / g.S, r % g.S}; }
   Row next(Row r) const { return r.s + 1 < g.S ? Row{r.head, r.s + 1} : Row{r.head + 1, 0}; }
-  // Keys a row may see.
+  // Keys there are. A length that is none is an error, and no key is read for it.
+  int64_t length() const {
+    namespace f = fam::attention;
+    if (!l.buf[f::lens]) return g.T;
+    const int64_t given = l.i[f::lens_dtype] == kI32 ? ((const int32_t*)l.buf[f::lens])[b]
+                                                     : ((const int64_t*)l.buf[f::lens])[b];
+    const bool inside = given >= 0 && given <= g.T && given + l.i[f::lens_add] >= 0 &&
+                        given + l.i[f::lens_add] <= g.T;
+    if (!inside) *l.error = 1;
+    return inside ? given + l.i[f::lens_add] : 0;
+  }
+  // Behind the last key a row may see, and the first one.
   int64_t visible(Row r) const {
     namespace f = fam::attention;
-    return l.i[f::causal] ? std::max<int64_t>(0, std::min(g.T, r.s + l.i[f::past] + 1)) : g.T;
+    if (!l.i[f::causal]) return keys;
+    int64_t past = l.buf[f::lens] ? keys - g.S : l.i[f::past];
+    if (l.i[f::clamp]) past = std::max<int64_t>(0, past);
+    return std::max<int64_t>(0, std::min(g.T, r.s + past + 1));
+  }
+  int64_t first(Row r) const {
+    const int64_t window = l.i[fam::attention::window];
+    return window ? std::max<int64_t>(0, visible(r) - window) : 0;
   }
 
   void pack(int64_t t0, int64_t n) const {
@@ -203,7 +230,7 @@ struct AttentionTask {
     const int64_t pitch = spread_pitch(g.D);
     const float* q = (const float*)l.buf[f::q] + b * l.i[f::q_b];
     const vf scale = splat(score_scale());
-    int64_t most = 0;
+    int64_t most = 0, least = g.T;
     Row r = row(r0);
     for (int64_t i = 0; i < h; i++, r = next(r)) {
       const float* src = q + r.s * l.i[f::q_s] + r.head * l.i[f::q_h];
@@ -211,34 +238,47 @@ struct AttentionTask {
       int64_t d = 0;
       for (; d + W <= g.D; d += W) store(dst + d, load(src + d) * scale);
       for (; d < g.D; d++) dst[d] = src[d] * scale[0];
-      most = std::max(most, visible(r));
+      most = std::max(most, visible(r)), least = std::min(least, first(r));
     }
-    const int64_t end = std::min(t0 + n, most);
-    for (int64_t t = t0; t < end; t += kKeyBlock) {
-      const int64_t keys = std::min(kKeyBlock, end - t);
+    const int64_t end = std::min(t0 + n, most), begin = least / kKeyBlock * kKeyBlock;
+    for (int64_t t = std::max(t0, begin); t < end; t += kKeyBlock) {
+      const int64_t count = std::min(kKeyBlock, end - t);
       const float* packed = s.keys + (t - t0) * g.D;
-      for (int64_t j = 0; j < keys; j += kTileCols) {
+      for (int64_t j = 0; j < count; j += kTileCols) {
         const float* panel = packed + j / kPanel * kPanel * g.D + j % kPanel;
-        tile_for(h, keys - j)(s.query, pitch, panel, s.scores + j, kScorePitch, zeros, g.D, panel,
-                              0);
+        tile_for(h, count - j)(s.query, pitch, panel, s.scores + j, kScorePitch, zeros, g.D, panel,
+                               0);
       }
       r = row(r0);
       for (int64_t i = 0; i < h; i++, r = next(r)) {
-        const int64_t n_row = std::max<int64_t>(0, std::min(keys, visible(r) - t));
-        if (l.f[f::softcap] > 0) cap_scores(s.scores + i * kScorePitch, n_row, l.f[f::softcap]);
-        const MaskRow mask = mask_row(r);
-        const float shrink = softmax_row(s.scores + i * kScorePitch, n_row, keys,
-                                         mask.kind ? &mask : nullptr, t, top + i, sum + i);
-        if (t > 0 && shrink != 1.f)
+        const float shrink = weigh(r, s.scores + i * kScorePitch, t, count, top + i, sum + i);
+        if (t > begin && shrink != 1.f)
           for (int64_t d = 0; d < g.padded; d += W)
             store(out + i * g.padded + d, load(out + i * g.padded + d) * shrink);
       }
       for (int64_t d = 0; d < g.DV; d += kTileCols) {
         const float* panel = s.values + d / kPanel * kPanel * n + d % kPanel + (t - t0) * kPanel;
         tile_for(h, g.DV - d)(s.scores, kScorePitch, panel, out + d, g.padded,
-                              t == 0 ? zeros : nullptr, keys, panel, 0);
+                              t == begin ? zeros : nullptr, count, panel, 0);
       }
     }
+  }
+
+  // Scores of keys t..t+n of a row become weights, 0 for what it does not see; returns as
+  // softmax_row.
+  float weigh(Row r, float* scores, int64_t t, int64_t n, float* top, float* sum) const {
+    namespace f = fam::attention;
+    const int64_t seen = std::max<int64_t>(0, std::min(n, visible(r) - t));
+    if (l.f[f::softcap] > 0) cap_scores(scores, seen, l.f[f::softcap]);
+    const MaskRow mask = mask_row(r);
+    const int64_t hidden = std::min(seen, first(r) - t);
+    if (hidden <= 0) return softmax_row(scores, seen, n, mask.kind ? &mask : nullptr, t, top, sum);
+    for (int64_t j = 0; mask.kind && j < seen; j += W) {  // before what no mask brings back
+      const int rest = int(std::min<int64_t>(W, seen - j));
+      store(scores + j, mask.apply(load(scores + j), t + j, rest));
+    }
+    std::fill(scores, scores + hidden, -kInfinity);
+    return softmax_row(scores, seen, n, nullptr, t, top, sum);
   }
 
   // What products of queries and keys are multiplied by, before tanh where scores are capped.
@@ -275,46 +315,93 @@ struct AttentionTask {
     for (; d < g.DV; d++) y[d] = out[d] * inverse;
   }
 
-  // One query row against keys and values as they lie: a dot product per key, then a sum of value
-  // rows.
-  void single_row(Row r) const {
+  // Query rows against keys and values as they lie: dot products with whole vectors of keys, then
+  // sums of value rows, a few of which stay in L1 for all query rows.
+  void few_rows() const {
     namespace f = fam::attention;
-    const float* q =
-        (const float*)l.buf[f::q] + b * l.i[f::q_b] + r.s * l.i[f::q_s] + r.head * l.i[f::q_h];
     const float* k = (const float*)l.buf[f::k] + b * l.i[f::k_b] + kv * l.i[f::k_h];
     const float* v = (const float*)l.buf[f::v] + b * l.i[f::v_b] + kv * l.i[f::v_h];
-    const int64_t k_s = l.i[f::k_s], v_s = l.i[f::v_s], whole = g.D / W * W, keys = visible(r);
-    const int rest = int(g.D - whole);
-    const MaskRow mask = mask_row(r);
-    reset(0);
-    for (int64_t t = 0; t < keys; t += kKeyBlock) {
-      const int64_t n = std::min(kKeyBlock, keys - t);
-      for (int64_t j = 0; j < n; j++) {
-        const float* row = k + (t + j) * k_s;
-        vf a{}, c{};
-        int64_t d = 0;
-        for (; d + 2 * W <= whole; d += 2 * W)
-          a = fma(load(q + d), load(row + d), a), c = fma(load(q + d + W), load(row + d + W), c);
-        for (; d < whole; d += W) a = fma(load(q + d), load(row + d), a);
-        if (rest) c = fma(load_n(q + d, rest), load_n(row + d, rest), c);
-        s.scores[j] = sum_lanes(a + c) * score_scale();
-      }
-      if (l.f[f::softcap] > 0) cap_scores(s.scores, n, l.f[f::softcap]);
-      const float shrink =
-          softmax_row(s.scores, n, n, mask.kind ? &mask : nullptr, t, s.top, s.sum);
-      for (int64_t d = 0; d < g.DV; d += 4 * W)
-        add_values(v + t * v_s + d, v_s, n, g.DV - d, shrink, s.out + d);
+    const int64_t k_s = l.i[f::k_s], v_s = l.i[f::v_s], rows = row1 - row0;
+    int64_t most = 0, least = g.T;
+    Row r = row(row0);
+    for (int64_t i = 0; i < rows; i++, r = next(r)) {
+      reset(i, r.head);
+      most = std::max(most, visible(r)), least = std::min(least, first(r));
     }
-    finish(r, s.out, *s.sum);
+    float shrink[kFewRows];
+    for (int64_t t = least; t < most; t += kKeyBlock) {
+      const int64_t n = std::min(kKeyBlock, most - t);
+      for (int64_t j = 0; j < n; j += W) {
+        r = row(row0);
+        for (int64_t i = 0; i < rows; i++, r = next(r))
+          dot_products(query(r), k + (t + j) * k_s, k_s, std::min<int64_t>(W, n - j),
+                       i ? 0 : W * k_s, s.scores + i * kScorePitch + j);
+      }
+      r = row(row0);
+      for (int64_t i = 0; i < rows; i++, r = next(r))
+        shrink[i] = weigh(r, s.scores + i * kScorePitch, t, n, s.top + i, s.sum + i);
+      for (int64_t j = 0; j < n; j += kFewKeys)
+        for (int64_t i = 0; i < rows; i++)
+          for (int64_t d = 0; d < g.DV; d += 4 * W)
+            add_values(s.scores + i * kScorePitch + j, v + (t + j) * v_s + d, v_s,
+                       std::min(kFewKeys, n - j), g.DV - d, i ? 0 : kFewKeys * v_s,
+                       j ? 1.f : shrink[i], s.out + i * g.padded + d);
+    }
+    r = row(row0);
+    for (int64_t i = 0; i < rows; i++, r = next(r)) finish(r, s.out + i * g.padded, s.sum[i]);
   }
+
+  const float* query(Row r) const {
+    namespace f = fam::attention;
+    return (const float*)l.buf[f::q] + b * l.i[f::q_b] + r.s * l.i[f::q_s] + r.head * l.i[f::q_h];
+  }
+
+  // Scaled products of a query with 1 <= n <= W keys. ahead: where the memory lies that is asked
+  // for next, which no prefetcher of the processor guesses; 0 for none.
+  void dot_products(const float* q, const float* k, int64_t k_s, int64_t n, int64_t ahead,
+                    float* scores) const {
+    const int64_t whole = g.D / W * W;
+    const int rest = int(g.D - whole);
+    const float* row[W];
+    for (int j = 0; j < W; j++) row[j] = k + std::min<int64_t>(j, n - 1) * k_s;
+    vf sum[W] = {};
+    for (int64_t j = 0; ahead && j < n; j++) {  // from memory one after the other
+      vf a{}, c{};
+      int64_t d = 0;
+      for (; d + kLine <= whole; d += kLine) {
+        __builtin_prefetch(row[j] + d + ahead);
+        for (int e = 0; e < kLine; e += 2 * W) {
+          a = fma(load(q + d + e), load(row[j] + d + e), a);
+          if (W < kLine) c = fma(load(q + d + e + W), load(row[j] + d + e + W), c);
+        }
+      }
+      for (; d < whole; d += W) a = fma(load(q + d), load(row[j] + d), a);
+      sum[j] = a + c;
+    }
+    for (int64_t d = 0; !ahead && d < whole; d += W) {
+      const vf x = load(q + d);
+#pragma GCC unroll 16
+      for (int j = 0; j < W; j++) sum[j] = fma(x, load(row[j] + d), sum[j]);
+    }
+    if (rest) {
+      const vf x = load_n(q + whole, rest);
+#pragma GCC unroll 16
+      for (int j = 0; j < W; j++) sum[j] = fma(x, load_n(row[j] + whole, rest), sum[j]);
+    }
+    store(scores, sum_each(sum) * score_scale());
+  }
+
   // out = out * shrink + sum over n keys of score * value, for up to four vectors of columns.
-  void add_values(const float* v, int64_t v_s, int64_t n, int64_t cols, float shrink,
-                  float* out) const {
+  // ahead: as of dot_products.
+  static void add_values(const float* scores, const float* v, int64_t v_s, int64_t n, int64_t cols,
+                         int64_t ahead, float shrink, float* out) {
     if (cols >= 4 * W) {
       vf a = load(out) * shrink, c = load(out + W) * shrink, d = load(out + 2 * W) * shrink,
          e = load(out + 3 * W) * shrink;
       for (int64_t j = 0; j < n; j++, v += v_s) {
-        const vf p = splat(s.scores[j]);
+        if (ahead)
+          for (int c = 0; c < 4 * W; c += kLine) __builtin_prefetch(v + ahead + c);
+        const vf p = splat(scores[j]);
         a = fma(p, load(v), a), c = fma(p, load(v + W), c), d = fma(p, load(v + 2 * W), d),
         e = fma(p, load(v + 3 * W), e);
       }
@@ -324,36 +411,39 @@ struct AttentionTask {
     for (int64_t c = 0; c < cols; c += W) {
       const int lanes = int(std::min<int64_t>(W, cols - c));
       vf a = load(out + c) * shrink;
-      for (int64_t j = 0; j < n; j++)
-        a = fma(splat(s.scores[j]), load_n(v + c + j * v_s, lanes), a);
+      for (int64_t j = 0; j < n; j++) a = fma(splat(scores[j]), load_n(v + c + j * v_s, lanes), a);
       store(out + c, a);
     }
   }
 
-  void run() const {
-    if (g.rows <= kFewRows) {
-      Row r = row(row0);
-      for (int64_t i = row0; i < row1; i++, r = next(r)) single_row(r);
-      return;
-    }
+  void run() {
+    keys = length();
+    if (g.rows <= kFewRows) return few_rows();
     const bool held = g.supers > 1;
-    for (int64_t r = row0; r < row1 && held; r++) reset(r - row0);
+    for (int64_t r = row0; r < row1 && held; r++) reset(r - row0, row(r).head);
     for (int64_t u = 0; u < g.supers; u++) {
-      const int64_t t0 = u * g.super, n = std::max<int64_t>(0, std::min(g.super, g.T - t0));
+      // where rows see what is their own, all keys of the batch may be seen
+      const int64_t t0 = u * g.super,
+                    n = std::max<int64_t>(
+                        0, std::min(g.super, std::min(g.T, std::max(keys, g.S)) - t0));
       pack(t0, n);
       const int64_t tiles = div_up(row1 - row0, kTileRows);
       for (int64_t i = 0; i < tiles; i++) {
         const int64_t r0 = row0 + part(row1 - row0, tiles, i),
                       h = row0 + part(row1 - row0, tiles, i + 1) - r0, at = held ? r0 - row0 : 0;
-        for (int64_t j = 0; j < h && !held; j++) reset(j);
+        for (int64_t j = 0; j < h && !held; j++) reset(j, row(r0 + j).head);
         tile(r0, h, t0, n, s.out + at * g.padded, s.top + at, s.sum + at);
         for (int64_t j = 0; j < h && u == g.supers - 1; j++)
           finish(row(r0 + j), s.out + (at + j) * g.padded, s.sum[at + j]);
       }
     }
   }
-  void reset(int64_t i) const {
-    s.top[i] = -kInfinity, s.sum[i] = 0.f;
+  // Of nothing but a score without a value, where there is one.
+  void reset(int64_t i, int64_t head) const {
+    namespace f = fam::attention;
+    const bool more = l.buf[f::sink] || l.i[f::smooth];
+    s.top[i] = l.buf[f::sink] ? ((const float*)l.buf[f::sink])[head] : more ? 0.f : -kInfinity;
+    s.sum[i] = more ? 1.f : 0.f;
     for (int64_t d = 0; d < g.padded; d += W) store(s.out + i * g.padded + d, vf{});
   }
 };

@@ -289,6 +289,51 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
 
 }  // namespace triangle
 
+namespace cache_write {
+
+namespace f = fam::cache_write;
+
+static int64_t tasks(const Launch& l, int threads) {
+  const int64_t heads = l.i[f::B] * l.i[f::H];
+  return heads && l.i[f::T] && l.i[f::D]
+             ? even_tasks(heads, heads * l.i[f::T] * l.i[f::D] * l.i[f::elem] / 16, threads)
+             : 0;
+}
+
+static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
+  const int64_t H = l.i[f::H], S = l.i[f::S], T = l.i[f::T], elem = l.i[f::elem],
+                row = l.i[f::D] * elem, held = l.buf[f::past] ? l.i[f::P] : 0,
+                pieces = l.i[f::B] * H;
+  const bool circular = l.i[f::circular] != 0;
+  for (int64_t p = task_begin(pieces, task, tasks); p < task_begin(pieces, task + 1, tasks); p++) {
+    const int64_t b = p / H, h = p % H,
+                  given = indexed::index_at(l.buf[f::at], l.i[f::at_dtype], b);
+    char* const y = (char*)l.buf[f::y] + p * T * row;
+    const char* const past = (const char*)l.buf[f::past] + p * held * row;
+    const bool inside = given >= 0 && given <= INT64_MAX / 4;
+    int64_t at = inside && given + l.i[f::at_add] > 0 ? given + l.i[f::at_add] : 0;
+    if (circular) at %= T;
+    const bool fits = (circular ? S <= T : at + S <= T) && (l.i[f::keep] || at <= held);
+    const bool shared = l.buf[f::past] && l.buf[f::past] == l.buf[f::y];
+    if (!inside || !fits || (shared && held != T)) {
+      *l.error = 1;
+      continue;
+    }
+    if (!shared) {
+      const int64_t old = l.i[f::keep] ? held : at, kept = old < T ? old : T;
+      if (kept) memcpy(y, past, size_t(kept * row));
+      memset(y + kept * row, 0, size_t((T - kept) * row));
+    }
+    const char* x = (const char*)l.buf[f::x] + (b * l.i[f::x_b] + h * l.i[f::x_h]) * elem;
+    for (int64_t s = 0; s < S; s++, x += l.i[f::x_s] * elem)
+      memcpy(y + (circular ? (at + s) % T : at + s) * row, x, size_t(row));
+  }
+}
+
+}  // namespace cache_write
+
+static const Kernel kernel_cache_write = {"cache_write", cache_write::tasks, nullptr,
+                                          cache_write::run};
 static const Kernel kernel_gather_along = {"gather_along", gather_along::Family::tasks, nullptr,
                                            gather_along::run};
 static const Kernel kernel_scatter_along = {"scatter_along", scatter_along::Family::tasks, nullptr,
@@ -299,13 +344,9 @@ static const Kernel kernel_scatter_tuples = {"scatter_tuples", scatter_tuples::t
                                              scatter_tuples::run};
 static const Kernel kernel_one_hot = {"one_hot", one_hot::tasks, nullptr, one_hot::run};
 static const Kernel kernel_triangle = {"triangle", triangle::tasks, nullptr, triangle::run};
-static const Kernel* const table_indexed[] = {&kernel_gather_along,
-                                              &kernel_scatter_along,
-                                              &kernel_gather_tuples,
-                                              &kernel_scatter_tuples,
-                                              &kernel_one_hot,
-                                              &kernel_triangle,
-                                              nullptr};
+static const Kernel* const table_indexed[] = {
+    &kernel_cache_write,    &kernel_gather_along, &kernel_scatter_along, &kernel_gather_tuples,
+    &kernel_scatter_tuples, &kernel_one_hot,      &kernel_triangle,      nullptr};
 
 }  // namespace TRACEA_NS
 }  // namespace tracea

@@ -226,8 +226,8 @@ def test_mask_with_spread_keys(isa: str, kind: str) -> None:
 @pytest.mark.parametrize("t", [40, 600, 3000])
 @pytest.mark.parametrize("few", [False, True])
 def test_rows_and_blocks_without_a_key(isa: str, kind: str, t: int, few: bool) -> None:
-    q, k, v = _random(1, 1, 6, 1, 64), _random(2, 1, t, 1, 64), _random(3, 1, t, 1, 64)
-    keep = np.zeros((1, 1, 6, t), bool)
+    q, k, v = _random(1, 1, 18, 1, 64), _random(2, 1, t, 1, 64), _random(3, 1, t, 1, 64)
+    keep = np.zeros((1, 1, 18, t), bool)
     keep[0, 0, 0], keep[0, 0, 1, -1], keep[0, 0, 2, 3], keep[0, 0, 3, t // 2] = (
         True,
         True,

@@ -101,6 +101,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ("Scatter", _UNARY, "axis"),
     ("ScatterElements", _UNARY, "axis reduction"),
     ("ScatterND", _UNARY | T.GROWS, "reduction"),
+    ("TensorScatter", _UNARY, "axis mode"),
     ("Constant", T.EXACT, None),
     ("ConstantOfShape", T.EXACT | T.GROWS, "value"),
     ("EyeLike", T.GROWS | T.SAME_SHAPE, "dtype k"),
@@ -148,6 +149,15 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     ),
     (f"{_ORT}MultiHeadAttention", _HEAVY, "mask_filter_value num_heads scale unidirectional"),
     (
+        f"{_ORT}GroupQueryAttention",
+        _HEAVY,
+        (
+            "causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size"
+            " num_heads qk_norm_epsilon qk_output rotary_interleaved scale sliding_window_cache"
+            " smooth_softmax softcap v_quant_type"
+        ),
+    ),
+    (
         "RotaryEmbedding",
         _UNARY | T.HEAVY | T.NARROW | T.SLICE,
         "interleaved num_heads rotary_embedding_dim",
@@ -175,7 +185,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     (f"{_ORT}QGemm", T.ASKED | T.HEAVY, f"alpha {_TRANSPOSED}"),
     ("MatMulInteger QLinearMatMul", T.ASKED | T.HEAVY, ""),
     (f"{_ORT}EmbedLayerNormalization", T.ASKED, "epsilon"),
-    (f"{_ORT}GroupQueryAttention {_ORT}QAttention", T.ASKED, None),
+    (f"{_ORT}QAttention", T.ASKED, None),
     (f"{_ORT}MatMulNBits", _HEAVY, "K N accuracy_level bits block_size weight_prepacked"),
     (":gemm_nbits", _HEAVY, None),
     # --- norms, reductions, images

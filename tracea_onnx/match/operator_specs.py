@@ -187,12 +187,17 @@ def _attention(g: Graph, node: Node) -> AttentionSpec:
     """An attention whose heads lie as [batch, heads, sequence, head size], or side by
     side.
     """
+    if any(node.inputs[4:]) or any(node.outputs[1:]):
+        raise Refuse(Why.KV_CACHE, node)
+    return attention(g, node, attention_mask(g, node, node.input(3)))
+
+
+def attention(g: Graph, node: Node, masks: list[Mask]) -> AttentionSpec:
+    """What an Attention does with the keys that there are."""
     cap = float(node.attr("softcap", 0.0))
     require(node, qk_matmul_output_mode=0)
     if cap < 0:
         raise Refuse(Why.ATTRIBUTE, node, attribute="softcap", value=cap, wanted="0 or more")
-    if any(node.inputs[4:]) or any(node.outputs[1:]):
-        raise Refuse(Why.KV_CACHE, node)
     q = shapes(g).dims(node.input(0))
     if q is None or len(q) not in (3, 4):
         raise Refuse(Why.QUERY_RANK, node, rank=len(q or ()) or "unknown")
@@ -214,7 +219,7 @@ def _attention(g: Graph, node: Node) -> AttentionSpec:
         softcap=cap or None,
         nan_to_zero="masked",
         **causal_attrs(0 if node.attr("is_causal", 0) else None),
-        **mask_attrs(attention_mask(g, node, node.input(3))),
+        **mask_attrs(masks),
     )
 
 

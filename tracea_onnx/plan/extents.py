@@ -343,7 +343,21 @@ def _attention(p: Launch) -> dict[str, Extent]:
         "k": heads("k", "T", "KVH", "D"),
         "v": heads("v", "T", "KVH", "DV"),
         "mask": mask,
+        "lens": p.line(p["B"], size=size_of(p["lens_dtype"])),
+        "sink": p.line(p["H"], size=_F32),
         "y": heads("y", "S", "H", "DV"),
+    }
+
+
+def _cache_write(p: Launch) -> dict[str, Extent]:
+    elem, row = p["elem"], (p["B"], p["H"])
+    return {
+        "past": p.line(*row, p["P"], p["D"], size=elem),
+        "x": p.span(
+            (p["B"], p["x_b"]), (p["S"], p["x_s"]), (p["H"], p["x_h"]), (p["D"], 1), size=elem
+        ),
+        "at": p.line(p["B"], size=size_of(p["at_dtype"])),
+        "y": p.line(*row, p["T"], p["D"], size=elem),
     }
 
 
@@ -679,6 +693,7 @@ _TABLE: dict[str, Table] = {
     "gather_along": lambda p: _along(p, "x"), "scatter_along": lambda p: _along(p, "u"),
     "gather_tuples": lambda p: _tuples(p, "x"),
     "scatter_tuples": lambda p: _tuples(p, "y"),
+    "cache_write": _cache_write,
     "one_hot": lambda p: {
         "idx": p.line(p["outer"], p["inner"], size=size_of(p["idx_dtype"])),
         "values": p.line(2, size=p["elem"]),
@@ -722,6 +737,7 @@ _OTHER_RESULTS = {
     "fold_bn": frozenset({"scale", "shift"}),
     "fold_norm": frozenset({"sums", "bias"}),
     **dict.fromkeys(("scatter_along", "scatter_tuples"), frozenset({"y", "idx"})),
+    "cache_write": frozenset({"y"}),
 }
 
 
@@ -828,7 +844,7 @@ _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 #: Parameters that count something.
 _COUNTS = frozenset({
     "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R",
-    "B0", "B1", "rows", "inner", "outer", "n",
+    "B0", "B1", "rows", "inner", "outer", "n", "P", "window",
     "I", "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH",
     "PW", "PPT", "PPL", *(f"{c}{d}" for c in "mn" for d in range(6)),
 })  # fmt: skip
@@ -842,6 +858,8 @@ def types(family: str) -> dict[str, frozenset[int]]:
     known = {
         "idx_dtype": indices,
         **{f"i{k}_dtype": indices | {0} for k in range(4)},  # 0: of an operand that is not there
+        "at_dtype": indices,
+        "lens_dtype": indices | {0},
         "grid_dtype": numbers,
         "dtype": indices | ({int(DType.BOOL)} if family == "store_ints" else numbers),
     }

@@ -304,12 +304,15 @@ FAMILIES: dict[str, Family] = {
     # keep), 3 = bool/u8 (true = drop); 2 and 3 write `fill` over what they mask. A row whose every
     # key is masked by -inf gives NaN, or zeros with nan_to_zero 1 or 2; with 1 any row with a NaN
     # score gives zeros. softcap (0 = none): scores s are softcap * tanh(s / softcap) before any
-    # mask.
+    # mask. lens (of type lens_dtype, I32 or I64): batch b has lens[b] + lens_add keys, 0 to T;
+    # causal, its queries lie at the last S of them (past = keys - S; clamp: at least 0). window (0
+    # = none): of what is visible causally, the last `window` keys. sink: per query head, a score
+    # more of a key without a value; smooth: one of 0, for all heads.
     "attention": Family(
-        _names("q k v mask? y"),
+        _names("q k v mask? lens? sink? y"),
         _names(
             "B H KVH S T D DV q_b q_s q_h k_b k_s k_h v_b v_s v_h y_b y_s y_h m_b m_h m_q m_k "
-            "mask_kind causal past nan_to_zero"
+            "mask_kind causal past nan_to_zero lens_dtype lens_add clamp window smooth"
         ),
         ("scale", "fill", "softcap"),
     ),
@@ -448,6 +451,14 @@ FAMILIES: dict[str, Family] = {
     # y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the
     # end.
     "one_hot": Family(("idx", "values", "y"), _names("elem idx_dtype outer depth inner")),
+    # A cache y [B, H, T, D] with new rows x[b, s, h] (strides as attention's): s < S of batch b are
+    # rows max(0, at[b] + at_add) + s. What is before them comes from past [B, H, P, D]; behind them
+    # lies what past has there (keep), or 0. circular: row T is row 0. Where past and y are the same
+    # memory, nothing else is written. at: I32 or I64 (at_dtype); a negative one, and rows behind T
+    # or P, are errors as of gather.
+    "cache_write": Family(
+        _names("past? x at y"), _names("elem B H S P T D x_b x_s x_h at_dtype at_add keep circular")
+    ),
     # Of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
     "triangle": Family(("x", "y"), _names("elem outer rows columns diagonal upper")),
     # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5

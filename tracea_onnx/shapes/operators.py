@@ -208,11 +208,36 @@ def _few_bits(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (*_first(s, n)[:-1], int(n.attr("N", 0)))
 
 
-def _merged_heads(s: ShapeEnv, n: Operator, _: int) -> Dims:
+def _merged_heads(s: ShapeEnv, n: Operator, k: int) -> Dims:
     q, v = _first(s, n), need(s, n.input(2))
+    if k:
+        raise Unsupported(f"result {k} of {n.op} has sizes of its own")
     if len(q) != 3 or len(v) != 3:
         raise Unsupported(f"{n.op} has operands of ranks {len(q)} and {len(v)}")
     return (*q[:2], v[2])
+
+
+def grouped_heads(s: ShapeEnv, n: Operator) -> tuple[int, int, int]:
+    """Of GroupQueryAttention: heads of queries, of keys and values, and elements of each."""
+    q, heads, kv = _first(s, n), n.attr("num_heads", 0), n.attr("kv_num_heads", 0)
+    if len(q) != 3 or heads < 1 or kv < 1 or heads % kv or not isinstance(q[2], int):
+        raise Unsupported(f"the heads of {n.op} are not known")
+    parts = heads if n.input(1) else heads + 2 * kv
+    if q[2] % parts or q[2] == 0:
+        raise Unsupported(f"{q[2]} elements of a row of {n.op} are no {parts} heads")
+    return heads, kv, q[2] // parts
+
+
+def _grouped_heads(s: ShapeEnv, n: Operator, k: int) -> Dims:
+    heads, kv, size = grouped_heads(s, n)
+    batch, seq, _ = _first(s, n)
+    if k == 0:
+        return (batch, seq, heads * size)
+    total = s.content(n.input(6))
+    if k > 2 or total is None or total.size != 1:
+        raise Unsupported(f"the sizes of result {k} of {n.op} are not known")
+    past = need(s, n.input(2 + k)) if n.input(2 + k) else (batch, kv, 0, size)
+    return (batch, kv, D.maximum(past[2], total.reshape(-1)[0]), size)
 
 
 def _einsum(s: ShapeEnv, n: Operator, _: int) -> Dims:
@@ -356,6 +381,7 @@ DIMS: dict[str, Rule] = {
     "ArgMax": _arg, "ArgMin": _arg, "TopK": _topk, "OneHot": _one_hot, "GatherND": _gather_nd,
     "Einsum": _einsum, "com.microsoft.MatMulNBits": _few_bits,
     "com.microsoft.MultiHeadAttention": _merged_heads,
+    "com.microsoft.GroupQueryAttention": _grouped_heads,
     "Reshape": _reshape, "Flatten": _flatten, "Transpose": _transpose, "Unsqueeze": _placed,
     "Squeeze": _placed, "Gather": _gather, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Expand": _expand, "Range": _range, "Tile": _tile, "DepthToSpace": _blocks,

@@ -78,6 +78,22 @@ TRACEA_INLINE void transpose_round(vf* r) {
   for (int i = 0; i < W; i++)
     if (!(i & S)) swap_lanes<S>(r[i], r[i | S], std::make_integer_sequence<int, W>());
 }
+template <int S>
+TRACEA_INLINE void fold_round(vf* r) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i += 2 * S) {
+    swap_lanes<S>(r[i], r[i | S], std::make_integer_sequence<int, W>());
+    r[i] += r[i | S];
+  }
+}
+// Lane j of the result is the sum of the lanes of r[j], for all W vectors.
+TRACEA_INLINE vf sum_each(vf* r) {
+  fold_round<1>(r);
+  fold_round<2>(r);
+  if (W > 4) fold_round<(W > 4 ? 4 : 1)>(r);
+  if (W > 8) fold_round<(W > 8 ? 8 : 1)>(r);
+  return r[0];
+}
 static inline __attribute__((noinline)) void transpose_block(const float* src, int64_t lds,
                                                              float* dst, int64_t ldd, float scale) {
   vf r[W];

@@ -99,7 +99,43 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
     )
 
 
-def attention(ctx: Lowering, op: Op) -> None:
+def appended(ctx: Lowering, op: Op, past: str, new: Heads, name: str, dtype: DType) -> Value:
+    """Keys or values behind those of a cache [batch, heads, past, size], which may be absent."""
+    old = ctx.optional(past)
+    held: DimLike = 0
+    if old is not None:
+        if old.rank != 4 or old.dtype != dtype:
+            raise Unsupported(f"the cache of {op.kind} has rank {old.rank}; it must be 4")
+        held = old.shape[2]
+        for axis, size in ((0, new.batch), (1, new.heads), (3, new.dim)):
+            ctx.same(old.shape[axis], size, f"axis {axis} of the cache of {op.kind} '{op.label}'")
+    out = ctx.define(name, dtype, (new.batch, new.heads, held + new.seq, new.dim))
+    ref, strides = ctx.new_plain(out), contiguous(out.shape)
+    if old is not None:
+        ctx.copy(ctx.strided(old), View(ref, strides), old.shape, dtype, whole=False)
+    behind = View(ref.at(D.mul(held, new.dim * dtype.size)), strides)
+    source = View(new.ref, (new.b, new.h, new.s, 1))
+    ctx.copy(source, behind, (new.batch, new.heads, new.seq, new.dim), dtype, whole=False)
+    return out
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Keys of a cache: row b of the batch has lens[b] + add, and its queries are the last ones.
+    clamp: where there are fewer keys than queries, those are the first ones. window: how many keys
+    a query sees, 0 for all. sink: of each head a score more, without a value; smooth: such a score
+    of 0.
+    """
+
+    lens: Value
+    add: int
+    clamp: bool
+    window: int = 0
+    smooth: bool = False
+    sink: Value | None = None
+
+
+def attention(ctx: Lowering, op: Op, cached: Cached | None = None) -> None:
     """softmax(mask(scale * q k^T)) v."""
     spec, source = AttentionSpec.of(op.attrs), ctx.value(op.role("q"))
     q = heads_of(ctx, source, spec.q, spec.num_heads)
@@ -145,6 +181,8 @@ def attention(ctx: Lowering, op: Op) -> None:
         operands["mask"] = view.ref
         ints |= {"m_b": m_b, "m_h": m_h, "m_q": m_q, "m_k": m_k, "mask_kind": kind}
         floats["fill"] = fill
+    if cached is not None:
+        _keys_there(ctx, cached, heads, operands, ints)
     layout = str(spec.out["layout"])
     parts: Dims = ()  # of heads that lie in two axes
     if layout == "bhhsd":
@@ -184,6 +222,24 @@ def attention(ctx: Lowering, op: Op) -> None:
     ctx.plan.launch("attention", operands, {"y": dst}, ints, floats, dtype=out.dtype)
     if transposed:
         out.view = View(dst, tuple({**stride, "x": 1}[c] for c in layout))
+
+
+def _keys_there(
+    ctx: Lowering,
+    cached: Cached,
+    heads: int,
+    operands: dict[str, Ref | None],
+    ints: dict[str, DimLike],
+) -> None:
+    operands["lens"] = ctx.plain(cached.lens)
+    ints |= {
+        "lens_dtype": int(cached.lens.dtype), "lens_add": cached.add, "clamp": int(cached.clamp),
+        "window": cached.window, "smooth": int(cached.smooth),
+    }  # fmt: skip
+    if cached.sink is not None:
+        ctx.require(cached.sink, "the sink")
+        ctx.same(cached.sink.elements, heads, "the sinks of attention and its heads")
+        operands["sink"] = ctx.plain(cached.sink)
 
 
 def _times_factors(ctx: Lowering, q: Heads, factors: Value, dtype: DType, op: Op) -> Heads:
@@ -310,13 +366,16 @@ def _arranged(
     return out
 
 
-def _rows(ctx: Lowering, table: Value, pos: Value, name: str) -> Value:
+def _rows(ctx: Lowering, table: Value, pos: Value) -> Value:
     """The rows of a table [places, width] at each position of `pos` [b, s]."""
+    name = f"{pos.name}\0rows of {table.name}"
+    if name in ctx.values:  # all layers share them
+        return ctx.value(name)
     if pos.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"position ids have type {pos.dtype.name}; the kernel reads I64 and I32")
     if table.rank != 2:
         raise Unsupported(f"a rotary table has rank {table.rank}; rows by position need rank 2")
-    out = ctx.define(f"{name}\0{table.name}", table.dtype, (*pos.shape, table.shape[1]))
+    out = ctx.define(name, table.dtype, (*pos.shape, table.shape[1]))
     ints = {"elem": table.dtype.size, "count": pos.elements, "idx_dtype": int(pos.dtype)}
     ctx.run("gather", {"x": table, "idx": pos}, out, ints | around(table.shape, 0))
     return out
@@ -358,7 +417,7 @@ def rope(ctx: Lowering, op: Op) -> None:
             f"the rotary embedding rotates {rot} of {h.dim} elements; an even part is required"
         )
     if op.role("pos"):
-        cos, sin = (_rows(ctx, t, ctx.value(op.role("pos")), op.outputs[0]) for t in (cos, sin))
+        cos, sin = (_rows(ctx, t, ctx.value(op.role("pos"))) for t in (cos, sin))
     known = cos.rank > 0 and isinstance(cos.shape[-1], int)
     if cos.shape != sin.shape or cos.dtype != x.dtype or not known:
         raise Unsupported(

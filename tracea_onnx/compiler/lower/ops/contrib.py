@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from tracea_onnx.compiler.lower.axes import around
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
+from tracea_onnx.compiler.lower.ops.attention import appended, heads_of
 from tracea_onnx.compiler.lower.ops.attention import attention as attention_of
 from tracea_onnx.compiler.lower.ops.copies import range_
 from tracea_onnx.compiler.lower.ops.gemm import matmul
@@ -218,13 +219,15 @@ def _attend(
 
 def multi_head(ctx: Lowering, op: Op) -> None:
     """MultiHeadAttention of com.microsoft with what the fusion rule leaves: biases of the
-    projections, masks of keys, packed keys and values.
+    projections, masks of keys, packed keys and values, keys and values behind those of a cache.
     """
     heads = int(op.attr("num_heads", 0))
-    if any(op.inputs[6:]) or any(op.outputs[1:]) or (op.input(4) and op.input(5)):
-        raise Unsupported(
-            f"no kernel computes {op.kind} with a cache, or with a mask and a bias of the scores"
-        )
+    more = ["a cache with room"] * any(op.inputs[8:])
+    more += ["one cache of two"] * (bool(op.input(6)) != bool(op.input(7)))
+    more += ["a result of its scores"] * any(op.outputs[3:])
+    more += ["both a mask and a bias of the scores"] * bool(op.input(4) and op.input(5))
+    if more:
+        raise Unsupported(f"no kernel computes {op.kind} with {' and '.join(more)}")
     parts: list[Value] = []
     for v in (ctx.value(n) for n in op.inputs[:3] if n):
         parts += _unpacked(ctx, op, v, "qkv"[len(parts) :]) if v.rank == 5 else [v]
@@ -239,6 +242,12 @@ def multi_head(ctx: Lowering, op: Op) -> None:
         if layouts != ["bsx"] * 3:
             raise Unsupported(f"{op.kind} has biases for projections of rank 4; rank 3 is required")
         parts = _biased(ctx, op, parts, ctx.value(op.input(3)))
+    if op.input(6) or any(op.outputs[1:]):
+        for k in (1, 2):
+            new = heads_of(ctx, parts[k], {"layout": layouts[k]}, heads)
+            name = (*op.outputs, "", "")[k] or f"{op.outputs[0]}\0cache{k}"
+            parts[k] = appended(ctx, op, op.input(5 + k), new, name, parts[k].dtype)
+            layouts[k] = "bhsd"
     q, keys = parts[0], parts[1].shape[2 if layouts[1] == "bhsd" else 1]
     mask = op.input(5) or (
         _hidden(ctx, op, op.input(4), q.shape[0], keys, q.dtype) if op.input(4) else ""

@@ -251,10 +251,45 @@ def one_hot(ctx: Lowering, op: Op) -> None:
         make()
 
 
+def tensor_scatter(ctx: Lowering, op: Op) -> None:
+    """TensorScatter: a cache with new rows along an axis, from places on that each row of the batch
+    has.
+    """
+    ctx.available("cache_write", op.kind)
+    past, new = ctx.value(op.input(0)), ctx.value(op.input(1))
+    axis = axis_of(int(op.attr("axis", -2)), past.rank)
+    if axis == 0 or new.rank != past.rank or new.dtype != past.dtype:
+        raise Unsupported(f"the axis and the operands of {op.kind} do not fit one another")
+    for k, (have, want) in enumerate(zip(new.shape, past.shape, strict=True)):
+        if k != axis:
+            ctx.same(have, want, f"axis {k} of what {op.kind} '{op.label}' writes and of its cache")
+    out = ctx.define(op.outputs[0], past.dtype, past.shape)
+    batch, heads, size = (
+        past.shape[0],
+        D.product(past.shape[1:axis]),
+        D.product(past.shape[axis + 1 :]),
+    )
+    at = ctx.optional(op.input(2)) or ctx.define(f"{out.name}\0at", DType.I64, (batch,))
+    if not op.input(2):
+        ctx.run("fill", {}, at, {"elem": 8, "count": batch, "value": 0})
+    if at.dtype != DType.I64:
+        raise Unsupported(f"{op.kind} has places of type {at.dtype.name}, not I64")
+    ctx.same(at.elements, batch, f"the places of {op.kind} '{op.label}' and its rows")
+    rows = new.shape[axis]
+    ints: dict[str, DimLike] = {
+        "elem": past.dtype.size, "B": batch, "H": heads, "S": rows, "P": past.shape[axis],
+        "T": past.shape[axis], "D": size, "x_b": D.product([heads, rows, size]), "x_s": size,
+        "x_h": D.mul(rows, size), "at_dtype": int(at.dtype), "keep": 1,
+        "circular": int(op.attr("mode", "linear") == "circular"),
+    }  # fmt: skip
+    ctx.run("cache_write", {"past": past, "x": new, "at": at}, out, ints, whole=False)
+
+
 OPS = {
     "OneHot": one_hot,
     "ScatterElements": scatter_elements,
     "Scatter": scatter_elements,
     "ScatterND": scatter_nd,
+    "TensorScatter": tensor_scatter,
     "Trilu": trilu,
 }

@@ -1,0 +1,39 @@
+"""A decoder as onnxruntime-genai's model builder writes it, whole on the provider: one session for
+the prompt and for every token after it gives the tokens that ONNX Runtime gives.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from tracea_onnx import provider
+
+EXAMPLE = run_path(str(Path(__file__).resolve().parents[2] / "examples" / "python" / "generate.py"))
+
+
+def _tokens(session: ort.InferenceSession, prompts: Any, room: int) -> list[list[int]]:
+    found = EXAMPLE["greedy"](session, prompts, room=room)
+    return [[int(i) for i in row] for row in islice(found, 20)]
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"packed": True, "kv_heads": 1, "local_window_size": 7}, {"rotary_interleaved": 1},
+], ids=str)  # fmt: skip
+def test_tokens(options: dict[str, Any]) -> None:
+    data = EXAMPLE["build"](positions=64, **options).SerializeToString()
+    session = provider.create_session(data, {"backend": "cpu", "claim": "all"})
+    ran = {e.ep_name for e in session.get_provider_graph_assignment_info()}
+    assert ran == {provider.PROVIDER_NAME}
+    plain = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    prompts = np.random.default_rng(0).integers(0, 256, (2, 11))
+    want = _tokens(plain, prompts, 0)
+    assert len({i for row in want for i in row}) > 10, "the text says one thing over and over"
+    for room in (0, 31, 40):
+        assert _tokens(session, prompts, room) == want
