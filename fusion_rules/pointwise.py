@@ -16,7 +16,6 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.refusals import Refuse, Why
 from tracea_onnx.match.conv import CONVOLUTIONS, match_batch_norm, match_convolution
 from tracea_onnx.match.epilogue import (
-    MAX_CODE,
     POINTWISE,
     Region,
     build_match,
@@ -168,9 +167,7 @@ def _producers(graph: Graph, node: Node) -> list[Node]:
 
 
 def _compile(graph: Graph, chain: list[Node], target: str, dtype: int) -> Region:
-    region = Region(
-        graph, dims_of(graph, target), dtype, max_operands=_MAX_INPUTS, max_code=MAX_CODE
-    )
+    region = Region(graph, dims_of(graph, target), dtype, max_operands=_MAX_INPUTS)
     for node in sorted(chain, key=lambda n: n.index):
         region.absorb(node)
     return region

@@ -18,6 +18,8 @@ from tracea_onnx.bench import comparison, round_functions, rounds
 from tracea_onnx.bench.comparison import Comparison, Settings
 from tracea_onnx.cli.main import main
 
+pytestmark = pytest.mark.once
+
 Captured = pytest.CaptureFixture[str]
 
 

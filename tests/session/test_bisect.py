@@ -16,6 +16,8 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match import rule_set
 from tracea_onnx.pipeline import optimizer
 
+pytestmark = pytest.mark.once
+
 PROVIDERS = (provider.PROVIDER_NAME, "CPUExecutionProvider")
 
 

@@ -15,6 +15,8 @@ from tracea_onnx import optimize
 from tracea_onnx.pipeline.compiled_model import compile_model
 from tracea_onnx.support import discovery
 
+pytestmark = pytest.mark.once
+
 #: As Ultralytics and others write them.
 METADATA = {"names": "{0: 'person'}", "stride": "32", "imgsz": "[64, 64]", "task": "detect"}
 

@@ -21,6 +21,8 @@ from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.verify import verification
 
+pytestmark = pytest.mark.once
+
 _CONV = {
     "N": 2, "IC": 16, "IH": 8, "IW": 8, "OC": 32, "OH": 8, "OW": 8, "KH": 3, "KW": 3, "SH": 1,
     "SW": 1, "DH": 1, "DW": 1, "PT": 1, "PL": 1, "G": 1, "x_cs": 16, "x_rs": 160, "x_ns": 1600,

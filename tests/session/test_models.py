@@ -14,6 +14,8 @@ import pytest
 
 from tracea_onnx.support import discovery
 
+pytestmark = pytest.mark.once
+
 #: Options that keep each architecture's structure and make it small.
 SMALL: dict[str, dict[str, Any]] = {
     "bert_base": {"layers": 2, "hidden": 64, "heads": 4, "inner": 128, "vocab": 500},

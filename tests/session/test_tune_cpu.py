@@ -36,6 +36,8 @@ from tracea_onnx.support import discovery, machine
 from tracea_onnx.tuning import at_once, exact, in_place, measure, station
 from tracea_onnx.tuning.objective import Objective
 
+pytestmark = pytest.mark.once
+
 CPU = backend.get("cpu")
 VARIANTS: Mapping[str, Mapping[str, Sequence[float]]] = discovery.module("kernels", "cpu").VARIANTS
 
@@ -126,7 +128,7 @@ def test_what_is_wrong_beside_float64_is_recorded_and_never_chosen(
         "--proposer", "grid", "--budget", "600s",
     ]  # fmt: skip
     device = cpu_harness.device(1)
-    for more in ([], [], ["--no-resume"]):
+    for more in ([], ["--no-resume"]):
         assert main.main([*arguments, *more]) == 0
         trials = tuning_records.trials(device)
         bad = [t for t in trials if t.kernel.startswith("gemm(")]

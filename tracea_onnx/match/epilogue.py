@@ -195,11 +195,9 @@ class Region:
     operand that broadcasts to `shape`.
     """
 
-    def __init__(
-        self, graph: Graph, shape: Dims | None, dtype: int, *, max_operands: int, max_code: int
-    ) -> None:
+    def __init__(self, graph: Graph, shape: Dims | None, dtype: int, *, max_operands: int) -> None:
         self.graph, self.shape, self.dtype = graph, shape, dtype
-        self.max_operands, self.max_code = max_operands, max_code
+        self.max_operands = max_operands
         self.code = Code()
         self.inside: dict[str, tuple[int, int]] = {}  # value -> (id, element type)
         self.nodes: list[Node] = []
@@ -228,8 +226,8 @@ class Region:
             if out in FLOATS and out != self.dtype and narrower(out, self.dtype):
                 raise Refuse(Why.ROUNDED, node)
             ident = POINTWISE[node.op](self.code, self.graph, node, ids)
-            if len(self.code.code) > self.max_code:
-                raise Refuse(Why.INSTRUCTIONS, node, count=self.max_code)
+            if len(self.code.code) > MAX_CODE:
+                raise Refuse(Why.INSTRUCTIONS, node, count=MAX_CODE)
         except Refuse:
             del self.code.operands[kept:]
             raise
@@ -286,7 +284,6 @@ def grow_epilogue(
     also: Sequence[str] = (),
     prelude: Prelude | None = None,
     max_operands: int = MAX_OPERANDS,
-    max_code: int = MAX_CODE,
 ) -> Epilogue:
     """The longest pointwise chain on `value` (the output of a compute node) that can run inside
     that node's kernel.
@@ -303,11 +300,7 @@ def grow_epilogue(
     if producer is None:
         raise Refuse(Why.NOT_COMPUTED, value=value)
     region = Region(
-        graph,
-        dims_of(graph, value),
-        float_type(graph, value, producer),
-        max_operands=max_operands,
-        max_code=max_code,
+        graph, dims_of(graph, value), float_type(graph, value, producer), max_operands=max_operands
     )
     for name in (value, *also):
         region.start(name)

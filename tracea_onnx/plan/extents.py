@@ -182,9 +182,9 @@ def _even(p: Launch) -> Launch:
     return replace(p, ints={**p.ints, "OH": _up(p["OH"], 2), "OW": _up(p["OW"], 2)})
 
 
-def _filters(p: Launch, groups: bool = True) -> DimLike:
+def _filters(p: Launch) -> DimLike:
     """Elements of packed filters."""
-    g = D.maximum(p["G"], 1) if groups else 1
+    g = D.maximum(p["G"], 1)
     columns = D.mul(g, _up(D.floordiv(p["OC"], g), 16)) if p.border else p["OC"]
     return D.product([columns, D.floordiv(p["IC"], g), p["KH"], p["KW"]])
 

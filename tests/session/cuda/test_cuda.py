@@ -317,6 +317,7 @@ def test_copies_between_devices_come_in_order(folder: Path) -> None:
     assert _said(driver.run(folder, ["-c", TWO_DEVICES], devices="2")) == ["end"]
 
 
+@pytest.mark.once
 def test_stream_contexts_of_nested_runs_and_of_threads(folder: Path) -> None:
     """Compiled from the launcher's own sources: ONNX Runtime alone nests no runs."""
     sources = Path(native_library.__file__).parents[1] / "ep"

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.all_pairs import all_pairs
 from tests.support.sessions import assigned, session
 
 RNG = np.random.default_rng(0)
@@ -79,14 +80,13 @@ SIGNALS: list[tuple[tuple[int, ...], int | None, int | None]] = [
 _OLD_INFERENCE = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31)
 
 
-@pytest.mark.parametrize("symbolic", [False, True], ids=["fixed", "symbolic"])
-@pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize(
-    ("shape", "axis", "length"), SIGNALS, ids=[f"{s}-{a}-{n}" for s, a, n in SIGNALS]
+    ("signal", "opset", "symbolic"), all_pairs(SIGNALS, [17, 20], [False, True]), ids=str
 )
 def test_dft(
-    shape: tuple[int, ...], axis: int | None, length: int | None, opset: int, symbolic: bool
+    signal: tuple[tuple[int, ...], int | None, int | None], opset: int, symbolic: bool
 ) -> None:
+    shape, axis, length = signal
     x = RNG.standard_normal(shape).astype(np.float32)
     for inverse, half in ((0, 0), (1, 0), (0, 1), (1, 1)):
         real = shape[-1] == 1

@@ -14,6 +14,8 @@ import pytest
 
 from tools.onnx_backend_suite import Case, cases, load, run_case
 
+pytestmark = pytest.mark.once  # making the cases takes longer than running them
+
 #: Groups of tests by regular expression on their names, without the "test_" in front.
 GROUPS = {
     "activations": r"(relu|leakyrelu|elu|selu|sigmoid|hardsigmoid|hardswish|tanh|gelu|mish|"
@@ -38,6 +40,11 @@ GROUPS = {
     "operators": r"operator_.*",
 }  # fmt: skip
 
+#: Groups of which the provider runs nodes, even with all inputs given by the run.
+_RUN = (
+    "activations", "arithmetic", "convolution", "linear", "normalisation", "pooling", "recurrent",
+)  # fmt: skip
+
 
 def selected(group: str) -> list[Case]:
     pattern = re.compile(f"test_{GROUPS[group]}")
@@ -56,21 +63,8 @@ def test_passes_what_ort_passes(leg: str, group: str) -> None:
     outcomes = {c.name: run_case(c, leg) for c in good}
     failed = {name: o.reason for name, o in outcomes.items() if o.status != "pass"}
     assert not failed, "\n".join(f"{name}: {reason}" for name, reason in failed.items())
-
-
-def test_the_provider_runs_nodes_of_each_kind() -> None:
-    kinds = (
-        "activations", "arithmetic", "convolution", "linear", "normalisation", "pooling",
-        "recurrent",
-    )  # fmt: skip
-    ran = {
-        g: sum(
-            run_case(c, "constants").ours > 0 or run_case(c, "provider").ours > 0
-            for c in selected(g)
-        )
-        for g in kinds
-    }
-    assert all(ran.values()), ran
+    if leg == "provider" and group in _RUN:
+        assert any(o.ours for o in outcomes.values())
 
 
 def test_a_wrong_result_is_a_failure() -> None:

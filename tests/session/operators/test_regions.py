@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.gpu.cases.regions import aligned_regions, moved_windows
+from tests.support.all_pairs import all_pairs
 from tests.support.sessions import assigned, session
 
 RNG = np.random.default_rng(3)
@@ -67,17 +68,20 @@ def _close(got: Any, want: Any, scale: float) -> None:
 _PLACES = ("half_pixel", "output_half_pixel")
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("mode", ["avg", "max"])
-@pytest.mark.parametrize("opset", [10, 16, 22])
+#: Images, results, samples of each of these and scale.
+_REGIONS = [
+    ((2, 3, 7, 9), (2, 3), 2, 0.8),
+    ((1, 17, 5, 4), (7, 1), 0, 0.25),
+    ((3, 16, 1, 1), (1, 2), 1, 1.0),
+]
+
+
 @pytest.mark.parametrize(
-    ("n", "c", "h", "w", "bins", "ratio", "scale"),
-    [(2, 3, 7, 9, (2, 3), 2, 0.8), (1, 17, 5, 4, (7, 1), 0, 0.25), (3, 16, 1, 1, (1, 2), 1, 1.0)],
+    ("form", "opset", "mode", "known"),
+    all_pairs(_REGIONS, [10, 16, 22], ["avg", "max"], [False, True]),
 )
-def test_regions(
-    n: int, c: int, h: int, w: int, bins: Any, ratio: int, scale: float, opset: int, mode: str,
-    known: bool,
-) -> None:  # fmt: skip
+def test_regions(form: tuple[Any, ...], opset: int, mode: str, known: bool) -> None:
+    (n, c, h, w), bins, ratio, scale = form
     x, count = _signal(n, c, h, w), 11
     corners = RNG.uniform(-3, 1.3 * max(h, w), (count, 2, 2)) / scale
     corners.sort(1)
@@ -124,11 +128,10 @@ _DEFORMED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("opset", [19, 22])
-@pytest.mark.parametrize("form", _DEFORMED, ids=lambda f: "x".join(map(str, f["x"])))
+@pytest.mark.parametrize(
+    ("form", "opset", "masked", "bias", "known"),
+    all_pairs(_DEFORMED, [19, 22], *3 * [[False, True]]),
+)
 def test_deformed(form: dict[str, Any], opset: int, masked: bool, bias: bool, known: bool) -> None:
     shape, weights = form["x"], form["w"]
     attrs = {k: v for k, v in form.items() if k not in ("x", "w")}
@@ -192,9 +195,10 @@ def test_deformed_by_weights_of_a_run_and_before_a_convolution() -> None:
 
 
 # --- determinants ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("opset", [11, 22])
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 5, 4, 4), (3, 40, 40), (0, 2, 2)])
+@pytest.mark.parametrize(
+    ("shape", "known", "opset"),
+    all_pairs([(1, 1), (3, 3), (2, 5, 4, 4), (3, 40, 40), (0, 2, 2)], [False, True], [11, 22]),
+)
 def test_determinants(shape: Any, known: bool, opset: int) -> None:
     x = _signal(*shape)
     want = np.linalg.det(x.astype(np.float64))

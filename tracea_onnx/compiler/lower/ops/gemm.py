@@ -106,7 +106,7 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
         full, more = expr, extras
         if b is not None and plain_bias:
             full, more = with_bias(expr, extras, b, beta)
-        rows = one_hot_rows.turned(ctx, w) if trans_b else w
+        rows = one_hot_rows.transposed(ctx, w) if trans_b else w
         if one_hot_rows.lower(ctx, op, x, rows, full, more):
             return
     params = {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n}

@@ -237,10 +237,10 @@ def _plain(
     ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
         raise Unsupported(f"no program computes the pointwise expression: {e}") from None
     if byte_images.keeps(inputs, dtype) and not ctx.is_given_storage(name):
-        turned = [byte_images.turned(ctx, v, len(shape)) for v in inputs]
-        if _fits(ctx, turned, byte_images.last(shape)):
+        images = [byte_images.channels_last(ctx, v, len(shape)) for v in inputs]
+        if _fits(ctx, images, byte_images.last(shape)):
             made = Value(f"{name}\0last", dtype, byte_images.last(shape))
-            pointwise_stages.launch(ctx, turned, made, program)
+            pointwise_stages.launch(ctx, images, made, program)
             assert made.view is not None
             byte_images.lay(ctx, ctx.define(name, dtype, shape), made.view.ref)
             return

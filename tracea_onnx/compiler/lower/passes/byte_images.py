@@ -73,8 +73,8 @@ def last(dims: Sequence[DimLike]) -> Dims:
     return (dims[0], *dims[2:], dims[1])
 
 
-def turned(ctx: Lowering, v: Value, rank: int) -> Value:
-    """An operand of an expression over images, in their order."""
+def channels_last(ctx: Lowering, v: Value, rank: int) -> Value:
+    """An operand of an expression over images, its channels last."""
     view, before = _view_of(v, v.nhwc) if v.nhwc is not None else ctx.strided(v), rank - v.rank
     out = Value(f"{v.name}\0last", v.dtype, last((*[1] * before, *v.shape)))
     out.view = View(view.ref, last((*[0] * before, *view.strides)))

@@ -51,9 +51,9 @@ def lower(
     return True
 
 
-def turned(ctx: Lowering, w: Value) -> Value:
+def transposed(ctx: Lowering, w: Value) -> Value:
     """The transpose of a matrix, where it lies."""
-    out = Value(f"{w.name}\0turned", w.dtype, (w.shape[1], w.shape[0]))
+    out = Value(f"{w.name}\0transposed", w.dtype, (w.shape[1], w.shape[0]))
     view = ctx.strided(w)
     out.view = View(view.ref, (view.strides[1], view.strides[0]))
     return out
