@@ -99,15 +99,37 @@ def damaged_pack(c: Case) -> Verdict:
     return _run_pack(c, data, fed, broken)
 
 
+#: Sizes that fit nothing, and the first that overflow something.
+_SIZES = (0, 1, -1, 3, 1 << 17, 1 << 31, 1 << 40, 1 << 60, -(1 << 60))
+
+
+def _resized(entries: Sequence[Any], own: Random) -> None:
+    """Other integers in one launch of a CPU Plan, and in no other launch."""
+    launches = [
+        (e["plan"], launch)
+        for e in entries
+        for part in ("init", "run")
+        for launch in e["plan"][part]
+        if launch.get("i")
+    ]
+    if not launches:
+        return
+    plan, launch = own.choice(launches)
+    for _ in range(own.choice((1, 1, 2, 3))):
+        plan["exprs"].append(["const", own.choice(_SIZES)])
+        launch["i"][own.randrange(len(launch["i"]))] = len(plan["exprs"]) - 1
+
+
 def _changed(c: Case, pack: bytes) -> bytes | None:
     """A well-formed pack with another Plan in it; None where that cannot be written."""
     header, blobs = builder.read_pack(pack)
     entries = json.loads(json.dumps(header["entries"]))
+    change = c.random.choice((mutations.tree, mutations.tree, _resized))
     for at in range(c.random.choice((1, 1, 2, 3))):
         own = Random(f"{c.key}:{at}")
-        c.applied.append("tree")
+        c.applied.append(change.__name__)
         if at not in c.skip:
-            mutations.tree(entries, own)
+            change(entries, own)
     try:
         return builder.write_pack(
             [(e["nodes"], e["plan"], [*blobs] if k == 0 else []) for k, e in enumerate(entries)],

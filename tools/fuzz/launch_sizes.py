@@ -27,9 +27,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from tests.fuzz import seeds
 from tests.session.test_models import small
+from tests.support.few_bits import weights
 from tests.support.isolate import Lost, run_each
 from tools.fuzz import operator_draws, operator_fuzz
 from tracea_onnx.compiler import partition_compiler, plan_writer
@@ -105,11 +107,14 @@ class Item:
 
 
 def _models(count: int, seed: int) -> Iterator[onnx.ModelProto]:
-    """The zoo, small; an export of each chain; ONNX's tests of operators; random ones."""
+    """The zoo, small; an export of each chain; ONNX's tests of operators; weights of a few bits;
+    random ones.
+    """
     exports = {path.parent.name: path for path in seeds.exports()}
     yield from (_fixed(small(name)) for name in discovery.names("models"))
     yield from (_fixed(onnx.load(str(path))) for path in exports.values())
     yield from (onnx.ModelProto.FromString(data) for data, _ in seeds.node_tests())
+    yield from (_few_bits(*how) for how in ((4, "packed", 3), (8, "none", 1), (4, "none", 40)))
     for number in range(count):
         random = Random(seed + number)
         d = operator_draws.Draw(random, np.random.default_rng(seed + number))
@@ -128,6 +133,21 @@ def _fixed(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _few_bits(bits: int, zeros: str, rows: int) -> onnx.ModelProto:
+    w = weights(bits, 96, 33, bits, 32, zeros)
+    stored: dict[str, Any] = {"w": w.blobs, "scale": w.scales, "zero": w.zeros}
+    names = [k for k, v in stored.items() if v is not None]
+    node = helper.make_node(
+        "MatMulNBits", ["x", *names], ["y"], domain="com.microsoft", K=w.k, N=w.n, bits=w.bits,
+        block_size=w.block,
+    )  # fmt: skip
+    x, y = (helper.make_tensor_value_info(n, 1, [rows, k]) for n, k in (("x", w.k), ("y", w.n)))
+    given = [numpy_helper.from_array(v, k) for k, v in stored.items() if v is not None]
+    graph = helper.make_graph([node], "g", [x], [y], given)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
 def _bytes_of(dtype: int, dims: Sequence[int]) -> int:
     return DType(dtype).size * math.prod(dims)
 
@@ -141,7 +161,7 @@ def _launches(model: onnx.ModelProto) -> Iterator[Launch]:
         for v in (*shown.graph.input, *shown.graph.value_info, *shown.graph.output)
         if all(d.HasField("dim_value") for d in v.type.tensor_type.shape.dim)
     }
-    stored = {t.name: onnx.numpy_helper.to_array(t).nbytes for t in shown.graph.initializer}
+    stored = {t.name: numpy_helper.to_array(t).nbytes for t in shown.graph.initializer}
     compiled = partition_compiler.compile_graph(graph, plan_writer.writer_of({}), everything=True)
     for _, plan, blobs in compiled.entries:
         if plan["symbols"]:

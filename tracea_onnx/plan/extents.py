@@ -781,7 +781,6 @@ _LOOPS: dict[str, Callable[[Launch], list[Loop]]] = {
     "attention": lambda p: [(p["T"], _either(p["v_s"], _both(p["k_s"], _some(p["D"]))))],
     "pool2d": lambda p: _pooled_loops(p, D.minimum(p["KH"], p["IH"]), p["IW"], "IH", "IW"),
     "global_pool": lambda p: _pooled_loops(p, p["H"], p["W"], "H", "W"),
-    "recurrent": lambda p: [(p["T"], _either(p.present.get("y", 0), p["x_t"]))],
     "recurrent_layer": lambda p: [
         (p["T"], _either(p.present.get("y", 0), _both(p["x_t"], _some(p["I"]))))
     ],
