@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto
 
 from tracea_onnx import provider
 from tracea_onnx.errors import TraceaError, UsageError
@@ -102,8 +102,11 @@ def _keep_descriptions(original: ModelProto, compiled: ModelProto) -> None:
         made.metadata_props.extend(p for p in given.metadata_props if p.key not in known)
     values = {v.name: v for v in (*original.graph.input, *original.graph.output)}
     for v in (*compiled.graph.input, *compiled.graph.output):
-        if v.name in values:
-            v.CopyFrom(values[v.name])
+        if told := values.get(v.name):
+            inferred = TypeProto.FromString(v.type.SerializeToString())
+            v.CopyFrom(told)
+            if not v.type.WhichOneof("value"):  # nobody infers what a compiled node makes
+                v.type.CopyFrom(inferred)
 
 
 def _compile(source: Path, made: Path, options: Mapping[str, str] | None) -> None:

@@ -20,6 +20,7 @@ import pytest
 from onnx import NodeProto
 from onnx import helper as h
 
+from tests.host.pipeline_models import parse
 from tests.session.provider.test_provider_cpp import example, mlp, ort_library, pattern
 from tests.session.test_models import SMALL
 from tests.support.model_inputs import feeds_at
@@ -66,6 +67,15 @@ def test_a_compiled_model_gives_the_same_results(name: str, embed: bool, tmp_pat
     want = provider.create_session(source).run(None, inputs)
     for a, b in zip(session.run(None, inputs), want, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_outputs_have_types_that_the_model_does_not_declare(tmp_path: Path) -> None:
+    """ONNX Runtime infers none of what a compiled node makes."""
+    w = np.ones((5, 3), np.float32)
+    onnx.save(parse("g (float[N, 5] x) => (y) { y = MatMul (x, w) }", w=w), tmp_path / "model.onnx")
+    compile_model(tmp_path / "model.onnx", tmp_path / "ctx.onnx", options={"claim": "all"})
+    (y,) = loaded(tmp_path / "ctx.onnx").run(None, {"x": np.ones((2, 5), np.float32)})
+    np.testing.assert_array_equal(y, np.full((2, 3), 5))
 
 
 def test_weights_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
