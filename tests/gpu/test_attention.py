@@ -1,4 +1,6 @@
-"""Attention: head sizes, masks, causal, grouped heads, packed operands, every kernel's tiles."""
+"""Attention: head sizes, masks, causal, grouped heads, packed operands, caches, every kernel's
+tiles.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.cases import attention
+from tests.gpu.cases import attention, caches
 from tests.gpu.gpu import Gpu, Maker, makers
 
 pytestmark = pytest.mark.cuda
 
 
 def maker_cases(config: pytest.Config) -> list[Any]:
-    return makers(attention)
+    return makers(attention, caches)
 
 
 def test_against_float64(gpu: Gpu, maker: Maker) -> None:

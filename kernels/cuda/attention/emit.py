@@ -17,6 +17,7 @@ from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs
 from ..common.launch import parameters, size_hint
 from . import fa2, problem, simt
+from .decode import config as decode
 from .decode import select
 from .decode.config import DecodeConfig
 from .fa3_sm90 import config as fa3
@@ -44,6 +45,8 @@ def configs(request: Request, p: Problem) -> list[tuple[Any, DimLike]]:
 
 def attention(request: Request) -> list[Kernel]:
     i = request.ints
+    if "lens" in request.operands:
+        return _kernels(request)
     if not isinstance(i["S"], Dim) or i["T"] is i["S"]:
         return _kernels(request)
     one = D.equal(i["S"], 1)  # a step of decoding
@@ -57,7 +60,8 @@ def _kernels(request: Request) -> list[Kernel]:
     # where configurations are chosen for a range of a batch that is known at run time
     batch = size_hint(request.ints["B"], 0)
     sized = replace(request, ints={**request.ints, "B": batch}) if batch else request
-    chosen = configs(sized, p)
+    cached = "lens" in request.operands
+    chosen = decode.cached_configs(sized) if cached else configs(sized, p)
     rows = select.as_rows(request)  # for configurations of many rows
     by_tma: DimLike = 0
     for c, use in chosen:

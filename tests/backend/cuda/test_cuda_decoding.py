@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.backend.cuda.cuda_requests import attention, compile_kernels, copied
-from tracea_onnx.codegen.kernel_request import Kernel, Request, TensorMap
+from tests.backend.cuda import cuda_host
+from tests.backend.cuda.cuda_requests import attention, compile_kernels, copied, kernels_of, request
+from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request, TensorMap
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
@@ -23,6 +26,115 @@ def _kernel(r: Request) -> Kernel:
     k: Kernel
     (k,) = cuda.emit(r)
     return k
+
+
+def _cached(dtype: DType, d: int, *, wide: bool = False, **sizes: Any) -> Request:
+    """Over a cache with lengths."""
+    r = attention(dtype, d, causal=1, clean=2, **sizes)
+    lengths: dict[str, DimLike] = {
+        "lens_dtype": int(DType.I64 if wide else DType.I32), "lens_add": 1 - wide, "clamp": 1 - wide
+    }  # fmt: skip
+    return replace(r, ints={**r.ints, **lengths}, operands=r.operands | {"lens"})
+
+
+def _writing(elem: int, d: int, arch: int) -> Request:
+    ints: dict[str, DimLike] = {
+        "elem": elem, "B": symbol("B"), "H": 8, "S": symbol("S"), "P": symbol("P"), "D": d,
+        "T": symbol("T"), "x_b": 8 * d, "x_s": 8 * d, "x_h": d, "at_dtype": int(DType.I32),
+        "at_add": 1, "keep": arch % 2,
+    }  # fmt: skip
+    operands = ("x", "at", "y", *(["past"] if elem > 2 else []))
+    return request("cache_write", DType.F32, ints, operands=operands, arch=arch)
+
+
+@pytest.mark.parametrize(("dtype", "arch"), [(DType.F32, 90), (DType.F16, 80)])
+def test_caches_compile(dtype: DType, arch: int) -> None:
+    sizes: dict[str, Any] = {"s": symbol("S"), "t": symbol("T"), "b": symbol("B"), "arch": arch}
+    wide = dtype == DType.F32
+    r = _cached(dtype, 256 if wide else 64, wide=wide, mask=int(wide), **sizes)
+    compile_kernels(kernels_of(r), arch)
+    compile_kernels(kernels_of(_writing(dtype.size, 64, arch)), arch)
+
+
+@pytest.mark.parametrize(("s", "wide", "sms"), [(3, True, 4), (3, False, 1)])
+def test_attention_over_a_cache(s: int, wide: bool, sms: int, tmp_path: Path) -> None:
+    """Keys divided, and not; behind the last key of a row lies what no one may read."""
+    d, lens = 16, [90, 2]
+    r = _cached(DType.F32, d, wide=wide, s=s, t=100, b=2, heads=4, kv=2, arch=80)
+    r = replace(r, caps=replace(r.caps, sms=sms))
+    rng = np.random.default_rng(0)
+    places = {
+        n: cuda_host.aligned(rng.standard_normal((2, 512, h, d)).astype(np.float32))
+        for n, h in (("q", 4), ("k", 2), ("v", 2), ("y", 4))
+    }
+    want = np.zeros((2, s, 4, d))
+    for b, i, h in np.ndindex(2, s, 4):
+        past = lens[b] - s if wide else max(0, lens[b] - s)
+        n = max(0, min(past + i + 1, lens[b]))
+        k, v = (places[x][b, :n, h // 2].astype(np.float64) for x in "kv")
+        e = np.exp(0.125 * k @ places["q"][b, i, h])
+        want[b, i, h] = e @ v / e.sum() if n else 0
+    for x in "kv":
+        places[x][0, 90:], places[x][1, 2:] = np.nan, np.nan
+    places["lens"] = np.array(lens, np.int64 if wide else np.int32) - (not wide)
+    places["scratch0"] = cuda_host.aligned(np.full(1 << 18, 0xAB, np.uint8))
+    kernels = cuda.emit(r)
+    assert len(kernels) == 1 + (sms > 1)
+    seen = slice(0 if wide else None, None)
+    for j, k in enumerate(kernels):
+        assert not cuda_host.run(k, places, tmp_path / str(j))
+    rows = places["y"][:, :s]
+    if not wide:  # of tokens that are there
+        rows, want = np.where(_there(lens, s), (rows, want), 0)
+    np.testing.assert_allclose(rows[:, seen], want[:, seen], rtol=1e-5, atol=1e-6)
+    places["lens"][1] = 101
+    assert cuda_host.run(kernels[0], places, tmp_path / "0")
+
+
+def _there(lens: list[int], s: int) -> Any:
+    return (np.arange(s) < np.array(lens)[:, None])[None, :, :, None, None]
+
+
+@pytest.mark.parametrize(("elem", "keep", "circular"), [(2, 0, 0), (4, 1, 1)])
+def test_rows_are_written_into_a_cache(elem: int, keep: int, circular: int, tmp_path: Path) -> None:
+    b, h, s, room, p, d = 2, 2, 4, 11, 11 if keep else 8, 8 * elem - 4
+    rng = np.random.default_rng(1)
+    past, x = (
+        cuda_host.aligned(rng.integers(1, 99, n).astype(f"u{elem}"))
+        for n in ((b, h, p, d), (b, s, h, d))
+    )
+    ints: dict[str, DimLike] = {
+        "elem": elem, "B": b, "H": h, "S": s, "P": p, "T": room, "D": d, "x_b": s * h * d,
+        "x_s": h * d, "x_h": d, "at_dtype": int(DType.I32), "at_add": -3, "keep": keep,
+        "circular": circular,
+    }  # fmt: skip
+    (k,) = cuda.emit(request("cache_write", DType.F32, ints, operands=("past", "x", "at", "y")))
+    at = [7, 9 if circular else 0]
+    want = np.zeros((b, h, room, d), past.dtype)
+    for i, start in enumerate(at):
+        want[i, :, : p if keep else start] = past[i, :, : p if keep else start]
+        for j in range(s):
+            want[i, :, (start + j) % room] = x[i, j]
+    places = {"past": past, "x": x, "at": np.array([10, 12 if circular else 1], np.int32)}
+    places["y"] = cuda_host.aligned(np.full(want.shape, 7, past.dtype))
+    assert not cuda_host.run(k, places, tmp_path)
+    np.testing.assert_array_equal(places["y"], want)
+    if keep:
+        places["y"] = places["past"]
+        assert not cuda_host.run(k, places, tmp_path)
+        np.testing.assert_array_equal(places["y"], want)
+    places["at"][0] = -1
+    assert cuda_host.run(k, places, tmp_path)
+
+
+def test_windows_and_sinks_have_no_kernel() -> None:
+    r = _cached(DType.F16, 64)
+    for other in (
+        replace(r, ints={**r.ints, "window": 9}), replace(r, ints={**r.ints, "smooth": 1}),
+        replace(r, operands=r.operands | {"sink"}),
+    ):  # fmt: skip
+        with pytest.raises(NoKernel, match="windows of keys, sinks"):
+            cuda.emit(other)
 
 
 @pytest.mark.parametrize(

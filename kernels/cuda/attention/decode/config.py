@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
+from ...common.epilogue import Parameter
+from ...common.instantiate import ints, pointer
 from ...common.launch import known, parameters, sms_of_clusters
 from .. import problem
 from ..problem import Problem
@@ -15,6 +17,8 @@ from ..problem import Problem
 #: The most rows that read the same keys; more where a head has no more than so many of them, since
 #: tiles of one head would be almost empty.
 _MOST_ROWS, _MOST_OF_HEAD = 8, 2
+#: Rows of a CTA that reads a cache.
+_CACHED_ROWS = 4
 #: Warps of a CTA of simt and mma; keys of a thread and stages that simt has on their way.
 _WARPS, _AT_ONCE, _STAGES = 8, 4, 3
 #: Split-KV where each CTA of a cluster would read more bytes; the most shares.
@@ -79,6 +83,13 @@ class DecodeConfig:
             "CTAS_PER_SM": self.ctas,
         }
         macros = {"COMPUTE": self.compute.upper()}
+        symbol, header, last = "attention_decode", "attention/decode/decode", list[Parameter]()
+        if "lens" in request.operands:
+            i, symbol, header = parameters(request), "attention_cached", "attention/decode/cached"
+            macros["LENGTH"] = "int" if i["lens_dtype"] == DType.I32 else "i64"
+            sizes["CLAMP"] = bool(i["clamp"])
+            last += [pointer("const LENGTH", "lens"), *ints({"lens_add": i["lens_add"]})]
+            last += [("u32*", "fault", FaultWord())]
         if self.compute == "simt":
             lanes, chunks = _lanes(request, p)
             sizes |= {"LANES": lanes, "CHUNKS": chunks, "AT_ONCE": _AT_ONCE // chunks}
@@ -99,12 +110,13 @@ class DecodeConfig:
         main = problem.kernel(
             request,
             p,
-            "attention/decode/decode",
+            header,
             (D.mul(count, self.cluster), shares if self.split_kv else 1, 1),
             threads,
             sizes,
-            symbol="attention_decode",
+            symbol=symbol,
             macros=macros,
+            last=last,
             places={"y": place} if self.split_kv else {},
             smem=smem,
             cluster=self.cluster,
@@ -157,6 +169,14 @@ def simt_configs(request: Request, p: Problem) -> list[tuple[DecodeConfig, DimLi
         for n, use in divided
     ]
     found.append((DecodeConfig("simt", rows, split_kv=True), D.mul(few, split)))
+    return [(config, use) for config, use in found if use != 0]
+
+
+def cached_configs(request: Request) -> list[tuple[DecodeConfig, DimLike]]:
+    """For keys of a cache, of which a tensor says how many count."""
+    many = D.less(2 * request.sms, items(request, _CACHED_ROWS))
+    split = DecodeConfig("simt", _CACHED_ROWS, split_kv=True)
+    found = [(DecodeConfig("simt", _CACHED_ROWS), many), (split, D.sub(1, many))]
     return [(config, use) for config, use in found if use != 0]
 
 
