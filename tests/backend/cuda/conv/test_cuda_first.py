@@ -115,9 +115,11 @@ def test_every_output_once(tmp_path: Path, shape: Shape, planes: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 89, 90])
 def test_a_tile_for_all_that_lowering_leaves_in_planes(arch: int) -> None:
-    for c, kh, kw in itertools.product(
-        (1, 2, 3, 4), (1, 2, 3, 5, 7, 11, 16), (1, 2, 3, 4, 7, 8, 9, 11, 16, 32)
-    ):
+    """On older devices, whose tiles differ in what shared memory holds, one window in seven."""
+    windows = list(
+        itertools.product((1, 2, 3, 4), (1, 2, 3, 5, 7, 11, 16), (1, 2, 3, 4, 7, 8, 9, 11, 16, 32))
+    )
+    for c, kh, kw in windows if arch == 90 else windows[arch % 7 :: 7]:
         for stride, dilation in (
             (1, 1),
             (2, 1),
