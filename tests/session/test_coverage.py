@@ -26,6 +26,9 @@ def test_shares(backend: str, tmp_path: Path) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
     onnx.save(model, tmp_path / "m.onnx")
     found = coverage.share(tmp_path / "m.onnx", backend)
+    if backend == "cpu":  # which counts how many results there are
+        assert (found.nodes, found.ours, found.failed, found.left) == (3, 3, "", {})
+        return
     assert (found.nodes, found.ours, found.failed) == (3, 2, "")
     ((operator, why),) = found.left
     assert operator == "NonZero" and "depends on what tensors hold" in why

@@ -314,6 +314,37 @@ def detect(d: Draw) -> None:
     d.add("DeformConv", d.feed((n, c, h, w)), weights, offset, *more, **how)
 
 
+def counted(d: Draw) -> None:
+    """Results whose size contents say."""
+    r = d.random
+    kind, shape = (
+        r.choice(("NonZero", "Compress", "Unique", "boxes")),
+        d.shape(r.randrange(1, 5), 9000),
+    )
+    few = d.rng.integers(-1, r.choice((1, 3, 50)), shape)
+    if kind == "NonZero":
+        d.add(kind, d.given(few.astype(r.choice((np.float32, np.int64, np.int32, np.bool_)))))
+    elif kind == "boxes":
+        batch, classes, n = r.choice((1, 2)), d.size(9), d.size(400)
+        boxes = d.rng.uniform(0, 9, (batch, n, 4)).astype(np.float32)
+        scores = (d.rng.integers(0, 50, (batch, classes, n)) / 50).astype(np.float32)
+        more = d.store(np.array([r.choice((0.0, 0.3, 1.0))], np.float32))
+        d.add(
+            "NonMaxSuppression", d.given(boxes), d.given(scores), d.ints(r.choice((0, 1, 7, 1000))),
+            more, *r.choice(((), (d.store(np.array([0.4], np.float32)),))),
+            center_point_box=r.choice((0, 1)),
+        )  # fmt: skip
+    else:
+        axis = r.choice((None, r.randrange(-len(shape), len(shape))))
+        how = {} if axis is None else {"axis": axis}
+        n = few.size if axis is None else shape[axis]
+        x = d.given(few.astype(r.choice((np.float32, np.int64))))
+        if kind == "Unique":
+            d.add(kind, x, outputs=4, sorted=r.choice((0, 1)), **how)
+        else:
+            d.add(kind, x, d.given(d.rng.random(r.randrange(n + 1)) < 0.6), **how)
+
+
 _COORDINATES = (
     "half_pixel",
     "half_pixel_symmetric",
@@ -372,4 +403,5 @@ KINDS: Mapping[str, Callable[[Draw], None]] = {
     "index": index,
     "sample": sample,
     "detect": detect,
+    "counted": counted,
 }

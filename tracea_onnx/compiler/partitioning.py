@@ -9,7 +9,7 @@ from tracea_onnx.errors import ModelError
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.op_traits import Trait, operators
 
-_QUANTISE = operators(Trait.QUANTISE)
+_QUANTISE, _COUNTED = operators(Trait.QUANTISE), operators(Trait.COUNTED)
 
 
 def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
@@ -90,6 +90,8 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
             h = group_of[p]
             earlier = before[h] if h >= 0 else closed(reach[p])
             banned |= earlier
+            if h >= 0 and ops[p].kind in _COUNTED:
+                banned |= 1 << h  # how large its result is says a run, behind the whole group
             above |= earlier | (1 << h if h >= 0 else 0)
         g = -1
         if supported[k] and k not in followers:

@@ -247,6 +247,10 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
         f"{_PLACES} mode output_height output_width sampling_ratio spatial_scale",
     ),
     ("Det", T.SAME_TYPE | T.SUM | T.STEEP, ""),
+    ("NonMaxSuppression", T.COUNTED | T.HEAVY, "center_point_box"),
+    ("Unique", T.COUNTED | T.HEAVY | T.SAME_TYPE, "axis sorted"),
+    ("Compress", T.COUNTED | T.EXACT | T.SAME_TYPE, "axis"),
+    ("NonZero", T.COUNTED, ""),
     (
         "Resize",
         T.SAME_TYPE | T.NARROW | T.IMAGE | T.GROWS,
@@ -292,9 +296,16 @@ READ: dict[str, frozenset[str]] = {
 }
 
 
+#: As integers, since many sets are made while the package is imported.
+_BITS = {op: traits.value for op, traits in TRAITS.items()}
+
+
 def kinds(*traits: Trait) -> frozenset[str]:
     """Operators, and ops of specs, that have one of the traits at least."""
-    return frozenset(op for op, has in TRAITS.items() if any(t in has for t in traits))
+    wanted = 0
+    for t in traits:
+        wanted |= t.value
+    return frozenset(op for op, has in _BITS.items() if has & wanted)
 
 
 def operators(*traits: Trait) -> frozenset[str]:

@@ -21,6 +21,7 @@ class Trait(Flag):
     EXACT = auto()  # its elements need no rounding where those of the inputs need none
     GROWS = auto()  # it may be much larger than the inputs, by values that inference may not know
     RANDOM = auto()  # it is no function of the inputs
+    COUNTED = auto()  # it has as many slices along an axis as what the inputs hold says
     SUM = auto()  # its elements are sums of many terms
     STEEP = auto()  # values or slopes may leave fp16's range, or lose all digits in it
     # --- what it is

@@ -151,10 +151,21 @@ class PlanBuilder:
         self.outputs.append({"name": name})
         return Ref(self._buffer(kind="output", index=len(self.outputs) - 1))
 
-    def finish_output(self, name: str, dtype: int, dims: Sequence[DimLike]) -> None:
-        """Give an output its dims, once they are known."""
+    def finish_output(
+        self,
+        name: str,
+        dtype: int,
+        dims: Sequence[DimLike],
+        counted: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Give an output its dims, once they are known. counted: these are the largest it may have,
+        in a buffer of the arena: the axis whose size a run counts, that buffer, and the one that
+        gets the size.
+        """
         entry = next(o for o in self.outputs if o["name"] == name)
         entry.update(dtype=int(dtype), dims=[self.expr(d) for d in dims])
+        if counted is not None:
+            entry["counted"] = list(counted)
 
     def arena(self, size: DimLike) -> Ref:
         """A new buffer of that many bytes in the arena."""

@@ -555,6 +555,10 @@ def _fft(p: Launch) -> dict[str, Extent]:
     }  # fmt: skip
 
 
+def _six(p: Launch) -> list[DimLike]:
+    return [p[f"n{d}"] for d in range(6)]
+
+
 def _five(p: Launch, letter: str) -> list[DimLike]:
     return [p[f"{letter}{k}"] for k in range(5)]
 
@@ -678,6 +682,20 @@ _TABLE: dict[str, Table] = {
     "argmax": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), 8),
     "topk": lambda p: {**_rows_of(p, p["n"], p["k"], size_of(p["dtype"]), size_of(p["dtype"])),
         "at": p.line(p["outer"], p["k"], p["inner"], size=8)},
+    "nonzero": lambda p: {"x": p.line(*_six(p), size=size_of(p["dtype"])),
+        "y": p.line(p["rank"], *_six(p), size=8), "count": p.line(1, size=8)},
+    "compress": lambda p: {"x": p.line(p["outer"], p["n"], p["inner"], size=p["elem"]),
+        "condition": p.line(p["length"], size=1), "count": p.line(1, size=8),
+        "y": p.line(p["outer"], D.minimum(p["n"], p["length"]), p["inner"], size=p["elem"])},
+    "unique": lambda p: {**_rows_of(p, p["n"], p["n"], size_of(p["dtype"]), size_of(p["dtype"])),
+        **dict.fromkeys(("first", "inverse", "counts"), p.line(p["n"], size=8)),
+        "work": p.line(p["n"], 3, size=8), "count": p.line(1, size=8)},
+    "nms": lambda p: {"boxes": p.line(p["B"], p["N"], 4), "scores": p.line(p["B"], p["C"], p["N"]),
+        "picked": p.line(p["B"], p["C"], p["most"], size=8),
+        "counts": p.line(p["B"], p["C"], size=8)},
+    "nms_list": lambda p: {"picked": p.line(p["B"], p["C"], p["most"], size=8),
+        "counts": p.line(p["B"], p["C"], size=8), "count": p.line(1, size=8),
+        "y": p.line(p["B"], p["C"], p["most"], 3, size=8)},
     "squeeze_excite": lambda p: _images(
         p, w1=p.line(p["R"], p["C"]), w2=p.line(p["R"], p["C"]), b1=p.line(p["R"], size=_F32),
         b2=p.line(p["C"], size=_F32)
@@ -736,6 +754,8 @@ _RESULTS = frozenset({"y", "y_h", "y_c", "at", "skip", "packed"})
 _OTHER_RESULTS = {
     "fold_bn": frozenset({"scale", "shift"}),
     "fold_norm": frozenset({"sums", "bias"}),
+    "nms": frozenset({"picked", "counts"}),
+    **dict.fromkeys(("nonzero", "compress", "unique", "nms_list"), frozenset({"y", "count"})),
     **dict.fromkeys(("scatter_along", "scatter_tuples"), frozenset({"y", "idx"})),
     "cache_write": frozenset({"y"}),
 }
@@ -843,7 +863,7 @@ _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 #: Parameters that count something.
 _COUNTS = frozenset({
     "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R",
-    "B0", "B1", "rows", "inner", "outer", "n", "P", "window",
+    "B0", "B1", "rows", "inner", "outer", "n", "length", "most", "P", "window",
     "I", "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH",
     "PW", "PPT", "PPL", *(f"{c}{d}" for c in "mn" for d in range(6)),
 })  # fmt: skip
@@ -883,6 +903,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges["count"] = (0, 8)
     if family == "reduce":
         ranges["kind"] = (0, 9)
+    if family == "nonzero":
+        ranges["rank"] = (1, 6)
     if "recurrent" in family:
         ranges["G"], ranges["D"] = (1, 4), (1, 2)
     if family == "pack_recurrent":

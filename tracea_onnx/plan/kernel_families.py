@@ -392,6 +392,31 @@ FAMILIES: dict[str, Family] = {
     # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or
     # from the end (reverse).
     "cumsum": Family(("x", "y"), _names("outer n inner exclusive reverse dtype")),
+    # --- results whose size only contents say: `count` (I64) gets it, y has room for the most -----
+    # The CPU has them alone.
+    # Where x [n0, ..., n5] is not zero, as the last `rank` coordinates: y [rank, n0 * ... * n5]
+    # (I64), each row with `count` elements. x is F32, I32, I64, U8 or BOOL.
+    "nonzero": Family(("x", "y", "count"), _names("rank n0 n1 n2 n3 n4 n5 dtype")),
+    # Of x [outer, n, inner] the slices j whose condition[j] holds, j < length: y [outer, min(n,
+    # length), inner].
+    "compress": Family(_names("x condition y count"), _names("outer n length inner elem")),
+    # The different slices of x [outer, n, inner], in order (sorted) or as they come: y [outer, n,
+    # inner], where each is first, how often it is there, and which one each slice is (I64). x is
+    # F32 or I64. work: 3 n numbers (I64).
+    "unique": Family(
+        _names("x y first? inverse? counts? count work"), _names("outer n inner sorted dtype")
+    ),
+    # For each batch and class the boxes by their scores, at most `most`, without those that overlap
+    # a better one by more than `overlap` (intersection over union); above: of those above `score`.
+    # boxes [B, N, 4], corners or (center) center and size; scores [B, C, N]; picked [B, C, most],
+    # counts [B, C] (I64).
+    "nms": Family(
+        _names("boxes scores picked counts"),
+        _names("B C N most center above"),
+        ("overlap", "score"),
+    ),
+    # Those as rows of batch, class and box: y [B * C * most, 3].
+    "nms_list": Family(_names("picked counts y count"), _names("B C most")),
     # The determinants y [count] of x [count, n, n].
     "determinant": Family(("x", "y"), ("count", "n")),
     # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as

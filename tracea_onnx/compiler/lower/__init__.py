@@ -117,10 +117,6 @@ def _follow_floats(ctx: Lowering, name: str, found: Array) -> bool:
     return True
 
 
-#: Operators with as many results as what tensors hold says.
-_COUNTED = frozenset(("Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"))
-
-
 def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported."""
     late = ctx.late.pop(op.outputs[0], None)
@@ -135,11 +131,6 @@ def lower(ctx: Lowering, op: Op) -> None:
     fn = LOWER.get(op.kind)
     if fn is None:
         unread = op.nodes[0].unread if op.nodes else ""
-        if op.kind in _COUNTED:
-            raise Unsupported(
-                f"how large the result of {op.kind} is depends on what tensors hold, and the sizes"
-                " of a partition follow from the shapes of its inputs"
-            )
         raise Unsupported(op.why or unread or f"no kernel computes {op.kind}")
     _check_ranks(ctx, op)
     if not quantised_moves.lower(ctx, op, fn):

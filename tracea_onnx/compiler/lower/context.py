@@ -13,6 +13,7 @@ from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.value import (
     Blocks,
+    Counted,
     Deferred,
     DeferredNorm,
     Dims,
@@ -125,6 +126,17 @@ class Lowering:
         out = self.define(name, x.dtype, x.shape)
         out.view, out.nhwc, out.ints, out.data = x.view, x.nhwc, x.ints, x.data
         out.initializer, out.affine = x.initializer, x.affine
+
+    def define_counted(
+        self, name: str, dtype: DType, shape: Sequence[DimLike], axis: int, count: Ref
+    ) -> Ref:
+        """Declare an output with as many slices along an axis as `count` gets, at most as `shape`
+        says; returns where it lies.
+        """
+        v = self.define(name, dtype, shape)
+        ref = self.plan.arena(D.mul(v.elements, dtype.size))
+        v.view, v.counted = View(ref, contiguous(v.shape)), Counted(axis, count)
+        return ref
 
     def defer(
         self,
@@ -484,6 +496,10 @@ class Lowering:
         """Bring every output of the partition to its buffer."""
         for name, ref in self._outputs.items():
             v = self.value(name)
+            if v.counted is not None and v.view is not None:
+                where = v.view.ref.buffer, v.counted.count.buffer
+                self.plan.finish_output(name, v.dtype, v.shape, (v.counted.axis, *where))
+                continue
             goal = contiguous(v.shape)
             if v.view is None and v.nhwc is not None:
                 self.strided(v)

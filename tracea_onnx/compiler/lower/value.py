@@ -79,6 +79,16 @@ class Quantised:
     zero: Value | None
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A result of which a run counts how many there are along an axis: its dims are the largest.
+    `count` gets the number.
+    """
+
+    axis: int
+    count: Ref
+
+
 @dataclass
 class Value:
     """One tensor.
@@ -99,6 +109,7 @@ class Value:
     deferred: Deferred | None = field(default=None, repr=False)
     quantised: Quantised | None = field(default=None, repr=False)  # what it is dequantised from
     prepared: bool = False  # made once per session, of constants
+    counted: Counted | None = None  # nothing in its partition reads it
     # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means
     # nothing)
     affine: View | None = None

@@ -159,6 +159,30 @@ std::vector<double> Partition::Run::time(const Parallel& parallel) {
   return found;
 }
 
+std::vector<int64_t> Partition::Run::counted(size_t output) const {
+  const TensorSpec& o = partition_.plan().outputs[output];
+  std::vector<int64_t> dims = bound_->output_dims[output];
+  int64_t count;
+  memcpy(&count, state_->arena() + bound_->counted[output].count, sizeof count);
+  if (count < 0 || count > dims[size_t(o.axis)])
+    throw Failure("output '" + o.name + "' was counted to have " + std::to_string(count) + " of " +
+                  std::to_string(dims[size_t(o.axis)]));
+  dims[size_t(o.axis)] = count;
+  return dims;
+}
+
+void Partition::Run::copy_counted(size_t output, void* to) const {
+  const size_t axis = size_t(partition_.plan().outputs[output].axis);
+  const std::vector<int64_t>&most = bound_->output_dims[output], dims = counted(output);
+  if (!bound_->output_bytes[output] || !dims[axis]) return;
+  size_t rows = 1;
+  for (size_t d = 0; d < axis; d++) rows *= size_t(dims[d]);
+  const size_t pitch = bound_->output_bytes[output] / rows,
+               row = pitch / size_t(most[axis]) * size_t(dims[axis]);
+  const char* from = state_->arena() + bound_->counted[output].source;
+  for (size_t r = 0; r < rows; r++) memcpy(static_cast<char*>(to) + r * row, from + r * pitch, row);
+}
+
 void Partition::Run::finish() const {
   const Plan& plan = partition_.plan();
   const int failed = state_->take_failure();

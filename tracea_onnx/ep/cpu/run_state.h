@@ -21,6 +21,7 @@ struct RunState : Counted<&Stats::live_states> {
   std::vector<double> time(const Parallel& parallel);
   // Index of the first launch that reported bad data, or -1; forgets it.
   int take_failure();
+  const char* arena() const { return arena_.data(); }
 
   std::shared_ptr<const Bound> bound;
   std::vector<InputTensor> inputs;

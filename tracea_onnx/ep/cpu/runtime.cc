@@ -33,13 +33,19 @@ struct Threaded : Executable {
     const Bound& bound = run.bind();
     auto& out = run.outputs();
     out.resize(outputs.size());
-    for (size_t k = 0; k < outputs.size(); k++) {
-      const auto& dims = bound.output_dims[k];
+    const auto allocate = [&](size_t k, const std::vector<int64_t>& dims) {
       OrtValue* value = nullptr;
       check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
       check(ort.GetTensorMutableData(value, &out[k]));
-    }
+    };
+    for (size_t k = 0; k < outputs.size(); k++)
+      if (!bound.is_counted(k)) allocate(k, bound.output_dims[k]);
     run.execute(ort_parallel(context, threads->count(context)));
+    for (size_t k = 0; k < outputs.size(); k++)
+      if (bound.is_counted(k)) {
+        allocate(k, run.counted(k));
+        run.copy_counted(k, out[k]);
+      }
     stats.runs++;
   }
 
@@ -107,6 +113,7 @@ struct Cpu : Runtime {
     read_family_launch(row, init, plan, *isa ? isa : best_isa(), launch);
   }
   void check_options(const OrtSessionOptions* session) const override { read_isa(session); }
+  bool counts() const override { return true; }
   std::unique_ptr<DeviceSession> open(const Setup& setup) const override {
     return std::make_unique<Session>(setup.session, setup.options->num_threads);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <numeric>
+#include <utility>
 
 #include "plan/dtype.h"
 #include "plan/failure.h"
@@ -160,9 +161,25 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
         i = int(intervals.size()), intervals.push_back({bytes[size_t(o.buffer)], int(l), int(l)});
       intervals[size_t(i)].last = int(l);
     }
+  for (size_t k = 0; k < plan.outputs.size(); k++) {
+    const TensorSpec& o = plan.outputs[k];
+    if (o.axis < 0) continue;
+    for (const auto& [buffer, least] :
+         {std::pair(o.source, int64_t(bound->output_bytes[k])), std::pair(o.count, int64_t(8))}) {
+      const int i = interval_of[size_t(buffer)];
+      if (i < 0 || bytes[size_t(buffer)] < least)
+        throw Failure("nothing writes all of the counted output '" + o.name + "'");
+      intervals[size_t(i)].last = int(plan.run.size());  // it is copied behind the last launch
+    }
+  }
   int64_t arena = 0;
   const std::vector<int64_t> offsets = lay_out(intervals, &arena, plan.runtime->align());
   bound->arena_bytes = size_t(arena);
+  for (const TensorSpec& o : plan.outputs)
+    bound->counted.push_back(o.axis < 0
+                                 ? CountedPlace{}
+                                 : CountedPlace{offsets[size_t(interval_of[size_t(o.source)])],
+                                                offsets[size_t(interval_of[size_t(o.count)])]});
 
   for (const ExtentSpec& e : plan.extents) {
     const int64_t low = value[size_t(e.low)], high = value[size_t(e.high)],
@@ -194,6 +211,8 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
           bound->operands.push_back({Base::kInput, plan.buffers[k].index, offset});
           break;
         case BufferKind::kOutput:
+          if (bound->is_counted(size_t(plan.buffers[k].index)))
+            throw Failure(std::string("'") + l.name() + "' writes a counted output directly");
           bound->operands.push_back({Base::kOutput, plan.buffers[k].index, offset});
           break;
         case BufferKind::kArena:

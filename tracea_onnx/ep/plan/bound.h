@@ -33,14 +33,22 @@ struct ConstantLayout {
   size_t total;
 };  // by buffer; offset -1 = has none
 
+// Where a counted output and its size lie in the arena; -1 of one that is written where it belongs.
+struct CountedPlace {
+  int64_t source = -1, count = -1;
+};
+
 struct Bound : Counted<&Stats::live_bounds> {
   std::vector<int64_t> key;  // dims of all inputs
   std::vector<std::vector<int64_t>> output_dims;
-  std::vector<size_t> input_bytes, output_bytes;
+  std::vector<size_t> input_bytes, output_bytes;  // of counted outputs the most
+  std::vector<CountedPlace> counted;              // by output
   size_t arena_bytes = 0;
   std::vector<Place> operands;  // of all run launches, one after the other
   std::vector<int64_t> ints;    // idem
   std::vector<char> needed;     // of each run launch: whether it has something to write
+
+  bool is_counted(size_t output) const { return counted[output].source >= 0; }
 };
 
 // Whether `bound` was made for inputs of these types and dims.

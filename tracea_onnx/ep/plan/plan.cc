@@ -113,6 +113,16 @@ struct Reader {
       TensorSpec t{v.at("name").text("name"), int(v.at("dtype").integer("dtype")), 0, {}};
       for (const Json& d : v.at("dims").array("dims")) t.dims.push_back(expr(d));
       t.rank = int(t.dims.size());
+      if (const Json* counted = v.find("counted")) {
+        const auto& items = counted->array("counted");
+        if (items.size() != 3) throw Failure("a malformed counted output");
+        if (!plan.runtime->counts())
+          throw Failure("backend '" + backend + "' takes sizes of outputs from shapes alone");
+        const size_t buffers = j.at("buffers").array("buffers").size();
+        t.axis = index(items[0], t.dims.size(), "axis");
+        t.source = index(items[1], buffers, "buffer");
+        t.count = index(items[2], buffers, "buffer");
+      }
       plan.outputs.push_back(std::move(t));
     }
     int64_t constants = 0;  // at most 2 * kMaxBytes before it is compared: sums of them, with what
@@ -125,6 +135,10 @@ struct Reader {
         throw Failure("constants of " + std::to_string(constants) +
                       " bytes: no machine has as many; make the pack again");
     }
+    for (const TensorSpec& t : plan.outputs)
+      for (int b : {t.source, t.count})
+        if (b >= 0 && plan.buffers[size_t(b)].kind != BufferKind::kArena)
+          throw Failure("a counted output '" + t.name + "' that is not in the arena");
     for (const Json& v : j.at("extents").array("extents")) {
       const auto& items = v.array("extent");
       if (items.size() != 4) throw Failure("a malformed extent");

@@ -34,8 +34,11 @@ struct TensorSpec {
   std::string name;
   int type;
   int rank;
-  std::vector<int> dims;
-};  // dims: expressions, of an output
+  std::vector<int> dims;  // expressions, of an output
+  // Of an output whose size a launch counts: `dims` are the largest ones, of buffer `source`, and
+  // buffer `count` gets the size along `axis` (an int64). Else axis -1.
+  int axis = -1, source = -1, count = -1;
+};
 struct AxisSpec {
   int input, axis, expr;
 };  // expr unused for symbols
