@@ -326,9 +326,10 @@ def _probe(
             _lower(ctx, op)
             if op.fused and op.nodes[0].proto.domain == DOMAIN:
                 _agrees(graph, op, ctx)
-            for name in [o for o in op.outputs if o and ctx.values[o].counted is not None]:
-                del ctx.values[name]  # other partitions read it, with the size that it has
-                _foreign(ctx, name)
+            for name in filter(ctx.values.__contains__, op.outputs):
+                if ctx.values[name].counted is not None:
+                    del ctx.values[name]  # other partitions read it, with the size that it has
+                    _foreign(ctx, name)
         except Unsupported as e:
             reasons[k] = str(e)
             for o in [o for n in op.nodes for o in n.outputs if o]:

@@ -882,6 +882,10 @@ def types(family: str) -> dict[str, frozenset[int]]:
         "grid_dtype": numbers,
         "dtype": indices | ({int(DType.BOOL)} if family == "store_ints" else numbers),
     }
+    if family == "nonzero":
+        known["dtype"] |= {int(DType.U8), int(DType.BOOL)}
+    if family == "unique":
+        known["dtype"] -= {int(DType.I32)}
     return {n: frozenset(known[n]) for n in FAMILIES[family].ints if n in known}
 
 
