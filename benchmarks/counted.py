@@ -45,7 +45,7 @@ def cases() -> Iterator[tuple[str, str, Arrays, Arrays]]:
     for classes, boxes, keep, least in (
         (1, 2000, 300, 0.25), (80, 8400, 100, 0.25), (80, 8400, 100, 0.9), (90, 1917, 100, 0.25),
     ):  # fmt: skip
-        name = f"{classes} classes of {boxes} boxes, {keep} kept, scores above {least}"
+        name = f"{classes} x {boxes} scores above {least}, {keep} kept"
         yield name, *_boxes(classes, boxes, keep, least)
     for shape, share in (((2, 128), 0.8), ((640, 640), 0.01), ((640, 640), 0.5)):
         text = "x".join(map(str, shape))
