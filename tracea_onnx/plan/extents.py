@@ -250,12 +250,13 @@ def _gemm_int8(p: Launch) -> dict[str, Extent]:
     }
 
 
-def _conv_int8(p: Launch, w: DimLike) -> dict[str, Extent]:
+def _conv_int8(p: Launch, w: DimLike, channels: DimLike) -> dict[str, Extent]:
+    """channels: that are read."""
     pixels = p["OH"], p["OW"], p["OC"]
     return {
         **_convolution(p, p.line(0), 0),
         **_int8(p, p["OC"]),
-        "x": p.image("x", p["IH"], p["IW"], p["IC"], size=1),
+        "x": p.image("x", p["IH"], p["IW"], channels, size=1),
         "w": p.line(w, size=1),
         "res": p.image("r", *pixels, size=size_of(p["r_dtype"])),
         "y": p.image("y", *pixels, size=size_of(p["y_dtype"])),
@@ -657,8 +658,8 @@ _TABLE: dict[str, Table] = {
         "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
         "bias": p.line(p["N"], size=_F32),
     },
-    "gemm_int8": _gemm_int8, "conv2d_int8": lambda p: _conv_int8(p, _int8_filters(p)),
-    "conv2d_int8_dw": lambda p: _conv_int8(p, _int8_depthwise(p)),
+    "gemm_int8": _gemm_int8, "conv2d_int8": lambda p: _conv_int8(p, _int8_filters(p), p["IC"]),
+    "conv2d_int8_dw": lambda p: _conv_int8(p, _int8_depthwise(p), p["OC"]),
     "pack_gemm_int8": lambda p: {
         "w": _pack_gemm(p, 1)["w"],
         "packed": p.line(

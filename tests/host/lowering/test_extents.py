@@ -121,6 +121,15 @@ def test_an_extent_of_0_says_nothing_of_the_others() -> None:
     assert of("gather_tuples", "x", rows | {"count": 0}) == (0, 0)
 
 
+@pytest.mark.parametrize("family", ["conv2d_dw", "conv2d_int8_dw"])
+def test_a_depthwise_convolution_reads_as_many_channels_as_it_writes(family: str) -> None:
+    image: dict[str, D.DimLike] = {
+        "N": 1, "IC": 0, "OC": 4, "IH": 2, "IW": 3, "OH": 2, "OW": 3, "KH": 1, "KW": 1, "SH": 1,
+        "SW": 1, "DH": 1, "DW": 1, "x_cs": 4, "x_rs": 12, "x_ns": 24,
+    }  # fmt: skip
+    assert of(family, "x", image) == (0, 24 * (1 if "int8" in family else 4))
+
+
 def test_an_image_without_pixels_has_no_edge() -> None:
     image: dict[str, D.DimLike] = {"N": 1, "C": 2, "IW": 4, "x_cs": 2, "x_rs": 8, "OW": 4}
     assert of("resize2d", "x", image | {"IH": 2, "OH": 4}) == (0, 4 * 2 * 8)
