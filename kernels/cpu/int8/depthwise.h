@@ -52,6 +52,21 @@ TRACEA_INLINE void interleave(const uint8_t* const* rows, int64_t n, Values v, S
     _mm_storeu_si128((__m128i*)(out + 16 * k), _mm256_castsi256_si128(q[k]));
     _mm_storeu_si128((__m128i*)(out + 64 + 16 * k), _mm256_extracti128_si256(q[k], 1));
   }
+#elif TRACEA_W == 8
+  for (int64_t j = 0; j < n; j += 2 * W) {
+    __m256i r[2];
+    for (int k = 0; k < 2; k++) {
+      vhalf_u8 b{};
+      if (n - j >= 2 * W)
+        b = *(const vhalf_u8*)(rows[k] + j);
+      else
+        memcpy(&b, rows[k] + j, size_t(n - j));
+      r[k] = (__m256i)(widen(b ^ v.flip) - int16_t(v.zero));
+    }
+    const __m256i low = _mm256_unpacklo_epi16(r[0], r[1]), high = _mm256_unpackhi_epi16(r[0], r[1]);
+    store_i(out + 2 * j, (vi)_mm256_permute2x128_si256(low, high, 0x20));
+    store_i(out + 2 * j + 2 * W, (vi)_mm256_permute2x128_si256(low, high, 0x31));
+  }
 #else
   for (int64_t j = 0; j < n; j += W) {
     vi r[2];

@@ -33,6 +33,10 @@ struct Int8Product : ConvSizes {
     const int64_t fit = kInt8Block / std::max<int64_t>(1, pitch()) / kInt8Rows * kInt8Rows;
     return std::max<int64_t>(2 * kInt8Rows, std::min(fit, kInt8BlockRows / kInt8Rows * kInt8Rows));
   }
+  // Windows are single taps, all of the image.
+  bool points() const {
+    return KH * KW == 1 && PT == 0 && PL == 0 && (OH - 1) * SH < IH && (OW - 1) * SW < IW;
+  }
   // Rows lie equally spaced, as the tiles read them.
   bool in_place() const {
     return sizeof(Stored) == 1 && !is_signed && KH * KW * SH * SW == 1 && PT == 0 && PL == 0 &&
@@ -101,6 +105,18 @@ static inline void gather_window(const Int8Product& p, int64_t group, int64_t n,
   fill_values(to, (p.KH - h.k1) * row, v);
 }
 
+// Rows to..to + count, `pitch` bytes apart: a window of one tap each, ow and those behind it.
+static inline void gather_points(const Int8Product& p, int64_t group, int64_t n, int64_t oh,
+                                 int64_t ow, int64_t count, uint8_t* to, int64_t pitch) {
+  const int64_t terms = p.terms(), step = p.SW * p.x_cs;
+  const uint8_t* x = p.x + n * p.x_ns + oh * p.SH * p.x_rs + ow * step + group * terms;
+  const bool dense = pitch == terms * int64_t(sizeof(Stored));
+  if (dense && step == terms) return store_values((Stored*)to, x, terms * count, 1, 0, p.finish.x);
+  if (dense) return store_values((Stored*)to, x, terms, count, step, p.finish.x);
+  for (; count > 0; count--, to += pitch, x += step)
+    store_values((Stored*)to, x, terms, 1, 0, p.finish.x);
+}
+
 struct Int8Scratch {
   int64_t *y_at, *r_at;
   int32_t* x_sums;
@@ -116,7 +132,7 @@ static inline size_t int8_scratch_bytes(const Int8Product& p) {
 // returns the first and sets the bytes between them.
 static inline const uint8_t* gather_rows(const Int8Product& p, int64_t group, int64_t b0,
                                          int64_t b1, const Int8Scratch& s, int64_t* pitch) {
-  const bool in_place = p.in_place();
+  const bool in_place = p.in_place(), points = !in_place && p.points();
   const uint8_t* rows = in_place ? p.x + b0 * p.x_cs + group * p.terms() : s.rows;
   *pitch = in_place ? p.x_cs : p.pitch();
   const bool r_too = p.finish.res || p.finish.epilogue.prog;
@@ -126,8 +142,9 @@ static inline const uint8_t* gather_rows(const Int8Product& p, int64_t group, in
     int64_t y_at = p.y_at(n, oh, ow), r_at = p.r_at(n, oh, ow);
     for (int64_t k = i; k < end; k++, y_at += p.y_cs) s.y_at[k] = y_at;
     for (int64_t k = i; r_too && k < end; k++, r_at += p.r_cs) s.r_at[k] = r_at;
+    if (points) gather_points(p, group, n, oh, ow, end - i, s.rows + i * *pitch, *pitch);
     for (; i < end; i++, ow++) {
-      if (!in_place) gather_window(p, group, n, oh, ow, (Stored*)(s.rows + i * *pitch));
+      if (!in_place && !points) gather_window(p, group, n, oh, ow, (Stored*)(s.rows + i * *pitch));
       if (p.finish.w_zeros)
         s.x_sums[i] = int32_t(uint32_t(sum_values((const Stored*)(rows + i * *pitch), p.depth())) -
                               uint32_t(p.depth()) * uint32_t(p.finish.x.offset()));
