@@ -496,6 +496,10 @@ def test_activations(act: str, isa: str) -> None:
         Case(ic=28, oc=28, h=4, w=4, g=7, k=(3, 3), threads=2),
         Case(kind="conv2d_wino", ic=300, oc=70, h=15, w=15, act="relu", res_mode=1, threads=2),
         Case(kind="conv2d_wino", ic=512, oc=40, h=7, w=7),
+        # large blocks: a task each, several of one task, and of tasks that share them
+        Case(kind="conv2d_wino", ic=400, oc=16, h=41, w=41, threads=2),
+        Case(kind="conv2d_wino", ic=400, oc=20, h=21, w=19, act="silu"),
+        Case(kind="conv2d_wino", ic=400, oc=512, h=20, w=20, threads=2),
         Case(kind="conv2d_dw", ic=1100, oc=1100, g=1100, h=6, w=15, act="hard_swish"),
         Case(kind="conv2d_dw", ic=96, oc=96, g=96, h=57, w=56, threads=3),
         Case(kind="deconv2d", ic=32, oc=16, h=16, w=16, k=(2, 2), s=(2, 2), pads=(0, 0, 0, 0)),

@@ -50,6 +50,28 @@ struct PixelSet {
   int64_t next_x;  // input offset of what comes after the set, to be fetched ahead
 };
 
+// What the tiles of a panel fetch ahead where a panel is several tiles wide (vectors of 8 and
+// less): the first one its share of the next panel's weights, the others what the next tiles read.
+struct ConvAhead {
+  const float* weights;
+  int64_t w_step, x_step, width;  // elements per term of the sum; of a row of weights
+
+  bool fetches_weights(int64_t v, int64_t tile) const {
+    return W < 16 && v == 0 && width > kConvVectors * W && tile * w_step < width;
+  }
+};
+
+static inline ConvAhead conv_ahead(const Conv& c, const ConvPanel& p, int64_t terms,
+                                   int64_t tiles) {
+  if (W == 16) return {};
+  const auto per_term = [](double elements, int64_t n) {
+    return int64_t(std::min(16., std::ceil(elements / double(std::max<int64_t>(1, n)))));
+  };
+  return {p.w + p.width * c.depth, per_term(double(p.width), tiles),
+          per_term(double(conv_panel_rows(p.width)) * double(c.SW) * double(c.x_cs), terms),
+          p.width};
+}
+
 // Activation or program over the stored pixels of a tile, one call per run of equally spaced ones.
 // `y` is where output offset 0 and the panel's first channel lie, `base` what residual offsets and
 // flat indices count from.
@@ -86,12 +108,13 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
   const int64_t tiles = conv_div_up(set.count, conv_panel_rows(p.width)),
                 low = set.count / std::max<int64_t>(1, tiles), more = set.count - low * tiles;
   const int64_t last_tap = (t.taps_h - 1) * t.x_step_h;
+  const int64_t terms = t.taps_h * t.taps_w * t.depth;
+  const ConvAhead ahead = conv_ahead(c, p, terms, tiles);
   const Pixel step = set.px[1];
   Pixel base = set.first;
   // Stores of tiles that take less time than memory takes to answer wait for it, unless what they
   // write was fetched some tiles ago.
-  const int64_t early =
-      p.exact ? 0 : kConvEarly / std::max<int64_t>(1, t.taps_h * t.taps_w * t.depth);
+  const int64_t early = p.exact ? 0 : kConvEarly / std::max<int64_t>(1, terms);
   t.x_pitch = step.x, t.y_pitch = p.exact ? kConvPanel : step.y, t.r_pitch = step.r;
   for (int64_t i = 0, first = 0, rows; i < tiles; i++, first += rows) {
     rows = low + (i < more);
@@ -99,10 +122,10 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
     float *y = c.y + p.channel + base.y, *to = p.exact ? tail : y;
     t.x = x + base.x;
     t.pixel = px;
-    t.ahead = x + last_tap +
-              (i + 1 == tiles ? set.next_x
-               : set.spaced   ? base.x + rows * step.x
-                              : px[rows].x);
+    const float* next = x + last_tap +
+                        (i + 1 == tiles ? set.next_x
+                         : set.spaced   ? base.x + rows * step.x
+                                        : px[rows].x);
     if (p.exact) {
       for (int64_t m = 0; m < rows; m++) own[m] = px[m], own[m].y = m * kConvPanel;
       t.pixel = own;
@@ -111,6 +134,9 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
       t.w = w + v * W, t.bias = b + v * W, t.y = to + v * W;
       t.y_early = early * rows * t.y_pitch;
       t.res = res ? res + base.r + v * W : nullptr;
+      const bool weights = ahead.fetches_weights(v, i);
+      t.ahead = weights ? ahead.weights + i * ahead.w_step * terms : next;
+      t.ahead_step = weights ? ahead.w_step : ahead.x_step;
       const int64_t vectors = std::min<int64_t>(kConvVectors, p.width / W - v);
       if (set.spaced)
         conv_even_tiles[vectors][rows](t);

@@ -26,7 +26,8 @@ struct ConvTile {
   const float* bias;
   float* y;
   const float* res;    // or null
-  const float* ahead;  // input the next tile will read: fetched one line per step
+  const float* ahead;  // fetched meanwhile: a line per step, with vectors of 16 anew for each tap
+  int64_t ahead_step;  // elements from one step to the next, with shorter vectors
   int64_t y_early;     // elements from y to what an even tile fetches to be written
   float lo, hi;
   bool after_act;

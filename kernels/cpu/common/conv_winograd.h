@@ -19,18 +19,38 @@ struct Winograd {
   int64_t m_step;         // products: [16][tile][kConvPanel]
 };
 
-static inline Winograd read_winograd(const Launch& l) {
+// Floats of one of a block's 16 matrices. Larger blocks read weights less often, and what they hold
+// comes from L3 in time where the products take as long as with short vectors.
+constexpr int64_t kWinogradFloats = 10240, kMostWinogradFloats = W == 16 ? 10240 : 32768;
+
+// Most tiles of a block: balanced, of at most so many floats.
+static inline int64_t winograd_block(const Winograd& w, int64_t floats) {
+  const double scale = w.c.how.block;
+  const int64_t fit = std::max<int64_t>(
+      conv_rows[kConvVectors], std::min(scaled(56, scale), scaled(floats, scale) / w.v_ld));
+  return std::max<int64_t>(1,
+                           conv_div_up(w.tiles, std::max<int64_t>(1, conv_div_up(w.tiles, fit))));
+}
+
+static inline int64_t winograd_blocks(const Winograd& w, int64_t block) {
+  return conv_div_up(w.tiles, std::max<int64_t>(1, block));
+}
+
+// The work of a launch in so many tasks.
+static inline Winograd read_winograd(const Launch& l, int64_t tasks) {
   Winograd w;
   w.c = read_conv(l);
   w.th = conv_div_up(w.c.OH, 2), w.tw = conv_div_up(w.c.OW, 2);
   w.tiles = w.c.N * w.th * w.tw;
   w.v_ld = conv_round_up(w.c.IC, 16);
   if (w.v_ld % 512 == 0) w.v_ld += 16;  // rows a multiple of 2 KiB apart collide in L1
-  const int64_t fit =
-      std::max<int64_t>(conv_rows[kConvVectors],
-                        std::min(scaled(56, w.c.how.block), scaled(10240, w.c.how.block) / w.v_ld));
-  w.block =
-      std::max<int64_t>(1, conv_div_up(w.tiles, std::max<int64_t>(1, conv_div_up(w.tiles, fit))));
+  w.block = winograd_block(w, kWinogradFloats);
+  const int64_t large = winograd_block(w, kMostWinogradFloats),
+                blocks = std::max<int64_t>(1, winograd_blocks(w, large));
+  // Tasks that share a block transform its input each: for four panels at least.
+  if (tasks <= blocks ||
+      (!w.c.how.order && tasks % blocks == 0 && w.c.panels >= 4 * (tasks / blocks)))
+    w.block = large;
   // The transforms touch all 16 matrices at once: whole pages and a few lines apart, they fall into
   // different L1 sets.
   w.v_step = conv_round_up(w.block * w.v_ld, 1024) + 80;
@@ -38,18 +58,15 @@ static inline Winograd read_winograd(const Launch& l) {
   return w;
 }
 
-static inline int64_t winograd_blocks(const Winograd& w) {
-  return conv_div_up(w.tiles, std::max<int64_t>(1, w.block));
-}
-
 static int64_t winograd_tasks(const Launch& l, int threads) {
-  const Winograd w = read_winograd(l);
-  return w.c.how.order ? conv_tasks(w.c, w.c.panels, winograd_blocks(w), threads)
-                       : conv_tasks(w.c, winograd_blocks(w), w.c.panels, threads);
+  const Winograd w = read_winograd(l, 1);
+  const int64_t blocks = winograd_blocks(w, winograd_block(w, kWinogradFloats));
+  return w.c.how.order ? conv_tasks(w.c, w.c.panels, blocks, threads)
+                       : conv_tasks(w.c, blocks, w.c.panels, threads);
 }
 
 static size_t winograd_scratch(const Launch& l, int) {
-  const Winograd w = read_winograd(l);
+  const Winograd w = read_winograd(l, 1);  // the largest block
   return 4 * size_t(16 * (w.v_step + w.m_step) + 4 * w.block * kConvPanel + 64);
 }
 
@@ -161,9 +178,9 @@ static inline void winograd_store(const Winograd& w, const ConvPanel& p, int64_t
 }
 
 static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
-  const Winograd w = read_winograd(l);
+  const Winograd w = read_winograd(l, tasks);
   const Conv& c = w.c;
-  const int64_t blocks = winograd_blocks(w);
+  const int64_t blocks = winograd_blocks(w, w.block);
   ConvShare s = c.how.order ? conv_share(c.panels, blocks, task, tasks)
                             : conv_share(blocks, c.panels, task, tasks);
   if (c.how.order) std::swap(s.major0, s.minor0), std::swap(s.major1, s.minor1);
@@ -185,15 +202,19 @@ static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scr
       p.w = c.w + q * kConvPanel * 16 * c.IC;
       t.ldw = p.width;
       const int64_t heights = conv_div_up(count, conv_panel_rows(p.width));
+      const ConvAhead ahead = conv_ahead(c, p, c.IC, heights);
       for (int64_t xi = 0; xi < 16; xi++)
         for (int64_t i = 0; i < heights; i++) {
           const int64_t row = conv_part(count, heights, i),
                         rows = conv_part(count, heights, i + 1) - row;
-          t.x = v + xi * w.v_step + row * w.v_ld,
-          t.ahead = i + 1 < heights ? t.x + rows * w.v_ld : v + (xi + 1) % 16 * w.v_step;
+          t.x = v + xi * w.v_step + row * w.v_ld;
+          const float* next = i + 1 < heights ? t.x + rows * w.v_ld : v + (xi + 1) % 16 * w.v_step;
           for (int64_t j = 0; j < p.width / W; j += kConvVectors) {
+            const bool weights = ahead.fetches_weights(j, i);
             t.w = p.w + xi * c.IC * p.width + j * W,
             t.y = m + xi * w.m_step + row * kConvPanel + j * W;
+            t.ahead = weights ? p.w + ((xi + 1) * p.width + i * ahead.w_step) * c.IC : next;
+            t.ahead_step = weights ? ahead.w_step : kConvMaxRows;
             conv_even_tiles[std::min<int64_t>(kConvVectors, p.width / W - j)][rows](t);
           }
         }
