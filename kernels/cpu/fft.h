@@ -90,7 +90,7 @@ TRACEA_INLINE Complex operator-(Complex a, Complex b) { return {a.re - b.re, a.i
 TRACEA_INLINE Complex times(Complex a, vf re, vf im) {
   return {fma(a.re, re, -(a.im * im)), fma(a.re, im, a.im * re)};
 }
-TRACEA_INLINE Complex turned(Complex a) { return {a.im, -a.re}; }  // -i a
+TRACEA_INLINE Complex times_minus_i(Complex a) { return {a.im, -a.re}; }
 template <int N>
 TRACEA_INLINE Complex turned_by(Complex a) {  // by N / 16 of a turn
   constexpr float c[] = {1.f,          0.92387953f,  0.70710678f,  0.38268343f, 0.f,
@@ -98,14 +98,14 @@ TRACEA_INLINE Complex turned_by(Complex a) {  // by N / 16 of a turn
   constexpr float s[] = {0.f,         0.38268343f, 0.70710678f, 0.92387953f, 1.f,
                          0.92387953f, 0.70710678f, 0.38268343f, 0.f,         -0.38268343f};
   if (N == 0) return a;
-  if (N == 4) return turned(a);
+  if (N == 4) return times_minus_i(a);
   if (N == 2) return {(a.re + a.im) * c[2], (a.im - a.re) * c[2]};
   if (N == 6) return {(a.im - a.re) * c[2], (a.re + a.im) * -c[2]};
   return times(a, splat(c[N]), splat(-s[N]));
 }
 
 TRACEA_INLINE void four(Complex& a, Complex& b, Complex& c, Complex& d) {
-  const Complex t = a + c, u = a - c, v = b + d, w = turned(b - d);
+  const Complex t = a + c, u = a - c, v = b + d, w = times_minus_i(b - d);
   a = t + v, b = u + w, c = t - v, d = u - w;
 }
 
@@ -129,7 +129,7 @@ struct Butterfly {
         a = {fma(sum[j].re, c, a.re), fma(sum[j].im, c, a.im)};
         b = {fma(difference[j].re, s, b.re), fma(difference[j].im, s, b.im)};
       }
-      v[k] = a + turned(b), v[R - k] = a - turned(b);
+      v[k] = a + times_minus_i(b), v[R - k] = a - times_minus_i(b);
     }
     v[0] = all;
   }

@@ -1,5 +1,7 @@
 // Strided reads of any element type into f32 or i64, and contiguous writes back.
 #pragma once
+#include <type_traits>
+
 #include "common/bytes.h"
 
 namespace tracea {
@@ -48,72 +50,21 @@ static inline uint16_t float_to_bfloat(float x) {  // to nearest even
 
 template <class To, class From>
 TRACEA_INLINE To convert(From x) {
-  return To(x);
-}
-template <>
-inline float convert<float, Half>(Half x) {
-  return half_to_float(x.bits);
-}
-template <>
-inline float convert<float, Bfloat>(Bfloat x) {
-  return bits_float(uint32_t(x.bits) << 16);
-}
-template <>
-inline float convert<float, bool>(bool x) {
-  return x ? 1.f : 0.f;
-}
-template <>
-inline int64_t convert<int64_t, Half>(Half x) {
-  return int64_t(half_to_float(x.bits));
-}
-template <>
-inline int64_t convert<int64_t, Bfloat>(Bfloat x) {
-  return int64_t(bits_float(uint32_t(x.bits) << 16));
-}
-template <>
-inline Half convert<Half, float>(float x) {
-  return {float_to_half(x)};
-}
-template <>
-inline Bfloat convert<Bfloat, float>(float x) {
-  return {float_to_bfloat(x)};
-}
-template <>
-inline Half convert<Half, int64_t>(int64_t x) {
-  return {float_to_half(float(x))};
-}
-template <>
-inline Bfloat convert<Bfloat, int64_t>(int64_t x) {
-  return {float_to_bfloat(float(x))};
-}
-// Through i64, so that a value out of range wraps instead of being undefined.
-template <>
-inline uint8_t convert<uint8_t, float>(float x) {
-  return uint8_t(int64_t(x));
-}
-template <>
-inline int8_t convert<int8_t, float>(float x) {
-  return int8_t(int64_t(x));
-}
-template <>
-inline uint16_t convert<uint16_t, float>(float x) {
-  return uint16_t(int64_t(x));
-}
-template <>
-inline int16_t convert<int16_t, float>(float x) {
-  return int16_t(int64_t(x));
-}
-template <>
-inline uint32_t convert<uint32_t, float>(float x) {
-  return uint32_t(int64_t(x));
-}
-template <>
-inline bool convert<bool, float>(float x) {
-  return x != 0.f;
-}
-template <>
-inline bool convert<bool, int64_t>(int64_t x) {
-  return x != 0;
+  if constexpr (std::is_same_v<From, Half>)
+    return To(half_to_float(x.bits));
+  else if constexpr (std::is_same_v<From, Bfloat>)
+    return To(bits_float(uint32_t(x.bits) << 16));
+  else if constexpr (std::is_same_v<To, Half>)
+    return {float_to_half(float(x))};
+  else if constexpr (std::is_same_v<To, Bfloat>)
+    return {float_to_bfloat(float(x))};
+  else if constexpr (std::is_same_v<To, bool>)
+    return x != From{};
+  else if constexpr (std::is_same_v<From, float> &&
+                     (sizeof(To) < 4 || std::is_same_v<To, uint32_t>))
+    return To(int64_t(x));  // so that a value out of range wraps instead of being undefined
+  else
+    return To(x);
 }
 
 // to[n] = x[n]; 8 bits from and to floats in vectors.

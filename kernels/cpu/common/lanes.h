@@ -32,23 +32,14 @@ TRACEA_INLINE float sum_lanes(vf v) {
 TRACEA_INLINE float max_lanes(vf v) {
   return fold_lanes(v, [](vf a, vf b) { return vmax(a, b); });
 }  // NaN in, any lane out
-TRACEA_INLINE double sum_lanes_f64(vf v) {
-  double s = 0;
-  for (int k = 0; k < W; k++) s += double(v[k]);
-  return s;
-}
 
 // e^x for x <= 0, as softmax needs it: the argument is reduced in one step, so that the error is at
 // most 1.2e-7 * (1 + |x|) of the value and below 1e-7 absolutely. exp(-inf) is 0, results below
 // 2e-38 are 0 (see kNormalExp), NaN stays.
 TRACEA_INLINE vf vexp_down(vf x) {
   const vf t = vmax(splat(-160.f), x * 1.44269504f), n = vround(t), f = t - n;
-  vf p = splat(0.0013225903967395425f);
-  p = fma(p, f, splat(0.009675673209130764f));
-  p = fma(p, f, splat(0.05550861731171608f));
-  p = fma(p, f, splat(0.240221306681633f));
-  p = fma(p, f, splat(0.6931469440460205f));
-  p = fma(p, f, splat(1.f));
+  const vf p = polynomial(f, 0.0013225903967395425f, 0.009675673209130764f, 0.05550861731171608f,
+                          0.240221306681633f, 0.6931469440460205f, 1.f);
 #if TRACEA_W == 16
   const __mmask16 kept = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-125.f), _CMP_NLT_UQ);
   return (vf)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)n);

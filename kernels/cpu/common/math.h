@@ -61,11 +61,8 @@ TRACEA_INLINE vf reduce_exp(vf x, vf* n, vi* ni) {
 }
 // (exp(r) - 1 - r) / r^2
 TRACEA_INLINE vf exp_tail(vf r) {
-  vf p = splat(1.3901282800361514e-3f);
-  p = fma(p, r, splat(8.363144472241402e-3f));
-  p = fma(p, r, splat(0.04166685417294502f));
-  p = fma(p, r, splat(0.16666577756404877f));
-  return fma(p, r, splat(0.5f));
+  return polynomial(r, 1.3901282800361514e-3f, 8.363144472241402e-3f, 0.04166685417294502f,
+                    0.16666577756404877f, 0.5f);
 }
 
 // exp(max(x, lowest))
@@ -103,15 +100,9 @@ TRACEA_INLINE vf vlog(vf x) {
   const vi bits = bits_i(scaled) - 0x3f3504f3;
   const vf e = to_float(bits >> 23) - select(denormal, splat(23.f), vf{});
   const vf f = bits_f((bits & 0x007fffff) + 0x3f3504f3) - 1.f;
-  vf p = splat(0.07037658989429474f);
-  p = fma(p, f, splat(-0.11514664441347122f));
-  p = fma(p, f, splat(0.11677034199237823f));
-  p = fma(p, f, splat(-0.12420137226581573f));
-  p = fma(p, f, splat(0.14249318838119507f));
-  p = fma(p, f, splat(-0.16668057441711426f));
-  p = fma(p, f, splat(0.20000715553760529f));
-  p = fma(p, f, splat(-0.24999994039535522f));
-  p = fma(p, f, splat(0.3333333134651184f));
+  const vf p = polynomial(f, 0.07037658989429474f, -0.11514664441347122f, 0.11677034199237823f,
+                          -0.12420137226581573f, 0.14249318838119507f, -0.16668057441711426f,
+                          0.20000715553760529f, -0.24999994039535522f, 0.3333333134651184f);
   const vf f2 = f * f;
   vf y = fma(e, splat(-2.12194440e-4f), p * f * f2);
   y = fma(f2, splat(-0.5f), y) + f;
@@ -124,15 +115,9 @@ TRACEA_INLINE vf vlog(vf x) {
 
 // log(1 + e) for e in [0, 1], accurate for small e.
 TRACEA_INLINE vf vlog1p_unit(vf e) {
-  vf p = splat(-3.243980696424842e-3f);
-  p = fma(p, e, splat(0.019851261749863625f));
-  p = fma(p, e, splat(-0.056959159672260284f));
-  p = fma(p, e, splat(0.10603617131710052f));
-  p = fma(p, e, splat(-0.15305569767951965f));
-  p = fma(p, e, splat(0.19675931334495544f));
-  p = fma(p, e, splat(-0.24954132735729218f));
-  p = fma(p, e, splat(0.3332996368408203f));
-  p = fma(p, e, splat(-0.4999990165233612f));
+  const vf p = polynomial(e, -3.243980696424842e-3f, 0.019851261749863625f, -0.056959159672260284f,
+                          0.10603617131710052f, -0.15305569767951965f, 0.19675931334495544f,
+                          -0.24954132735729218f, 0.3332996368408203f, -0.4999990165233612f);
   return fma(p * e, e, e);
 }
 
@@ -140,19 +125,11 @@ TRACEA_INLINE vf vlog1p_unit(vf e) {
 // near 1; 1 in float32 from 4 on.
 TRACEA_INLINE vf verf(vf x) {
   const vf t = vmin(splat(4.f), vabs(x)), s = t * t;
-  vf p = splat(-6.477514398284256e-4f);
-  p = fma(p, s, splat(5.073504988104105e-3f));
-  p = fma(p, s, splat(-0.02681254781782627f));
-  p = fma(p, s, splat(0.11282869428396225f));
-  p = fma(p, s, splat(-0.3761257529258728f));
-  p = fma(p, s, splat(0.12837916612625122f));
-  vf h = splat(2.0745332585647702e-4f);
-  h = fma(h, t, splat(-3.1536039896309376e-3f));
-  h = fma(h, t, splat(0.02265615202486515f));
-  h = fma(h, t, splat(-0.10479864478111267f));
-  h = fma(h, t, splat(-0.6362220048904419f));
-  h = fma(h, t, splat(-1.1282289028167725f));
-  h = fma(h, t, splat(-6.598463369300589e-5f));
+  const vf p = polynomial(s, -6.477514398284256e-4f, 5.073504988104105e-3f, -0.02681254781782627f,
+                          0.11282869428396225f, -0.3761257529258728f, 0.12837916612625122f);
+  const vf h = polynomial(t, 2.0745332585647702e-4f, -3.1536039896309376e-3f, 0.02265615202486515f,
+                          -0.10479864478111267f, -0.6362220048904419f, -1.1282289028167725f,
+                          -6.598463369300589e-5f);
   vf n;
   vi ni;
   const vf r = reduce_exp(h, &n, &ni);  // h lies in [-18, -1.3]: no clamping, no denormals
@@ -166,16 +143,11 @@ struct Ratio {
 };
 TRACEA_INLINE Ratio tanh_ratio(vf x) {
   const vf t = clamp(x, splat(-9.02f), splat(9.02f)), s = t * t;
-  vf p = splat(1.331932342196751e-8f);
-  p = fma(p, s, splat(2.0583702280418947e-5f));
-  p = fma(p, s, splat(3.4940498881042004e-3f));
-  p = fma(p, s, splat(0.1337973177433014f));
-  p = fma(p, s, splat(1.f));
-  vf q = splat(7.762133691358031e-7f);
-  q = fma(q, s, splat(3.2831166754476726e-4f));
-  q = fma(q, s, splat(0.02587113343179226f));
-  q = fma(q, s, splat(0.46713048219680786f));
-  return {t * p, fma(q, s, splat(1.f))};
+  const vf p = polynomial(s, 1.331932342196751e-8f, 2.0583702280418947e-5f, 3.4940498881042004e-3f,
+                          0.1337973177433014f, 1.f);
+  const vf q = polynomial(s, 7.762133691358031e-7f, 3.2831166754476726e-4f, 0.02587113343179226f,
+                          0.46713048219680786f, 1.f);
+  return {t * p, q};
 }
 // Beyond the fitted range tanh is 1 in float32.
 TRACEA_INLINE vf vtanh(vf x) {

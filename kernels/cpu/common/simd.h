@@ -88,6 +88,13 @@ TRACEA_INLINE vf vfloor(vf a) {
   return a;
 }
 #endif
+// Horner's rule: the coefficient of the highest power of x comes first.
+template <class... Rest>
+TRACEA_INLINE vf polynomial(vf x, float first, Rest... rest) {
+  vf p = splat(first);
+  ((p = fma(p, x, splat(rest))), ...);
+  return p;
+}
 // Bit k is set where lane k is.
 TRACEA_INLINE uint32_t lane_bits(vi mask) {
 #if TRACEA_W == 16
