@@ -321,7 +321,7 @@ def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
     i, (inner, size) = r.ints, (_of_group(r)[0], r.dtype.size)
     pitch, resident = -(-int(i["IC"]) // 8) * 8 * size, _resident(r, tile)
     channel_groups = -(-_chunks(r, tile) // tile.channel_groups)
-    tiles = -(-rows // (tile.threads // tile.threads_per_pixel * tile.pixels))
+    tiles = max(1, -(-rows // (tile.threads // tile.threads_per_pixel * tile.pixels)))
     ctas = min(tiles, max(1, resident * r.sms // channel_groups)) * channel_groups
     # waves; warps per SM
     waves, warps = -(-tiles * channel_groups // ctas), -(-ctas // r.sms) * tile.threads / 32

@@ -16,6 +16,7 @@ import pytest
 from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
 from tracea_onnx.support import discovery
@@ -196,6 +197,13 @@ def test_few_channels_and_large_windows_have_kernels(dtype: DType, arch: int) ->
                 if symbols and (dtype == F32 or v.family != "conv2d")
                 else "conv_depthwise_direct" not in got
             )
+
+
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_a_batch_that_no_size_decides_may_be_nothing(dtype: DType) -> None:
+    n = symbol("n")
+    v = Shape(1, 2, 1, 1, 4, (1, 1), pad=(0, 0))
+    check_kernels(cuda.emit(_request(v, dtype, N=dims.floordiv(dims.mul(n, n), 4))), 90)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
