@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -144,3 +145,12 @@ def test_no_folder_has_many_files() -> None:
         pytest.skip("no checkout of git")
     found = Counter(Path(line).parent for line in listed.splitlines())
     assert {str(folder): n for folder, n in found.items() if n > MOST_FILES} == {}
+
+
+def test_the_build_needs_no_package(tmp_path: Path) -> None:
+    """A wheel is built where nothing else is installed."""
+    command = [sys.executable, "-S", str(ROOT / "kernels" / "cpu.py"), "--out", str(tmp_path)]
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert not done.returncode, done.stderr
+    assert (tmp_path / "units.cmake").exists()

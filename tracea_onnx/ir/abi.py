@@ -14,6 +14,10 @@ from tracea_onnx.support.data_classes import dataclass
 
 _NONE = T(0)
 
+#: The most taps of a window, and their longest stride and dilation, that kernels take: places in an
+#: image are counted in 64 bits.
+FARTHEST = 1 << 24
+
 
 @dataclass(frozen=True)
 class Opcode:

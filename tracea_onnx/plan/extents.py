@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import FARTHEST, DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import (
     BARRIER_WORDS,
@@ -26,7 +26,6 @@ from tracea_onnx.plan.kernel_families import (
     PASSES,
     PROJECTED_STEPS,
 )
-from tracea_onnx.shapes.windows import FARTHEST
 from tracea_onnx.support.data_classes import dataclass
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.

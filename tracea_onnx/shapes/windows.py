@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import FARTHEST
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.shapes.environment import Operator, Unsupported
 from tracea_onnx.support.data_classes import dataclass
-
-#: The most taps of a window, and their longest stride and dilation, that kernels take: places in an
-#: image are counted in 64 bits.
-FARTHEST = 1 << 24
 
 
 @dataclass(frozen=True)
