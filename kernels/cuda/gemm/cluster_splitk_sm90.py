@@ -160,10 +160,13 @@ def candidates(
     m, n = max(m, 1), max(n, 1)
     for swap in (True, False) if m > 48 else (True,):
         left, right = (n, m) if swap else (m, n)
-        least = -(-right // 256)
+        # of `right` in equal parts, rounded up to eights; there may be very many parts
+        least, most = -(-right // 256), max(-(-right // 256) + 4, -(-right // 64) - 1)
         widths = {
-            (right + 8 * parts - 1) // (8 * parts) * 8
-            for parts in range(least, max(least + 5, -(-right // 64)))
+            8 * eights
+            for eights in range(1, 33)
+            if (parts := max(least, -(-right // (8 * eights)))) <= most
+            and -(-right // (8 * parts)) == eights
         }
         if mn_major[0 if swap else 1]:
             widths = {-(-width // 64) * 64 for width in widths}
