@@ -90,6 +90,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # those of sm_90 cover most of the same code
         if _topic(item.path) == "golden" and "[sm_8" in item.name:
             item.add_marker(pytest.mark.slow)
+        if _topic(item.path) == "session" and not any(
+            item.get_closest_marker(name) for name in ("once", "slow")
+        ):
+            item.add_marker(pytest.mark.varies)
         if item.get_closest_marker("slow") is None and _is_quick(
             _topic(item.path), item.path.stem, item.name
         ):
