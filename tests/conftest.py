@@ -40,12 +40,21 @@ _SLOW = frozenset({
     "test_the_module_runs_as_a_program_and_survives_a_closed_pipe",
 })  # fmt: skip
 
+#: Of so many slow cases of `sampled` tests CI runs one.
+_DRAWN = 3
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
         help="write the records of tests/golden anew (with -n0)",
+    )
+    parser.addoption(
+        "--commit",
+        default="",
+        metavar="TEXT",
+        help="of the slow cases of `sampled` tests one in three, drawn by this text",
     )
     group = parser.getgroup("gpu", "tests/gpu")
     group.addoption("--only-compile", action="store_true", help="emit and compile, run nothing")
@@ -82,11 +91,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if folder == "golden" or _is_quick(folder, module, "") else True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    drawn, left = config.getoption("--commit"), list[pytest.Item]()
     for item in items:
         sampled = item.get_closest_marker("sampled")
         if sampled is not None and zlib.crc32(item.name.encode()) % sampled.args[0]:
             item.add_marker(pytest.mark.slow)
+            if drawn and zlib.crc32(f"{drawn} {item.nodeid}".encode()) % _DRAWN:
+                left.append(item)
         # those of sm_90 cover most of the same code
         if _topic(item.path) == "golden" and "[sm_8" in item.name:
             item.add_marker(pytest.mark.slow)
@@ -98,6 +110,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _topic(item.path), item.path.stem, item.name
         ):
             item.add_marker(pytest.mark.quick)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(map(id, left))
+        items[:] = [item for item in items if id(item) not in gone]
 
 
 def _topic(path: Path) -> str:
