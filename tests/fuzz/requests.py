@@ -111,6 +111,7 @@ def changed_request(c: Case) -> Verdict:
     if r.random() < 0.6:  # as ONNX Runtime, which tells types and shapes
         with contextlib.suppress(Exception):
             checked = model_file.load(model).model
+            onnx_inference.check(checked, "the model")  # else onnx's inference may crash
             onnx_inference.infer(checked, onnx_inference.user_types(checked))
             model = checked
     data = bytes(model.SerializeToString())
