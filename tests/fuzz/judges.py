@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnxruntime as ort
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.fuzz import workers
@@ -102,17 +102,21 @@ def is_of_nothing(model: ModelProto, values: Iterable[Any]) -> bool:
     )
 
 
+def _second_operands(model: ModelProto, reader: str) -> Iterator[TensorProto]:
+    """Constants that are the second operand of operators with `reader` in their name."""
+    nodes = [n for g in edit.graphs(model) for n in g.node if reader in n.op_type]
+    names = {name for n in nodes for name in n.input[1:2]}
+    return (t for g in edit.graphs(model) for t in g.initializer if t.name in names)
+
+
 def pads_what_is_not_finite(model: ModelProto) -> bool:
     """Whether a convolution has weights that are not finite: whether the zeros around its images
     count, which such a weight makes NaN, is up to each kernel (docs/numerics.md).
     """
-    nodes = (n for g in edit.graphs(model) for n in g.node if "Conv" in n.op_type)
-    weights = {w for n in nodes for w in n.input[1:2]}
     return any(
         not np.isfinite(numpy_helper.to_array(t)).all()
-        for g in edit.graphs(model)
-        for t in g.initializer
-        if t.name in weights and t.data_type == onnx.TensorProto.FLOAT
+        for t in _second_operands(model, "Conv")
+        if t.data_type == TensorProto.FLOAT
     )
 
 
@@ -120,14 +124,8 @@ def quantises_nan(model: ModelProto) -> bool:
     """Whether a QuantizeLinear divides by 0 or by what is not finite: ONNX does not say which
     integer a NaN is.
     """
-    nodes = (n for g in edit.graphs(model) for n in g.node if n.op_type == "QuantizeLinear")
-    scales = {w for n in nodes for w in n.input[1:2]}
-    return any(
-        not (np.isfinite(v := numpy_helper.to_array(t).astype(np.float64)) & (v != 0)).all()
-        for g in edit.graphs(model)
-        for t in g.initializer
-        if t.name in scales
-    )
+    scales = (numpy_helper.to_array(t) for t in _second_operands(model, "QuantizeLinear"))
+    return any(not (np.isfinite(v) & (v != 0)).all() for v in (s.astype(float) for s in scales))
 
 
 def undeclared(model: ModelProto) -> bytes:

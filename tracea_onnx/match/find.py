@@ -51,10 +51,8 @@ def find(
             by_anchor.setdefault(op, []).append(rule)
     for node in graph.nodes:
         if node.unread:
-            unread = reason(Why.UNREAD, fault=node.unread)
             refusals += [
-                Refusal(rule.name, node.name, unread, node=node.name)
-                for rule in by_anchor.get(node.written, ())
+                _unread(rule, node, node.unread) for rule in by_anchor.get(node.written, ())
             ]
         for rule in by_anchor.get(node.op, ()):
             try:
@@ -66,8 +64,7 @@ def find(
             except MemoryError:
                 raise
             except ModelError as e:  # a tensor that is damaged
-                unread = reason(Why.UNREAD, fault=e.what)
-                refusals.append(Refusal(rule.name, node.name, unread, node=node.name))
+                refusals.append(_unread(rule, node, e.what))
                 continue
             except Exception as e:
                 if failed is None:
@@ -89,6 +86,10 @@ def find(
         if progress is not None:
             progress()
     return matches, refusals
+
+
+def _unread(rule: Rule, node: Node, fault: str) -> Refusal:
+    return Refusal(rule.name, node.name, reason(Why.UNREAD, fault=fault), node=node.name)
 
 
 def _defect(rule: Rule, node: Node, what: str) -> Refusal:

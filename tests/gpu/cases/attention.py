@@ -233,6 +233,18 @@ def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> t
     return out, size
 
 
+def bound_of(p: Shape, dtype: DType, want: Array, size: Array) -> Array:
+    """What a kernel may err of `reference`'s results."""
+    u = 0.0 if dtype == DType.F32 else ROUNDOFF[dtype]  # of weights that are stored
+    bound: Array = (
+        rounding(want, dtype, 0)
+        + 2.02 * u * size
+        + 2.0**-24 * (32 + 2 * p.d + 4 * p.cap) * (size + np.abs(want))
+        + 1e-30
+    )
+    return bound
+
+
 @np.errstate(all="ignore")
 def attention_case(
     rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic: bool = False
@@ -279,13 +291,7 @@ def attention_case(
         ints |= strides | {"mask_kind": p.mask}
     ints["nan_to_zero"] = int(p.clean)
     want, size = reference(p, values["q"], values["k"], values["v"], effect)
-    u = ROUNDOFF[dtype]
-    bound = (
-        rounding(want, dtype, 0)
-        + (2.02 * u if dtype != DType.F32 else 0.0) * size
-        + 2.0**-24 * (32 + 2 * p.d + 4 * p.cap) * (size + np.abs(want))
-        + 1e-30
-    )
+    bound = bound_of(p, dtype, want, size)
     row = p.h * (p.dv + pad)
     ints |= {"y_b": p.s * row, "y_s": row, "y_h": p.dv + pad}
     out = Output(

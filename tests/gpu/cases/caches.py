@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.gpu.cases.attention import Shape, reference
-from tests.support.cuda.case import ROUNDOFF, Array, Case, plain, rounding, stored, value
+from tests.gpu.cases.attention import Shape, bound_of, reference
+from tests.support.cuda.case import Array, Case, plain, stored, value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
 
@@ -39,13 +39,7 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
             rows = q[b : b + 1].transpose(0, 2, 1, 3)
             made.append(reference(one, rows, k[b : b + 1, :, :keys], v[b : b + 1, :, :keys], None))
         want, size = (np.concatenate(x).transpose(0, 2, 1, 3) for x in zip(*made, strict=True))
-        u = ROUNDOFF[dtype]
-        bound = (
-            rounding(want, dtype, 0)
-            + (2.02 * u if dtype != DType.F32 else 0.0) * size
-            + 2.0**-24 * (32 + 2 * p.d + 4 * p.cap) * (size + np.abs(want))
-            + 1e-30
-        )
+        bound = bound_of(p, dtype, want, size)
         if not wide:  # of a shorter prompt's padding anything is right
             for b, n in enumerate(lens):
                 bound[b, n:] = np.inf

@@ -99,8 +99,15 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
     )
 
 
-def appended(ctx: Lowering, op: Op, past: str, new: Heads, name: str, dtype: DType) -> Value:
-    """Keys or values behind those of a cache [batch, heads, past, size], which may be absent."""
+def cache_name(op: Op, k: int) -> str:
+    """The new cache of keys (0) or values (1): a result of the operator, which may be left out."""
+    return (*op.outputs, "", "")[1 + k] or f"{op.outputs[0]}\0cache{k}"
+
+
+def appended(ctx: Lowering, op: Op, past: str, new: Heads, k: int, dtype: DType) -> Value:
+    """Keys (k = 0) or values (1) behind those of a cache [batch, heads, past, size], which may be
+    absent.
+    """
     old = ctx.optional(past)
     held: DimLike = 0
     if old is not None:
@@ -109,7 +116,8 @@ def appended(ctx: Lowering, op: Op, past: str, new: Heads, name: str, dtype: DTy
         held = old.shape[2]
         for axis, size in ((0, new.batch), (1, new.heads), (3, new.dim)):
             ctx.same(old.shape[axis], size, f"axis {axis} of the cache of {op.kind} '{op.label}'")
-    out = ctx.define(name, dtype, (new.batch, new.heads, held + new.seq, new.dim))
+    shape = (new.batch, new.heads, held + new.seq, new.dim)
+    out = ctx.define(cache_name(op, k), dtype, shape)
     ref, strides = ctx.new_plain(out), contiguous(out.shape)
     if old is not None:
         ctx.copy(ctx.strided(old), View(ref, strides), old.shape, dtype, whole=False)

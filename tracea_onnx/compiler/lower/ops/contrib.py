@@ -245,8 +245,7 @@ def multi_head(ctx: Lowering, op: Op) -> None:
     if op.input(6) or any(op.outputs[1:]):
         for k in (1, 2):
             new = heads_of(ctx, parts[k], {"layout": layouts[k]}, heads)
-            name = (*op.outputs, "", "")[k] or f"{op.outputs[0]}\0cache{k}"
-            parts[k] = appended(ctx, op, op.input(5 + k), new, name, parts[k].dtype)
+            parts[k] = appended(ctx, op, op.input(5 + k), new, k - 1, parts[k].dtype)
             layouts[k] = "bhsd"
     q, keys = parts[0], parts[1].shape[2 if layouts[1] == "bhsd" else 1]
     mask = op.input(5) or (

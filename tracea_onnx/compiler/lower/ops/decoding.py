@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
-from tracea_onnx.compiler.lower.ops.attention import Cached, Heads, appended, heads_of, rope
+from tracea_onnx.compiler.lower.ops.attention import (
+    Cached,
+    Heads,
+    appended,
+    cache_name,
+    heads_of,
+    rope,
+)
 from tracea_onnx.compiler.lower.ops.attention import attention as attention_of
 from tracea_onnx.compiler.lower.ops.contrib import counted
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
@@ -179,8 +186,7 @@ def _written(
     dtype: DType,
 ) -> Value:
     """The cache `dims` with new keys (0) or values (1) in it, from row at + behind on."""
-    name = (*op.outputs, "", "")[1 + which] or f"{op.outputs[0]}\0cache{which}"
-    out = ctx.define(name, dtype, dims)
+    out = ctx.define(cache_name(op, which), dtype, dims)
     past = ctx.optional(op.input(3 + which))
     if past is not None and past.dtype != dtype:
         raise Unsupported(f"the cache of {op.kind} has type {past.dtype.name}, not {dtype.name}")
@@ -236,8 +242,7 @@ def cached(ctx: Lowering, op: Op) -> None:
         new = heads_of(ctx, x, spec.k, heads)
         if spec.causal:  # the queries are those of the new keys
             ctx.same(new.seq, seq, f"the numbers of new keys and of queries of '{op.label}'")
-        name = (*op.outputs, "", "")[1 + k] or f"{op.outputs[0]}\0cache{k}"
-        roles[role] = appended(ctx, op, op.input(4 + k), new, name, x.dtype).name
+        roles[role] = appended(ctx, op, op.input(4 + k), new, k, x.dtype).name
     spec = replace(
         spec, k={"layout": "bhsd"}, v={"layout": "bhsd"}, past="kv" if spec.causal else None
     )
