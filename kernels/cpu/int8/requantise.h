@@ -126,8 +126,8 @@ struct Finish {
     found.ratio = m.scale * q.inverse;
     found.again_lo = q.lo, found.again_hi = q.hi, found.again_magic = q.zero + kQuickShift;
     found.again = middle && y_dtype != kF32 && y_dtype != kI32;
-    for (float n = m.lo; found.again && n <= m.hi; n += W) {
-      const vf v = vmin(lane_numbers() + n, splat(m.hi));
+    for (int n = int(m.lo); found.again && n <= int(m.hi); n += W) {
+      const vf v = vmin(lane_numbers() + float(n), splat(m.hi));
       const vi made = again_bits(v, found) >> kFractionBits,
                exact = to_int(Quantised::round(v * m.scale, q) + q.zero);
       found.again = lane_bits(((made ^ exact) & 255) != 0) == 0;
