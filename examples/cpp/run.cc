@@ -140,8 +140,8 @@ int main(int argc, char** argv) {
   size_t n_devices = 0;
   check(call(303 /* GetEpDevices */, static_cast<const void*>(environment), &devices, &n_devices),
         "devices");
-  const void* device = nullptr;
-  for (size_t k = 0; k < n_devices; k++)
+  const void* device = nullptr;  // the provider's first, which is the host
+  for (size_t k = 0; k < n_devices && !device; k++)
     if (!strcmp(call<const char*>(312 /* EpDevice_EpName */, devices[k]),
                 "TraceaExecutionProvider"))
       device = devices[k];
