@@ -15,6 +15,7 @@ from tracea_onnx.ir.graph import Graph, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.symbolic import shapes
 from tracea_onnx.support import tables
+from tracea_onnx.support.alike import Said, grouped
 
 _CONTROL = operators(Trait.CONTROL)
 
@@ -133,9 +134,13 @@ def _complete_types(graph: Graph) -> None:
             )
 
 
-def text(found: Coverage) -> list[str]:
-    """One line for people, and one for every node that would leave."""
-    return [_head(found), *(f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving)]
+def text(found: Coverage, *, everything: bool = False) -> list[str]:
+    """One line for people, and one for the nodes that would leave for one reason; with `everything`
+    for each of them.
+    """
+    said = [Said(n.node, n.op, (n.reason,)) for n in found.leaving]
+    lines = (f"  {head}: {s.lines[0]}" for head, s in grouped(said, everything=everything))
+    return [_head(found), *lines]
 
 
 def _head(found: Coverage) -> str:

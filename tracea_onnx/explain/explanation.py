@@ -26,6 +26,7 @@ from tracea_onnx.pipeline import optimizer
 from tracea_onnx.pipeline.fusion_loop import FusionOptions, Progress, silent, transform
 from tracea_onnx.pipeline.report import Report
 from tracea_onnx.support import tables
+from tracea_onnx.support.alike import Said, grouped
 
 #: Operators that compute enough to be asked about, whether a rule starts at them or not.
 _HEAVY = operators(Trait.HEAVY, Trait.ASKED)
@@ -193,7 +194,8 @@ def _unfused(graph: Graph, n: Node, said: Sequence[Refusal]) -> Explanation:
 def text(account: ExplainReport, *, everything: bool = False) -> list[str]:
     """Lines for people: fused anchors in short, unfused ones with what came nearest.
 
-    `everything` shows light nodes and rules far off, too.
+    Anchors of which the same is said are one entry. `everything` shows each, light nodes and rules
+    far off, too.
     """
     fused = [e for e in account.anchors if e.fused_by]
     left = [e for e in account.anchors if not e.fused_by]
@@ -203,12 +205,17 @@ def text(account: ExplainReport, *, everything: bool = False) -> list[str]:
         *(f"  {e.anchor}: {e.fused_by} ({len(e.nodes)} nodes)" for e in fused),
         f"{len(left)} anchors were not:",
     ]
-    for e in shown:
-        out.append(f"  {e.anchor} ({e.op})")
-        said = e.refusals if everything else [r for r in e.refusals if r.near] or e.refusals[:1]
-        out += [f"    {r.said}" for r in said]
-        out += [f"    fix: {e.fix}"] if e.fix else []
+    for head, first in grouped([_said(e, everything) for e in shown], everything=everything):
+        out += [f"  {head}", *(f"    {line}" for line in first.lines)]
     if len(shown) < len(left):
         out.append(f"  and {len(left) - len(shown)} light nodes (--all shows them)")
     out += [f"note: {n}" for n in account.report.notes]
-    return out + (["", *reach.text(account.coverage)] if account.coverage is not None else [])
+    if account.coverage is not None:
+        out += ["", *reach.text(account.coverage, everything=everything)]
+    return out
+
+
+def _said(e: Explanation, everything: bool) -> Said:
+    said = e.refusals if everything else [r for r in e.refusals if r.near] or e.refusals[:1]
+    fix = [f"fix: {e.fix}"] if e.fix else []
+    return Said(e.anchor, e.op, (*(r.said for r in said), *fix))

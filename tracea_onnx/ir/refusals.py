@@ -65,7 +65,10 @@ class Why(Enum):
     ATTRIBUTE = "{node} has {attribute} {value}; the fused kernel takes {wanted}"
     UNREAD = "{fault}"
     ACTIVATION = "{node} has activation '{name}' with parameters {params}, which no kernel computes"
-    QUANTIZED = "{node} reads {source}: it is a quantized operator; sessions compute it in integers"
+    QUANTIZED = (
+        "{node} reads {source}: a quantized operator stays as it is in the file, and sessions"
+        " compute it in integers"
+    )
     TRAINING = "{node} is in training mode", Advice.EVAL
     TRAINING_OUTPUTS = "{node} also returns training statistics", Advice.EVAL
 

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx.ir.refusals import Refusal
 from tracea_onnx.rewrite.mixed_precision import Narrowed
 from tracea_onnx.support import tables
+from tracea_onnx.support.alike import Said, grouped
 from tracea_onnx.verify.verification import Verification
 from tracea_onnx.verify.weight_drift import Weights
 
@@ -127,14 +128,18 @@ def _parts(
         out.append("nothing was fused")
     near = [r for r in report.refused if r.near]
     if near:
-        shown = near if verbose else near[:_SHOWN]
+        said = grouped([Said(r.anchor, r.rule, (r.reason,)) for r in near], everything=verbose)
+        shown = said if verbose else said[:_SHOWN]
         out += [
             "",
             f"{len(near)} chains were not fused:",
-            *(f"  {r.anchor} ({r.rule}): {r.reason}" for r in shown),
+            *(f"  {head}: {first.lines[0]}" for head, first in shown),
         ]
-        if len(near) > len(shown):
-            out.append(f"  and {len(near) - len(shown)} more: tracea-onnx explain {report.model}")
+        if len(said) > len(shown):
+            out.append(
+                f"  and for {len(said) - len(shown)} other reasons: tracea-onnx explain"
+                f" {report.model}"
+            )
     if report.precision is not None:
         out += ["", *_precision_text(report.precision, verbose)]
     if report.weights is not None:

@@ -220,7 +220,7 @@ def test_quantised_neighbours_are_left_alone() -> None:
         ["y"],
         {"w": weights(3, 3, 1, 1), "s": np.float32(0.1), "z": np.int8(0)},
     )
-    assert "reads DequantizeLinear 'n_d': it is a quantized operator" in reason(m, "conv", "n_c")
+    assert "reads DequantizeLinear 'n_d': a quantized operator" in reason(m, "conv", "n_c")
     assert find(m, "pointwise")[1] == []
 
 
