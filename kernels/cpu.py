@@ -33,13 +33,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.plan.extents import MOST_REPEATS, WIDTHS, extents, limits, repeats, results, types
-from tracea_onnx.plan.kernel_families import (
-    BARRIER_WORDS,
-    FAMILIES,
-    PROJECTED_STEPS,
-    Family,
-    packed_elements,
-)
+from tracea_onnx.plan.kernel_families import FAMILIES, PROJECTED_STEPS, Family, packed_elements
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime import host_device
 from tracea_onnx.runtime.device_caps import DeviceCaps
@@ -324,7 +318,7 @@ def families_header() -> str:
             f"enum Act : int64_t {{ {', '.join('k' + _camel(a) for a in ACTIVATIONS)} }};",
             "namespace fam {",
             *(_family(n, f) for n, f in FAMILIES.items()),
-            f"constexpr int kBarrierWords = {BARRIER_WORDS}, kProjectedSteps = {PROJECTED_STEPS};",
+            f"constexpr int kProjectedSteps = {PROJECTED_STEPS};",
             "}  // namespace fam",
             "// `optional` has bit k set when operand k may be absent.",
             (

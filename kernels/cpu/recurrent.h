@@ -25,7 +25,6 @@ constexpr int64_t kNear = 1 << 15;                           // floats of W that
 static_assert(kKept == 2 * kSteps && (!kPairRows || (kPairRows == kSteps && kTileCols == kPanel)));
 constexpr int64_t kRowBlock = 4 * kTileRows, kSums = 1 << 14;  // rows, and floats, of sums at once
 constexpr int kMostParts = 31, kLine = 16;                     // int32 of a cache line
-static_assert((kMostParts + 1) * kLine == fam::kBarrierWords);
 
 static inline int32_t read(const int32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
@@ -35,6 +34,7 @@ static inline int32_t read(const int32_t* p) { return __atomic_load_n(p, __ATOMI
 struct StageBarrier {
   int32_t* lines;  // how many parts of tickets are done; of each part: its next ticket, begun
 
+  static int64_t words(int64_t parts) { return (parts + 1) * kLine; }
   int32_t* ticket(int64_t p) const { return lines + (p + 1) * kLine; }
   bool begun(int64_t p) const { return read(ticket(p) + 1); }
   void begin(int64_t p) const { __atomic_store_n(ticket(p) + 1, 1, __ATOMIC_RELEASE); }
@@ -131,7 +131,10 @@ struct Layer {
 
   int64_t first_gate(int64_t stage) const { return stage ? G - 1 : 0; }
   int64_t gates(int64_t stage) const { return stages == 1 ? G : stage ? 1 : G - 1; }
-  int64_t length(int64_t b) const { return lens ? std::min<int64_t>(std::max(lens[b], 0), T) : T; }
+  // It may change while the layer runs: a Plan can have the lengths where a result is written.
+  int64_t length(int64_t b) const {
+    return lens ? std::min<int64_t>(std::max(read(lens + b), 0), T) : T;
+  }
   int64_t tickets() const { return T * stages + 2; }
 
   static void run_product(const Product& p, Ahead* ahead = nullptr) {
@@ -180,9 +183,9 @@ struct Layer {
 
   // --- the projection of the input
   int64_t columns() const { return G * pitch; }
-  // Row b of the input in step s, and where its projection lies.
-  const float* input(int64_t s, int64_t b) const {
-    return x + (backward ? length(b) - 1 - s : s) * x_t + b * x_b;
+  // Row b, which has `len` steps, of the input in step s, and where its projection lies.
+  const float* input(int64_t s, int64_t b, int64_t len) const {
+    return x + (backward ? len - 1 - s : s) * x_t + b * x_b;
   }
   int64_t next_input() const { return backward ? -x_t : x_t; }
   float* projection(int64_t s, int64_t b) const {
@@ -203,12 +206,12 @@ struct Layer {
       n = std::min(some, end - q);
       const float* const from = w + q * I * kPanel;
       for (int64_t t = s; by_step && t < std::min(s + group_size(s), T); t++)
-        run_product({input(t, m0), x_b, m1 - m0, from, I, n, added + q * kPanel,
+        run_product({input(t, m0, T), x_b, m1 - m0, from, I, n, added + q * kPanel,
                      projection(t, m0) + q * kPanel, columns(), order});
       for (int64_t b = m0; !by_step && b < m1; b++) {
-        const int64_t steps = std::min(group_size(s), length(b) - s);
+        const int64_t len = length(b), steps = std::min(group_size(s), len - s);
         if (steps > 0)
-          run_product({input(s, b), next_input(), steps, from, I, n, added + q * kPanel,
+          run_product({input(s, b, len), next_input(), steps, from, I, n, added + q * kPanel,
                        projection(s, b) + q * kPanel, B * columns(), order});
       }
     }
@@ -216,10 +219,11 @@ struct Layer {
   // What this step does of the next group's projection, of panels q..q+count.
   Ahead ahead(int64_t q, int64_t count) const {
     const int64_t begin = group_of(step), size = group_size(begin), s = begin + size;
-    if (!single() || s >= length(m0)) return {};
+    const int64_t len = single() ? length(m0) : 0;
+    if (s + kSteps > len) return {};
     const int64_t from = part(count, size, step - begin), to = part(count, size, step - begin + 1);
     q += from;
-    return {input(s, m0),
+    return {input(s, m0, len),
             next_input(),
             w + q * I * kPanel,
             added + q * kPanel,
@@ -404,6 +408,11 @@ static int64_t tasks(const Launch& l, int threads) {
 // Whether tasks that share a direction have rows of their own.
 static inline bool split_rows(const Launch& l, int64_t each) { return l.i[f::B] / kRows >= each; }
 
+static int64_t words(const Launch& l, int threads) {
+  const int64_t D = l.i[f::D], each = tasks(l, threads) / D;
+  return each <= 1 || split_rows(l, each) ? 0 : D * StageBarrier::words(each);
+}
+
 static size_t scratch(const Launch& l, int) {
   const int64_t rows = std::min(l.i[f::B], kRowBlock);
   return size_t(std::max(kSums, rows * l.i[f::G] * kPanel)) * 4 + 64;
@@ -427,7 +436,7 @@ static Layer layer(const Launch& l, int64_t d, float* sums) {
   v.y = at(f::y, d * l.i[f::y_d]), v.y_h = at(f::y_h, d * l.i[f::h_d]);
   v.y_c = v.G == 4 ? at(f::y_c, d * l.i[f::h_d]) : nullptr;
   const int64_t own = ((4 + kKept * v.G) * v.B + v.G) * v.pitch;
-  float* const state = at(f::state, l.i[f::D] * fam::kBarrierWords + d * own);
+  float* const state = at(f::state, d * own);
   v.h[0] = state, v.h[1] = state + v.B * v.pitch, v.c = state + 2 * v.B * v.pitch;
   v.more = state + 3 * v.B * v.pitch, v.added = state + 4 * v.B * v.pitch;
   v.projected = v.added + v.G * v.pitch;
@@ -451,7 +460,7 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
     return;
   }
   v.group();
-  const StageBarrier barrier{(int32_t*)l.buf[f::state] + d * fam::kBarrierWords};
+  const StageBarrier barrier{l.words + d * StageBarrier::words(each)};
   barrier.begin(own);
   for (int64_t t = 0; t < v.tickets(); t++) {
     barrier.wait(t * each);
@@ -488,7 +497,7 @@ static void run(const Launch& l, int64_t task, int64_t, void*) {
 }  // namespace pack_recurrent
 
 static const Kernel kernel_recurrent = {"recurrent_layer", recurrent::tasks, recurrent::scratch,
-                                        recurrent::run};
+                                        recurrent::run, recurrent::words};
 static const Kernel kernel_pack_recurrent = {"pack_recurrent", pack_recurrent::tasks, nullptr,
                                              pack_recurrent::run};
 static const Kernel* const table_recurrent[] = {&kernel_recurrent, &kernel_pack_recurrent, nullptr};

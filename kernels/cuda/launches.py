@@ -15,6 +15,7 @@ from tracea_onnx.codegen.kernel_request import (
     Kernel,
     Pointer,
     TensorMap,
+    Words,
 )
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
@@ -50,6 +51,8 @@ def _argument(a: Argument, plan: Plan, places: Mapping[str, Ref | None]) -> list
         return ["f", a.value]
     if isinstance(a, FaultWord):
         return ["e"]
+    if isinstance(a, Words):
+        return ["w", a.count]
     pointer = a.pointer if isinstance(a, TensorMap) else a
     ref = places.get(pointer.operand)
     if ref is None:

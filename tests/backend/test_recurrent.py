@@ -99,3 +99,22 @@ def test_lengths_out_of_range_are_bad_data() -> None:
         operands["lens"] = _placed(np.array(lens, np.int32))
         with pytest.raises(TraceaError, match="recurrent_layer reported bad data"):
             run_kernel("recurrent_layer", operands, ints)
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("threads", [1, 3])
+def test_operands_that_share_memory(isa: str, threads: int) -> None:
+    """As a changed Plan can have them: the length of the row lies where the first state is written,
+    14 at first and then 19. No step behind the last one is read, and tasks do not wait for ever.
+    """
+    layer = Layer("RNN", (19, 1, 1, 300), inputs=290)
+    for name in ("r", "w", "bias", "h"):
+        setattr(layer, name, np.abs(getattr(layer, name)))
+    operands, ints = _launch(layer, isa, 1)
+    x = aligned((20, 1, 290))
+    x[:19], x[19] = np.abs(layer.x), np.nan
+    operands["state"].fill(0)
+    operands["x"], operands["lens"] = x[:19], operands["state"].view(np.int32)[:1]
+    operands["lens"][0], operands["h"].view(np.int32)[0, 0, 0] = 14, 19
+    run_kernel("recurrent_layer", operands, ints, isa=isa, threads=threads)
+    assert not np.isnan(operands["state"]).any()

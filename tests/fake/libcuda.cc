@@ -207,6 +207,15 @@ const std::map<std::string, Kernel> kKernels = {
         for (int k = 0; k < a.i(1); k++)
           if (a.p(0)[k] < 0) *reinterpret_cast<uint32_t*>(a.at<uint64_t>(2)) = 1;
       }}},
+    // y = x, as long as the words (their number, too) are 0 at first; they are not at the end.
+    {"meet",
+     {"ppipi",
+      [](const Arguments& a) {
+        auto* const words = reinterpret_cast<uint32_t*>(a.p(3));
+        float before = 0;
+        for (int k = 0; k < a.i(4); k++) before += float(words[k]), words[k] = uint32_t(k + 1);
+        for (int k = 0; k < a.i(2); k++) a.p(1)[k] = a.p(0)[k] + before;
+      }}},
     {"write_long",
      {"pl",
       [](const Arguments& a) {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracea_onnx.ir.abi import ACTIVATIONS as CODES
-from tracea_onnx.plan.kernel_families import BARRIER_WORDS, PROJECTED_STEPS
+from tracea_onnx.plan.kernel_families import PROJECTED_STEPS
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -156,9 +156,7 @@ class Layer:
         units = -(-self.hidden // 32) * 32
         gates = self.gates if self.inputs else 0
         rows = (4 + PROJECTED_STEPS * gates) * self.batch + gates
-        count = self.directions * (BARRIER_WORDS + rows * units)
-        state = np.full(count, np.nan, np.float32)
-        state[: self.directions * BARRIER_WORDS] = 0
+        state = np.full(self.directions * rows * units, np.nan, np.float32)
         return {"x": self.x, "bias": self.bias, "h": self.h, "state": state}
 
     def ints(self) -> dict[str, int]:

@@ -106,6 +106,15 @@ class FaultWord:
 
 
 @dataclass(frozen=True)
+class Words:
+    """Address of `count` words of 32 bits (`u32*`) in which the blocks of a launch meet. They are 0
+    when it starts, and belong to the run: no operand of a Plan lies there.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A CUtensorMap passed by value as `__grid_constant__`. Innermost dimension first, as
     cuTensorMapEncodeTiled takes it: `dims` in elements, `strides` in bytes for dims[1:], `box` in
@@ -127,7 +136,7 @@ class TensorMap:
     l2_promotion: int = 128
 
 
-Argument = Pointer | Int32 | Int64 | Float32 | FaultWord | TensorMap
+Argument = Pointer | Int32 | Int64 | Float32 | FaultWord | Words | TensorMap
 
 
 @dataclass(frozen=True)

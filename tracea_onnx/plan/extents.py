@@ -18,14 +18,7 @@ from dataclasses import replace
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import FARTHEST, DType
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import (
-    BARRIER_WORDS,
-    COPIES,
-    FAMILIES,
-    PADDED,
-    PASSES,
-    PROJECTED_STEPS,
-)
+from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, PADDED, PASSES, PROJECTED_STEPS
 from tracea_onnx.support.data_classes import dataclass
 
 #: Bytes from an operand's address: the first it may touch, and the first it may not.
@@ -365,7 +358,6 @@ def _recurrent(p: Launch) -> dict[str, Extent]:
     d, b, units = p["D"], p["B"], _up(p["H"], 32)
     h = (b, p["h_b"]), (d, p["h_d"]), (p["H"], 1)
     gates = D.mul(p["G"], p["H"])
-    kept = D.mul(d, D.product([4, b, units]) + BARRIER_WORDS)
     return {
         "x": p.span((p["T"], p["x_t"]), (b, p["x_b"]), (D.mul(d, gates), 1)),
         "r": p.line(d, p["G"], units, p["H"]),
@@ -375,7 +367,7 @@ def _recurrent(p: Launch) -> dict[str, Extent]:
         **dict.fromkeys(("h", "c"), p.span(*h)),
         **dict.fromkeys(("y_h", "y_c"), p.written(*h)),
         "y": p.written((p["T"], p["y_t"]), (b, p["y_b"]), (d, p["y_d"]), (p["H"], 1)),
-        "state": p.line(kept, size=_F32),
+        "state": p.line(4, d, b, units, size=_F32),
     }
 
 
@@ -387,7 +379,7 @@ def _recurrent_layer(p: Launch) -> dict[str, Extent]:
         "x": p.span((p["T"], p["x_t"]), (b, p["x_b"]), (p["I"], 1)),
         "w": p.line(d, gates, units, p["I"]),
         "bias": p.line(d, 2, gates, p["H"]),
-        "state": p.line(D.mul(d, D.mul(rows, units) + BARRIER_WORDS), size=_F32),
+        "state": p.line(d, rows, units, size=_F32),
     }
 
 

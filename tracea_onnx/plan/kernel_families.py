@@ -64,8 +64,6 @@ _CONV_INTS = _names(
 COPIES = 16
 #: Dims of what `pad` pads, those that are not padded joined.
 PADDED = 5
-#: 32-bit words of the barrier between the tasks of one direction of a recurrent layer.
-BARRIER_WORDS = 512
 #: Steps of a recurrent layer whose projected inputs are kept.
 PROJECTED_STEPS = 12
 #: Most passes of a Fourier transform.
@@ -323,8 +321,8 @@ FAMILIES: dict[str, Family] = {
     # H]. lens: steps of each row (I32; out of 0..T is an error); y is 0 behind them. y: t*y_t +
     # b*y_b + d*y_d; first and last h and c: b*h_b + d*h_d. before: GRU's reset gate is applied to
     # h R, else to h. coupled: the forget gate is 1 - i. Activations f, g, h as of an epilogue; what
-    # f and g take is clipped where clip is not 0. state: D * BARRIER_WORDS words of 0, and then
-    # D * 4 * B * (H rounded up to 32) floats.
+    # f and g take is clipped where clip is not 0. state: room for D * 4 * B * (H rounded up to
+    # 32) floats.
     "recurrent": Family(
         _names("x r bias? peephole? lens? h? c? y? y_h? y_c? state"),
         _names(
@@ -333,8 +331,8 @@ FAMILIES: dict[str, Family] = {
         _names("clip f0 f1 g0 g1 h0 h1"),
     ),
     # The same of the input itself, of step t and row b at t*x_t + b*x_b, there [I]: w is from
-    # pack_recurrent, too; bias [D, 2, G, H]. state: behind the words room for D * ((4 +
-    # PROJECTED_STEPS * G) * B + G) * (H rounded up to 32) floats; CPU only.
+    # pack_recurrent, too; bias [D, 2, G, H]. state: room for D * ((4 + PROJECTED_STEPS * G) * B +
+    # G) * (H rounded up to 32) floats; CPU only.
     "recurrent_layer": Family(
         _names("x w r bias? peephole? lens? h? c? y? y_h? y_c? state"),
         _names("T B D H I G x_t x_b y_t y_b y_d h_b h_d before coupled reverse act_f act_g act_h"),

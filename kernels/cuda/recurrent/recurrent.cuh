@@ -10,16 +10,17 @@
 #ifndef GENERATED
 #include "common/instance.cuh"
 constexpr int GATES = 4, LINEAR_BEFORE_RESET = 0, H = 64, PITCH = 64, ROWS = 8, UNITS = 8, CTAS = 8,
-              WORDS = 512;
+              WORDS = 32;
 constexpr bool COUPLED = false, CLIPPED = false;
 DEV float act_f(float x, float, float) { return x; }
 DEV float act_g(float x, float, float) { return x; }
 DEV float act_h(float x, float, float) { return x; }
-#define PARAMETERS                                                                                \
-  const T *x, const T *r, const T *bias, const T *peephole, const int *lens, const T *h0,         \
-      const T *c0, T *y, T *y_h, T *y_c, float *state, u32 *fault, int steps, int batch,          \
-      int directions, int reverse, i64 x_t, i64 x_b, i64 y_t, i64 y_b, i64 y_d, i64 h_b, i64 h_d, \
-      i64 bias_d, float clip, float f0, float f1, float g0, float g1, float p_h0, float p_h1
+#define PARAMETERS                                                                         \
+  const T *x, const T *r, const T *bias, const T *peephole, const int *lens, const T *h0,  \
+      const T *c0, T *y, T *y_h, T *y_c, float *state, u32 *words, u32 *fault, int steps,  \
+      int batch, int directions, int reverse, i64 x_t, i64 x_b, i64 y_t, i64 y_b, i64 y_d, \
+      i64 h_b, i64 h_d, i64 bias_d, float clip, float f0, float f1, float g0, float g1,    \
+      float p_h0, float p_h1
 #endif  // GENERATED
 #include "common/base.cuh"
 
@@ -237,9 +238,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) recurrent(PARAMETERS) {
   l.x_t = x_t, l.x_b = x_b, l.y_t = y_t, l.y_b = y_b, l.h_b = h_b;
   l.clip = clip, l.f0 = f0, l.f1 = f1, l.g0 = g0, l.g1 = g1, l.p_h0 = p_h0, l.p_h1 = p_h1;
   const i64 rows = i64(batch) * H_PITCH;
-  l.h[0] = state + i64(directions) * WORDS + d * 4 * rows;
+  l.h[0] = state + d * 4 * rows;
   l.h[1] = l.h[0] + rows, l.c = l.h[1] + rows, l.reset_h = l.c + rows;
-  const GridBarrier barrier{(u32*)state + i64(d) * WORDS};
+  const GridBarrier barrier{words + d * WORDS};
   const bool first = threadIdx.x == 0;
   if (first) barrier.start(own);
   for (int ticket = 0; ticket < steps * STAGES + 2; ticket++) {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
+from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request, Words
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.plan.kernel_families import BARRIER_WORDS
 
 from ..common.instantiate import floats, instantiate, ints, longs, pointer
 from ..common.launch import known, parameters, static
@@ -22,6 +21,11 @@ def _pitch(units: int) -> int:
     return -(-units // 8) * 8
 
 
+def _words(ctas: int) -> int:
+    """Of the barrier of one direction, which has lines of L2 for itself."""
+    return -(-(2 + 2 * ctas) // 32) * 32
+
+
 def _rows(batch: DimLike) -> int:
     n = known(batch)
     return _SOME if n is None else min(_ROWS, 1 << max(n - 1, 0).bit_length())
@@ -36,7 +40,8 @@ def recurrent(request: Request) -> list[Kernel]:
     own = [pointer("const T", name) for name in ("x", "r", "bias", "peephole")]
     own += [pointer("const int", "lens"), pointer("const T", "h", "h0")]
     own += [pointer("const T", "c", "c0"), *(pointer("T", name) for name in ("y", "y_h", "y_c"))]
-    own += [pointer("float", "state"), ("u32*", "fault", FaultWord())]
+    own += [pointer("float", "state"), ("u32*", "words", Words(directions * _words(ctas)))]
+    own += [("u32*", "fault", FaultWord())]
     own += ints({"steps": i["T"], "batch": i["B"], "directions": directions})
     own += ints({"reverse": i["reverse"]})
     own += longs({n: i[n] for n in ("x_t", "x_b", "y_t", "y_b", "y_d", "h_b", "h_d", "bias_d")})
@@ -45,7 +50,7 @@ def recurrent(request: Request) -> list[Kernel]:
     own += floats({f"p_{n}": f.get(n, 0.0) for n in ("h0", "h1")})
     constants = {
         "GATES": gates, "LINEAR_BEFORE_RESET": static(i["before"], "reset"), "H": units,
-        "PITCH": pitch, "ROWS": rows, "UNITS": each, "CTAS": ctas, "WORDS": BARRIER_WORDS,
+        "PITCH": pitch, "ROWS": rows, "UNITS": each, "CTAS": ctas, "WORDS": _words(ctas),
         "COUPLED": bool(i["coupled"]), "CLIPPED": clip != 0.0,
     }  # fmt: skip
     acts = "".join(activation_source(static(i[n], n), n) for n in ("act_f", "act_g", "act_h"))

@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.cpp import library
-from tracea_onnx.codegen.kernel_request import FaultWord, Float32, Int32, Int64, Kernel, Pointer
+from tracea_onnx.codegen.kernel_request import (
+    FaultWord,
+    Float32,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Words,
+)
 from tracea_onnx.ir.dims import evaluate
 from tracea_onnx.support import discovery
 
@@ -271,6 +279,9 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
             values.append(ctypes.c_float(a.value))
         elif isinstance(a, FaultWord):
             values.append(ctypes.c_uint64(ctypes.addressof(fault)))
+        elif isinstance(a, Words):
+            words = (ctypes.c_uint32 * a.count)()
+            values.append(ctypes.c_uint64(ctypes.addressof(words)))
         else:
             assert isinstance(a, Pointer)
             at = (

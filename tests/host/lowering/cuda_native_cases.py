@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake.driver import Log
 from tests.fake.plans import HandPlan
-from tracea_onnx.codegen.kernel_request import Float32, Int32, Int64, Pointer, TensorMap
+from tracea_onnx.codegen.kernel_request import Float32, Int32, Int64, Pointer, TensorMap, Words
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -99,7 +99,7 @@ def case_constants_are_prepared_once() -> None:
     scratch, prepared = b.arena(4 * 64), b.const(4 * 64)
     n = Int32(64)
     b.kernel("scale", [b.initializer("w"), scratch, n, Float32(2.0)], init=True)
-    b.kernel("add", [scratch, None, prepared, n], init=True)
+    b.kernel("meet", [scratch, prepared, n, Words(3), Int32(3)], init=True)
     b.kernel("mul", [x, prepared, y, n])
     b.kernel("add", [y, b.initializer("c"), y, n])
     b.kernel("add", [y, b.blob(d), y, n])
@@ -210,6 +210,12 @@ def case_bad_plans_are_one_line() -> None:
     refused("blob 9 does not exist", lambda p: p["run"][0].update(cubin=9))
     refused("buffer 99 does not exist", lambda p: p["run"][0]["args"].__setitem__(0, ["p", 99, 0]))
     refused("unknown kind of argument 'q'", lambda p: p["run"][0]["args"].__setitem__(0, ["q"]))
+    for words in (0, 2**20):
+        refused(
+            f"number of words {words} is out of range",
+            lambda p, n=words: p["run"][0]["args"].__setitem__(0, ["w", n]),
+        )
+    refused("two arguments 'w'", lambda p: p["run"][0].update(args=[["w", 1], ["w", 1]]))
     refused("block 4096 is out of range", lambda p: p["run"][0].update(block=4096))
     refused(
         "its grid of 1 is not a multiple of its cluster of 2",

@@ -37,7 +37,7 @@ from tests.session.cuda.cuda_session import (
 )
 from tests.session.provider.provider_plans import Entries, key, model
 from tracea_onnx import provider
-from tracea_onnx.codegen.kernel_request import FaultWord, Int32
+from tracea_onnx.codegen.kernel_request import FaultWord, Int32, Words
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.graph import Graph
 
@@ -218,6 +218,83 @@ def case_bad_data_without_synchronisation_shows_at_the_next() -> None:
     with pytest.raises(Exception, match="out of range"):
         io.synchronize_outputs()
     io.synchronize_outputs()
+
+
+# --- words in which the blocks of a launch meet
+
+
+def meeting_plan(graph: Graph) -> Entries:
+    """u = x, y = u, by kernels that add the words they find and leave others there."""
+    b = HandPlan("meet")
+    x = b.add_input("x", F32, 1)
+    b.define_symbol("n", 0, 0)
+    n = D.symbol("n")
+    u, y = b.add_output("u"), b.add_output("y")
+    b.kernel("meet", [x, u, Int32(n), Words(5), Int32(5)])
+    b.kernel("meet", [u, y, Int32(n), Words(70), Int32(70)], pdl=True)
+    b.finish_output("u", F32, [n])
+    b.finish_output("y", F32, [n])
+    return [([key(node) for node in graph.nodes], b.to_json(), b.blobs)]
+
+
+def case_words_are_clear_when_a_launch_starts() -> None:
+    """Launch by launch and in graphs, which clear them, too; after a launch that did not end."""
+    answer(meeting_plan)
+    for graphs in "01":
+        session = provider.create_session(
+            cube_model(), {"backend": "cuda", "enable_cuda_graph": graphs}
+        )
+        for n in (1, 40, 40, 40, 1):
+            for found in session.run(None, {"x": vector(n)}):
+                np.testing.assert_array_equal(found, vector(n))
+        log.fail("cuMemsetD8Async", 1, after=1)
+        with pytest.raises(Exception, match="clearing the words of kernel 'meet'"):
+            session.run(None, {"x": vector(41)})
+        x, y = device_tensor(vector(40)), empty_tensor([40])
+        io = bound(session, x, {"u": empty_tensor([40]), "y": y})
+        log.take()
+        for k in range(4):
+            x.update_inplace(k * vector(40))
+            session.run_with_iobinding(io)
+            np.testing.assert_array_equal(y.numpy(), k * vector(40))
+        lines = log.take()
+        # a launch may not overtake the clearing of its words
+        assert all("pdl=0" in line for line in lines if line.startswith("launch"))
+        assert lines.count("instantiate 4") == int(graphs)
+        assert lines.count("replay") == 3 * int(graphs)
+
+
+def case_words_of_a_recorded_session_and_of_concurrent_runs() -> None:
+    """Runs at a time have words of their own."""
+    answer(meeting_plan)
+    x = vector(60)
+    if has_ort(*CAPTURES):
+        session = provider.create_session(
+            cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"}
+        )
+        given, y = device_tensor(x), empty_tensor([60])
+        io = bound(session, given, {"u": empty_tensor([60]), "y": y})
+        for k in range(4):
+            given.update_inplace(k * x)
+            session.run_with_iobinding(io)
+            np.testing.assert_array_equal(y.numpy(), k * x)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for _ in range(10):
+                for found in session.run(None, {"x": vector(30, seed)}):
+                    np.testing.assert_array_equal(found, vector(30, seed))
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures[0]
 
 
 # --- graphs

@@ -28,6 +28,7 @@ from tracea_onnx.codegen.kernel_request import (
     Kernel,
     Pointer,
     Request,
+    Words,
 )
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate
@@ -251,6 +252,7 @@ def call_of(
     if grid[0] % k.cluster:
         raise RuntimeError(f"{k.symbol}: grid {grid} against a cluster of {k.cluster}")
     values: list[Any] = []
+    cleared: tuple[int, int] | None = None
     for a in k.args:
         if isinstance(a, Int32):
             value = evaluate(a.value, env)
@@ -265,6 +267,11 @@ def call_of(
             address, word = allocate(4, 0)
             launch.keep.append(word)
             values.append(C.c_uint64(address))
+        elif isinstance(a, Words):
+            address, buffer = allocate(4 * a.count, 0)
+            launch.keep.append(buffer)
+            values.append(C.c_uint64(address))
+            cleared = (address, 4 * a.count)
         else:
             p = a if isinstance(a, Pointer) else a.pointer
             base = places.get(p.operand, 0)
@@ -287,7 +294,7 @@ def call_of(
             1,
         )
         count += 1
-    if k.pdl:
+    if k.pdl and cleared is None:
         attributes[count].id = 6
         attributes[count].value[0] = 1
         count += 1
@@ -303,6 +310,12 @@ def call_of(
 
     def call(stream: int) -> None:
         config.stream = stream
+        if cleared is not None:
+            at, size = C.c_uint64(cleared[0]), C.c_size_t(cleared[1])
+            driver.check(
+                driver.cuda().cuMemsetD8Async(at, C.c_uint8(0), size, C.c_void_p(stream)),
+                f"clearing the words of {k.symbol}",
+            )
         driver.check(
             driver.cuda().cuLaunchKernelEx(C.byref(config), function, pointers, None),
             f"launching {k.symbol}",

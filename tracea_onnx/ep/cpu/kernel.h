@@ -40,6 +40,7 @@ struct Launch {
   const Program* prog;  // pointwise or epilogue program, or null
   int* error;  // a kernel that meets bad data (an index out of range) writes 1 here and goes on
                // safely
+  int32_t* words = nullptr;  // as many as `Kernel::words` says, 0 when the tasks start
 };
 
 struct Kernel {
@@ -50,6 +51,9 @@ struct Kernel {
                     int threads);  // bytes of per-thread scratch, 64-byte aligned; may be null
   void (*run)(const Launch&, int64_t task, int64_t tasks,
               void* scratch);  // one piece, on one thread; never throws, never allocates
+  int64_t (*words)(const Launch&, int threads) =
+      nullptr;  // of a launch that has tasks: how many words of 32 bits they meet in, out of reach
+                // of any Plan; none with one thread; may be null
 };
 
 // One table per instruction set, terminated by a null name. Each lives in its own translation units

@@ -1,6 +1,7 @@
 #include "cpu/run_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 
 #include "cpu/plan.h"
@@ -59,8 +60,9 @@ void RunState::prepare(const Plan& plan) {
   kernels_.clear();
   phases_.clear();
   steps_.clear();
-  scratch_each_ = 0;
+  scratch_each_ = words_bytes_ = 0;
   parallel_ = false;
+  std::vector<size_t> words_at(n, 0);
   size_t operand = 0, integer = 0;
   int64_t before = 0;
   for (size_t l = 0; l < n; l++) {
@@ -78,6 +80,10 @@ void RunState::prepare(const Plan& plan) {
     if (kernel.scratch)
       scratch_each_ =
           std::max(scratch_each_, align_up(kernel.scratch(launches_[l], threads_), kAlign));
+    words_at[l] = words_bytes_;
+    if (kernel.words)
+      words_bytes_ +=
+          align_up(size_t(kernel.words(launches_[l], threads_)) * sizeof(int32_t), kAlign);
     parallel_ |= tasks > 1;
     steps_.push_back(int(l));
     const int end = int(steps_.size());
@@ -92,6 +98,13 @@ void RunState::prepare(const Plan& plan) {
   }
   const size_t scratch = scratch_each_ * size_t(threads_);
   if (scratch_.size() < scratch) scratch_ = Memory(scratch);
+  if (words_.size() < words_bytes_) words_ = Memory(words_bytes_);
+  for (size_t l = 0; words_bytes_ && l < n; l++)
+    launches_[l].words = reinterpret_cast<int32_t*>(words_.data() + words_at[l]);
+}
+
+void RunState::clear_words() {
+  if (words_bytes_) memset(words_.data(), 0, words_bytes_);
 }
 
 void RunState::execute(const Phase& phase, int64_t task, void* scratch) const {
@@ -123,6 +136,7 @@ void RunState::run(const Parallel& parallel) {
       for (int64_t task = 0; task < phase.tasks; task++) execute(phase, task, scratch_.data());
     return;
   }
+  clear_words();
   ticket_.store(0, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
   parallel.run(parallel.self,
@@ -147,6 +161,7 @@ void RunState::share(const Phase& phase, const Parallel& parallel) {
     for (int64_t task = 0; task < phase.tasks; task++) execute(phase, task, scratch_.data());
     return;
   }
+  clear_words();
   struct Shared {
     const RunState& state;
     const Phase& phase;

@@ -42,13 +42,14 @@ struct RunState : Counted<&Stats::live_states> {
   };
 
   void prepare(const Plan& plan);
+  void clear_words();
   void work(size_t worker);
   void execute(const Phase& phase, int64_t task, void* scratch) const;
   void share(const Phase& phase, const Parallel& parallel);
 
   int threads_ = 0;
-  Memory arena_, scratch_;
-  size_t scratch_each_ = 0;
+  Memory arena_, scratch_, words_;
+  size_t scratch_each_ = 0, words_bytes_ = 0;
   std::vector<void*> operands_;
   std::vector<Patch> patches_;
   std::vector<Launch> launches_;

@@ -113,6 +113,9 @@ LaunchList::LaunchList(Device& device, const std::vector<LaunchSpec>& specs,
         case CudaArgument::kFault:
           slots_.push_back({{Base::kFault, 0, 0}, words_.size(), nullptr, nullptr, nullptr});
           break;
+        case CudaArgument::kWords:
+          slots_.push_back({{Base::kWords, 0, 0}, words_.size(), nullptr, nullptr, nullptr});
+          break;
         case CudaArgument::kInt32: {
           const int64_t v = *next_int++;
           if (v < INT32_MIN || v > INT32_MAX)
@@ -139,6 +142,7 @@ void LaunchList::address(const Addresses& to) {
                          : p.base == Base::kOutput ? a.outputs[size_t(p.index)]
                          : p.base == Base::kArena  ? a.arena
                          : p.base == Base::kFault  ? a.fault
+                         : p.base == Base::kWords  ? a.words
                                                    : a.constants;
     return base == a.empty ? base : base + Address(p.offset);
   };
@@ -206,7 +210,10 @@ void LaunchList::launch_one(size_t index, Stream stream, bool overlapped) const 
     a.id = kClusterDimension;
     a.value.cluster = {item.spec->cluster, 1, 1};
   }
-  if (item.spec->programmatic && overlapped) {
+  if (item.spec->words)  // on the stream, so that a graph clears them, too, whenever it is replayed
+    check(driver().fill_async(at_.words, 0, item.spec->words * sizeof(uint32_t), stream),
+          "clearing the words of kernel '" + item.spec->symbol + "'");
+  if (item.spec->programmatic && overlapped && !item.spec->words) {
     LaunchAttribute& a = attributes[config.n_attributes++];
     memset(&a, 0, sizeof a);
     a.id = kProgrammaticSerialization;

@@ -12,11 +12,12 @@ namespace tracea::cuda {
 // Where the bases of operands lie in this run. `empty` stands for tensors without elements.
 struct Addresses {
   Address constants = 0, arena = 0, empty = 0,
-          fault = 0;  // fault: the word of kernels that may meet bad data
+          fault = 0,  // the word of kernels that may meet bad data
+      words = 0;      // those of kernels whose blocks meet, of one launch after the other
   std::vector<Address> inputs, outputs;
   bool operator==(const Addresses& o) const {
-    return constants == o.constants && arena == o.arena && fault == o.fault && inputs == o.inputs &&
-           outputs == o.outputs;
+    return constants == o.constants && arena == o.arena && fault == o.fault && words == o.words &&
+           inputs == o.inputs && outputs == o.outputs;
   }
 };
 
@@ -38,7 +39,7 @@ class LaunchList {
   // `plan`: the name of what they belong to.
   void launch_synchronised(Stream stream, const std::string& plan) const;
   // `overlapped`: it may start before the launch before it has ended, if its kernel was made for
-  // that.
+  // that and meets in no words, which are cleared before it.
   void launch_one(size_t index, Stream stream, bool overlapped = true) const;
   size_t size() const { return items_.size(); }
   const char* symbol(size_t index) const { return items_[index].spec->symbol.c_str(); }

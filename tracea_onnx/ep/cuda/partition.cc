@@ -15,6 +15,13 @@ void copy(Address to, Address from, size_t bytes, Stream stream, const char* wha
   if (bytes) check(driver().copy_async(to, from, bytes, stream), what);
 }
 
+// Room for the words of one launch at a time, rounded up.
+size_t words_bytes(const std::vector<LaunchSpec>& launches) {
+  size_t most = 0;
+  for (const LaunchSpec& l : launches) most = std::max(most, size_t(cuda_launch(l).words));
+  return align_up(most * sizeof(uint32_t), kDeviceAlign);
+}
+
 Address address_of(const void* p) { return reinterpret_cast<Address>(p); }
 
 }  // namespace
@@ -24,6 +31,7 @@ Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<StreamPoo
     : plan_(std::move(plan)), streams_(std::move(streams)), device_(streams_->device) {
   const Current current(device_);
   for (const LaunchSpec& l : plan_->run) faults_ |= cuda_launch(l).faults;
+  words_bytes_ = words_bytes(plan_->run);
   kernels_ = load_kernels(device_, *plan_);
   make_constants(initializer);
   device_.add_cache(this);
@@ -107,7 +115,7 @@ void Partition::make_constants(const Initializers& initializer) {
   }
   layout_.total = total;
   constants_ = Buffer(device_, total);
-  Buffer temporary(device_, passing_total);
+  Buffer temporary(device_, passing_total + words_bytes(plan_->init));
 
   StreamContext& ctx = streams_->acquire();
   const struct Release {
@@ -144,6 +152,7 @@ void Partition::make_constants(const Initializers& initializer) {
     LaunchList launches(device_, plan_->init, kernels_.init, operands, ints);
     Addresses absolute;
     absolute.empty = device_.empty();
+    absolute.words = temporary.address() + passing_total;
     if (std::any_of(plan_->init.begin(), plan_->init.end(),
                     [](const LaunchSpec& l) { return cuda_launch(l).faults; }))
       absolute.fault = ctx.fault_word();
@@ -245,7 +254,8 @@ bool Partition::comes_again(Prepared& p, const Addresses& addresses) {
   const auto mix = [&](uint64_t v) {
     digest = (digest ^ v) * 0x9E3779B97F4A7C15u, digest ^= digest >> 29;
   };
-  for (const Address a : {addresses.constants, addresses.arena, addresses.fault}) mix(a);
+  for (const Address a : {addresses.constants, addresses.arena, addresses.fault, addresses.words})
+    mix(a);
   for (const auto* of : {&addresses.inputs, &addresses.outputs})
     for (const Address a : *of) mix(a);
   if (std::find(p.seen.begin(), p.seen.end(), digest) != p.seen.end()) return true;
@@ -316,7 +326,8 @@ void Partition::run(StreamContext& ctx, const std::shared_ptr<const Bound>& boun
   const auto passes = [](const Tensor& t, size_t bytes) {
     return bytes && (t.host || address_of(t.data) % kTensorAlign);
   };
-  size_t arena = align_up(bound->arena_bytes, kDeviceAlign);
+  const size_t words_at = align_up(bound->arena_bytes, kDeviceAlign);
+  size_t arena = words_at + words_bytes_;
   const auto places = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes) {
     std::vector<size_t> at(tensors.size(), 0);
     for (size_t k = 0; k < tensors.size(); k++)
@@ -332,6 +343,7 @@ void Partition::run(StreamContext& ctx, const std::shared_ptr<const Bound>& boun
   addresses.constants = constants_.address();
   addresses.arena = ctx.arena.address();
   addresses.empty = device_.empty();
+  if (words_bytes_) addresses.words = addresses.arena + words_at;
   if (faults_) addresses.fault = ctx.fault_word();
   bool host = false;
   const auto locate = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes,

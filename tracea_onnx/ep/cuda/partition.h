@@ -113,7 +113,8 @@ class Partition : public Cache, public Executable, Counted<&Stats::live_partitio
   std::shared_ptr<StreamPool> streams_;
   Device& device_;
   std::atomic<bool> warned_{false};
-  bool faults_ = false;  // whether a launch may meet bad data
+  bool faults_ = false;     // whether a launch may meet bad data
+  size_t words_bytes_ = 0;  // of the launch that meets in most words
   Kernels kernels_;
   ConstantLayout layout_;
   Buffer constants_;

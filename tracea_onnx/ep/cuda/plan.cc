@@ -7,7 +7,7 @@
 namespace tracea {
 namespace {
 
-constexpr int64_t kMaxBlock = 1024, kMaxShared = 256 * 1024, kMaxCluster = 16;
+constexpr int64_t kMaxBlock = 1024, kMaxShared = 256 * 1024, kMaxCluster = 16, kMaxWords = 1 << 16;
 
 unsigned bounded(const Json& v, int64_t least, int64_t most, const char* what) {
   const int64_t n = v.integer(what);
@@ -85,7 +85,7 @@ struct Reader {
     } kKinds[] = {{"p", 3, CudaArgument::kPointer}, {"null", 1, CudaArgument::kNull},
                   {"i", 2, CudaArgument::kInt32},   {"l", 2, CudaArgument::kInt64},
                   {"f", 2, CudaArgument::kFloat32}, {"t", 2, CudaArgument::kTensorMap},
-                  {"e", 1, CudaArgument::kFault}};
+                  {"e", 1, CudaArgument::kFault},   {"w", 2, CudaArgument::kWords}};
     for (const auto& k : kKinds) {
       if (kind != k.name) continue;
       if (items.size() != k.size) throw Failure("a malformed argument '" + kind + "'");
@@ -99,6 +99,10 @@ struct Reader {
           return launch.floats.push_back(float(items[1].number("float")));
         case CudaArgument::kTensorMap: return map(items[1]);
         case CudaArgument::kFault: cuda.faults = true; return;
+        case CudaArgument::kWords:
+          if (cuda.words) throw Failure("a launch with two arguments 'w'");
+          cuda.words = bounded(items[1], 1, kMaxWords, "number of words");
+          return;
       }
     }
     throw Failure("unknown kind of argument '" + kind + "'");

@@ -12,7 +12,16 @@
 
 namespace tracea {
 
-enum class CudaArgument : uint8_t { kPointer, kNull, kInt32, kInt64, kFloat32, kTensorMap, kFault };
+enum class CudaArgument : uint8_t {
+  kPointer,
+  kNull,
+  kInt32,
+  kInt64,
+  kFloat32,
+  kTensorMap,
+  kFault,
+  kWords
+};
 
 constexpr int kMaxMapRank = 5;
 
@@ -31,6 +40,7 @@ struct CudaLaunch : RuntimeLaunch {
   int cubin;  // blob
   std::string symbol;
   unsigned block, shared_bytes, cluster;
+  unsigned words = 0;   // of 32 bits, in which its blocks meet: it has an argument kWords
   bool faults = false;  // may meet bad data: has an argument kFault
   bool
       programmatic;  // starts while the launch before it ends; the kernel waits for its data itself

@@ -19,7 +19,7 @@ struct InputTensor {
   size_t rank;
 };
 
-enum class Base : uint8_t { kAbsent, kInput, kOutput, kArena, kConst, kFault };
+enum class Base : uint8_t { kAbsent, kInput, kOutput, kArena, kConst, kFault, kWords };
 struct Place {
   Base base;
   int index;

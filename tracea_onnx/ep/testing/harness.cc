@@ -15,8 +15,11 @@ using namespace tracea;
 
 namespace {
 
-void run_once(const Kernel& k, const Launch& launch, int threads, std::vector<void*>& scratch) {
+void run_once(const Kernel& k, Launch launch, int threads, std::vector<void*>& scratch,
+              std::vector<int32_t>& words) {
   const int64_t tasks = k.tasks(launch, threads);
+  std::fill(words.begin(), words.end(), 0);
+  launch.words = words.data();
   std::atomic<int64_t> ticket{0};
   auto work = [&](size_t t) {
     for (int64_t i; (i = ticket.fetch_add(1, std::memory_order_relaxed)) < tasks;)
@@ -61,9 +64,11 @@ TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* c
     owned.reserve(size_t(threads));
     std::vector<void*> scratch;
     for (int t = 0; t < threads; t++) scratch.push_back(owned.emplace_back(bytes).data());
+    const bool meets = k->words && k->tasks(launch, threads) > 0;
+    std::vector<int32_t> words(meets ? size_t(k->words(launch, threads)) : 0);
     for (int r = 0; r < repeat; r++) {
       const double start = tracea::seconds(threads == 1);
-      run_once(*k, launch, threads, scratch);
+      run_once(*k, launch, threads, scratch, words);
       seconds[r] = tracea::seconds(threads == 1) - start;
     }
     return error ? 2 : 0;

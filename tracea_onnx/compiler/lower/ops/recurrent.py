@@ -12,7 +12,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
-from tracea_onnx.plan.kernel_families import BARRIER_WORDS, PROJECTED_STEPS, packed_elements
+from tracea_onnx.plan.kernel_families import PROJECTED_STEPS, packed_elements
 from tracea_onnx.shapes.operators import result
 from tracea_onnx.support.data_classes import dataclass
 
@@ -220,14 +220,11 @@ def _packed(ctx: Lowering, layer: _Layer, weights: Value, terms: int) -> Ref:
 
 
 def _state(ctx: Lowering, layer: _Layer, whole: bool) -> Ref | None:
-    """Room for what a kernel keeps, and for the words in which tasks meet, which begin as 0."""
+    """Room for what a kernel keeps."""
     gates = layer.cell.gates if whole else 0
     rows = D.mul(layer.batch, 4 + PROJECTED_STEPS * gates) + gates
-    room = D.mul(rows, -(-layer.hidden // 32) * 32) + BARRIER_WORDS
-    kept = ctx.plan.arena(D.mul(D.mul(room, layer.directions), 4))
-    words = {"elem": 4, "count": layer.directions * BARRIER_WORDS}
-    ctx.plan.launch("fill", {}, {"y": kept}, words, whole=False)
-    return kept
+    floats = D.mul(D.mul(rows, -(-layer.hidden // 32) * 32), layer.directions)
+    return ctx.plan.arena(D.mul(floats, 4))
 
 
 def _places(layer: _Layer, width: DimLike) -> dict[str, DimLike]:
