@@ -45,6 +45,7 @@ from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.shapes.ranks import known_ranks
 from tracea_onnx.support import discovery
+from tracea_onnx.support.alike import Said, grouped
 from tracea_onnx.support.data_classes import dataclass
 from tracea_onnx.support.scoped_value import override
 
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 PRODUCER = f"tracea-onnx {__version__}"
+_HEAVY = operators(Trait.HEAVY)
+#: So many sentences about nodes that are left go with a reply.
+_SAID = 3
 
 
 @dataclass
@@ -79,8 +83,15 @@ def compile_model(request: bytes) -> tuple[bytes, list[str]]:
             for nodes, plan, blobs in result.entries
         ],
         PRODUCER,
+        _left(result.refused),
     )
     return pack, [t.name for t in model.graph.initializer if graph.was_read(t.name)]
+
+
+def _left(refused: Sequence[tuple[Node, str]]) -> list[str]:
+    """What is said of operators that compute much, each sentence once."""
+    heavy = [Said(n.name, n.op, (why,)) for n, why in refused if n.op in _HEAVY]
+    return [f"{head}: {first.lines[0]}" for head, first in grouped(heavy)][:_SAID]
 
 
 def whole(request: bytes) -> ModelProto:

@@ -318,9 +318,13 @@ class PlanBuilder:
 
 
 def write_pack(
-    entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[bytes]]], producer: str
+    entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[bytes]]],
+    producer: str,
+    left: Sequence[str] = (),
 ) -> bytes:
-    """Pack bytes of `(node keys, plan, the plan's blobs)` entries; blob indices are made global."""
+    """Pack bytes of `(node keys, plan, the plan's blobs)` entries; blob indices are made global.
+    `left` are sentences about nodes without an entry.
+    """
     blobs: list[bytes] = []
     rows = []
     for keys, plan, own in entries:
@@ -333,7 +337,7 @@ def write_pack(
         table.append([len(payload), len(b)])
         payload += b
     header = json.dumps(
-        {"entries": rows, "blobs": table, "producer": producer},
+        {"entries": rows, "blobs": table, "producer": producer, "left": list(left)},
         separators=(",", ":"),
         sort_keys=True,
     ).encode()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from tracea_onnx.support.data_classes import dataclass
 
 #: So many are still shown one by one.
 _FEW = 2

@@ -328,17 +328,31 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   };
   if (pack_) claim(pack_, Fit::kWhole);
   if (pack_ && !claimed && !has_compiler()) claim(pack_, Fit::kSlower);  // better than none
+  // Nothing runs here in silence: where bodies and the graph around them have no claim, one line is
+  // a warning.
+  const auto nothing = [&](const std::string& why) {
+    const bool warn = !parent && claims_.empty() && !warned_;
+    warned_ = warned_ || warn;
+    log_(warn ? LogLevel::kWarning : LogLevel::kInfo,
+         "the provider runs nothing of graph '" + graph.name + "'" + why);
+  };
   if (claimed || loaded) {
   } else if (pack_ ? has_compiler() : find_compiler(options_.python)) {
-    if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, Fit::kWhole);
+    if (const auto pack = ask_compiler(graph, parent != nullptr)) {
+      claim(pack, Fit::kWhole);
+      if (const auto& left = pack->left(); !claimed && !left.empty())
+        nothing(": " + left[0] + "; `tracea-onnx explain MODEL --backend " + options_.backend +
+                "` names every node");
+      else
+        for (const std::string& line : left) log_(LogLevel::kInfo, "left to ONNX Runtime: " + line);
+    }
   } else if (pack_) {
-    log_(LogLevel::kInfo, "no plan of the kernel pack matches graph '" + graph.name + "'");
-  } else if (!warned_) {
-    warned_ = true;
-    log_(LogLevel::kWarning,
-         "the provider runs nothing of this model, since it has no compiler; give the session a "
-         "kernel_pack (`tracea-onnx optimize --pack`), or name a Python that has tracea-onnx in "
-         "the provider option python or in TRACEA_PYTHON");
+    nothing(": no plan of the kernel pack matches; make the pack from this model");
+  } else {
+    nothing(
+        ", since it has no compiler; give the session a kernel_pack (`tracea-onnx optimize "
+        "--pack`), or name a Python that has tracea-onnx in the provider option python or in "
+        "TRACEA_PYTHON");
   }
   claimed += loaded;
   if (parent && claimed) device_->expect_bodies();

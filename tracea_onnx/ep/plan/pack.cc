@@ -84,6 +84,8 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n, bool keep) {
     if (e.nodes.empty()) throw Failure("an entry of the pack names no nodes");
     pack->entries_.push_back(std::move(e));
   }
+  if (const Json* left = pack->header_.find("left"))
+    for (const Json& line : left->array("left")) pack->left_.push_back(line.text("sentence"));
   return pack;
 }
 

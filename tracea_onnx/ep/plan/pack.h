@@ -42,6 +42,8 @@ class Pack {
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Blob>& blobs() const { return blobs_; }
+  // Sentences about operators that no entry has.
+  const std::vector<std::string>& left() const { return left_; }
   // Of header and blobs, in hexadecimal digits.
   const std::string& sha256() const { return sha256_; }
   // What it was parsed from, where that was kept.
@@ -52,6 +54,7 @@ class Pack {
   Memory payload_;  // blobs, moved to a 64-byte line
   std::vector<Blob> blobs_;
   std::vector<Entry> entries_;
+  std::vector<std::string> left_;
   std::string sha256_, bytes_;
 };
 
