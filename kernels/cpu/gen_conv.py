@@ -18,9 +18,6 @@ _SSE_ROWS = 6
 #: Pixels of an even tile that one address reaches by multiples of the pitch.
 _PER_BASE = 4
 _MULTIPLES = ("0", "pitch", "pitch2", "pitch3")
-#: Floats of the vectors whose tiles read as much as a line per step. Those of shorter vectors
-#: spread over their steps what is fetched meanwhile.
-_WIDE = 16
 #: Rows of packed weights fetched ahead of use: the distance of memory, not of L2, for the first
 #: tile of a panel.
 _PREFETCH_STEPS = 20
@@ -126,14 +123,13 @@ def _tile(h: int, nv: int, width: int, *, even: bool) -> str:
     o.append("  }")
     o.append("  vf " + ", ".join(f"b{j} = load(t.bias + {j * width})" for j in range(nv)) + ";")
     o.append("  vf " + ", ".join(f"c{i}_{j} = b{j}" for i, j in acc) + ";")
-    spread = width < _WIDE
-    if spread:
-        o.append("  const float* ahead = t.ahead;\n  const int64_t ahead_step = t.ahead_step;")
+    streams = range(len(lines))
+    o += [
+        f"  const float* ahead{s} = t.ahead[{s}].at; const int64_t step{s} = t.ahead[{s}].step;"
+        for s in streams
+    ]
     o.append("  for (int64_t p = 0; p < t.taps_h; p++) for (int64_t q = 0; q < t.taps_w; q++) {")
-    o.append(
-        "    const float *w = t.w + p * t.w_step_h + q * t.w_step_w"
-        + (";" if spread else ", *ahead = t.ahead;")
-    )
+    o.append("    const float* w = t.w + p * t.w_step_h + q * t.w_step_w;")
     if even:
         o.append(
             "    const float *a0 = t.x + p * t.x_step_h + q * t.x_step_w"
@@ -152,7 +148,7 @@ def _tile(h: int, nv: int, width: int, *, even: bool) -> str:
         + " ".join(f"__builtin_prefetch(w + {_PREFETCH_STEPS} * ldw + {j});" for j in lines)
         + " w += ldw;"
     )
-    o.append(f"      __builtin_prefetch(ahead); ahead += {'ahead_step' if spread else 16};")
+    o += [f"      __builtin_prefetch(ahead{s}); ahead{s} += step{s};" for s in streams]
     for i in range(h):
         at = f"a{i // _PER_BASE}[{_MULTIPLES[i % _PER_BASE]}]" if even else f"x{i}[k]"
         o.append(

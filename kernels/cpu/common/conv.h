@@ -50,26 +50,27 @@ struct PixelSet {
   int64_t next_x;  // input offset of what comes after the set, to be fetched ahead
 };
 
-// What the tiles of a panel fetch ahead where a panel is several tiles wide (vectors of 8 and
-// less): the first one its share of the next panel's weights, the others what the next tiles read.
+// What the tiles of a panel fetch ahead where there are several streams over its width: the first
+// one their share of the next panel's weights, the others what the next tiles read.
 struct ConvAhead {
   const float* weights;
-  int64_t w_step, x_step, width;  // elements per term of the sum; of a row of weights
+  int64_t w_step, x_step, terms, width;  // elements per term of the sum; of a row of weights
 
-  bool fetches_weights(int64_t v, int64_t tile) const {
-    return W < 16 && v == 0 && width > kConvVectors * W && tile * w_step < width;
+  // Of the i-th tile of the panel's vectors from v on; x: what the next one reads.
+  void fetch(ConvTile& t, int64_t v, int64_t i, const float* x) const {
+    t.ahead[0] = t.ahead[1] = {x, x_step};
+    if (v == 0 && width > std::min(kConvStreamed, int64_t(kConvVectors * W)) && i * w_step < width)
+      t.ahead[0] = {weights + i * w_step * terms, w_step};
   }
 };
 
-static inline ConvAhead conv_ahead(const Conv& c, const ConvPanel& p, int64_t terms,
-                                   int64_t tiles) {
-  if (W == 16) return {};
+// The panel's sums have so many terms; x_elements: what each of its tiles reads of the input.
+static inline ConvAhead conv_ahead(const ConvPanel& p, const float* weights, int64_t terms,
+                                   int64_t tiles, double x_elements) {
   const auto per_term = [](double elements, int64_t n) {
     return int64_t(std::min(16., std::ceil(elements / double(std::max<int64_t>(1, n)))));
   };
-  return {p.w + p.width * c.depth, per_term(double(p.width), tiles),
-          per_term(double(conv_panel_rows(p.width)) * double(c.SW) * double(c.x_cs), terms),
-          p.width};
+  return {weights, per_term(double(p.width), tiles), per_term(x_elements, terms), terms, p.width};
 }
 
 // Activation or program over the stored pixels of a tile, one call per run of equally spaced ones.
@@ -109,7 +110,9 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
                 low = set.count / std::max<int64_t>(1, tiles), more = set.count - low * tiles;
   const int64_t last_tap = (t.taps_h - 1) * t.x_step_h;
   const int64_t terms = t.taps_h * t.taps_w * t.depth;
-  const ConvAhead ahead = conv_ahead(c, p, terms, tiles);
+  const ConvAhead ahead =
+      conv_ahead(p, p.w + p.width * c.depth, terms, tiles,
+                 double(conv_panel_rows(p.width)) * double(c.SW) * double(c.x_cs));
   const Pixel step = set.px[1];
   Pixel base = set.first;
   // Stores of tiles that take less time than memory takes to answer wait for it, unless what they
@@ -134,9 +137,7 @@ static inline void run_conv_panel(const Conv& c, const ConvPanel& p, ConvTile t,
       t.w = w + v * W, t.bias = b + v * W, t.y = to + v * W;
       t.y_early = early * rows * t.y_pitch;
       t.res = res ? res + base.r + v * W : nullptr;
-      const bool weights = ahead.fetches_weights(v, i);
-      t.ahead = weights ? ahead.weights + i * ahead.w_step * terms : next;
-      t.ahead_step = weights ? ahead.w_step : ahead.x_step;
+      ahead.fetch(t, v, i, next);
       const int64_t vectors = std::min<int64_t>(kConvVectors, p.width / W - v);
       if (set.spaced)
         conv_even_tiles[vectors][rows](t);

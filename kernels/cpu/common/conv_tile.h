@@ -11,6 +11,14 @@ struct Pixel {
   int64_t x, y, r, flat;
 };
 
+// Memory that a tile fetches for others meanwhile: a line at every step of its sum.
+struct ConvStream {
+  const float* at;
+  int64_t step;  // elements from one step to the next
+};
+// Columns of a tile for which it fetches one of these: as many lines as it reads of weights.
+constexpr int64_t kConvStreamed = 16;
+
 // Listed tiles read `pixel`; even tiles take pixel i at i * pitch.
 // y[pixel i] = min(hi, max(lo, bias + sum over taps (p, q) and k of x[pixel i][p, q, k] * w[p, q,
 // k, :])), residual before or after the clamp.
@@ -25,10 +33,9 @@ struct ConvTile {
   int64_t depth;                                   // contiguous input elements per tap
   const float* bias;
   float* y;
-  const float* res;    // or null
-  const float* ahead;  // fetched meanwhile: a line per step, with vectors of 16 anew for each tap
-  int64_t ahead_step;  // elements from one step to the next, with shorter vectors
-  int64_t y_early;     // elements from y to what an even tile fetches to be written
+  const float* res;     // or null
+  ConvStream ahead[2];  // tiles of kConvStreamed columns and less fetch the first one
+  int64_t y_early;      // elements from y to what an even tile fetches to be written
   float lo, hi;
   bool after_act;
 };

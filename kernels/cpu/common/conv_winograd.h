@@ -202,22 +202,22 @@ static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scr
       p.w = c.w + q * kConvPanel * 16 * c.IC;
       t.ldw = p.width;
       const int64_t heights = conv_div_up(count, conv_panel_rows(p.width));
-      const ConvAhead ahead = conv_ahead(c, p, c.IC, heights);
-      for (int64_t xi = 0; xi < 16; xi++)
+      for (int64_t xi = 0; xi < 16; xi++) {
+        const float* weights = p.w + xi * c.IC * p.width;
+        const ConvAhead ahead = conv_ahead(p, weights + c.IC * p.width, c.IC, heights,
+                                           double(conv_panel_rows(p.width)) * double(w.v_ld));
         for (int64_t i = 0; i < heights; i++) {
           const int64_t row = conv_part(count, heights, i),
                         rows = conv_part(count, heights, i + 1) - row;
           t.x = v + xi * w.v_step + row * w.v_ld;
           const float* next = i + 1 < heights ? t.x + rows * w.v_ld : v + (xi + 1) % 16 * w.v_step;
           for (int64_t j = 0; j < p.width / W; j += kConvVectors) {
-            const bool weights = ahead.fetches_weights(j, i);
-            t.w = p.w + xi * c.IC * p.width + j * W,
-            t.y = m + xi * w.m_step + row * kConvPanel + j * W;
-            t.ahead = weights ? p.w + ((xi + 1) * p.width + i * ahead.w_step) * c.IC : next;
-            t.ahead_step = weights ? ahead.w_step : kConvMaxRows;
+            t.w = weights + j * W, t.y = m + xi * w.m_step + row * kConvPanel + j * W;
+            ahead.fetch(t, j, i, next);
             conv_even_tiles[std::min<int64_t>(kConvVectors, p.width / W - j)][rows](t);
           }
         }
+      }
       winograd_store(w, p, first, count, m, tail);
     }
   }
