@@ -1,5 +1,6 @@
 """Cases that GPU kernels are checked with, on the CPU's kernels, on every instruction set of this
-machine: elements found by indices, running sums, the largest of rows, padding, sampling, regions.
+machine: elements found by indices, dequantised blocks, running sums, the largest of rows, padding,
+sampling, regions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.cases import image, indexed, move, regions, rows
+from tests.gpu.cases import blocks, image, indexed, move, regions, rows
 from tests.support.cuda.case import Array, Case, poisoned
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.abi import DType
@@ -19,6 +20,7 @@ from tracea_onnx.runtime.native_library import aligned, isas, run_kernel
 
 ISAS = isas()
 MAKERS: dict[str, Callable[[np.random.Generator], Iterator[Case]]] = {
+    **blocks.FAMILIES,
     **indexed.FAMILIES,
     **regions.FAMILIES,
     "argmax": rows.argmax,

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.fuzz import seeds
 from tests.session.test_models import small
@@ -115,6 +115,7 @@ def _models(count: int, seed: int) -> Iterator[onnx.ModelProto]:
     yield from (_fixed(onnx.load(str(path))) for path in exports.values())
     yield from (onnx.ModelProto.FromString(data) for data, _ in seeds.node_tests())
     yield from (_few_bits(*how) for how in ((4, "packed", 3), (8, "none", 1), (4, "none", 40)))
+    yield from (_table(bits) for bits in (2, 4, 8))
     for number in range(count):
         random = Random(seed + number)
         d = operator_draws.Draw(random, np.random.default_rng(seed + number))
@@ -144,6 +145,25 @@ def _few_bits(bits: int, zeros: str, rows: int) -> onnx.ModelProto:
     x, y = (helper.make_tensor_value_info(n, 1, [rows, k]) for n, k in (("x", w.k), ("y", w.n)))
     given = [numpy_helper.from_array(v, k) for k, v in stored.items() if v is not None]
     graph = helper.make_graph([node], "g", [x], [y], given)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def _table(bits: int) -> onnx.ModelProto:
+    """Rows of blocks with zeros, by indices."""
+    rng, columns = np.random.default_rng(bits), 96
+    stored = {"w": rng.integers(0, 256, (33, columns * bits // 8)).astype(np.uint8)}
+    stored["zero"] = rng.integers(0, 256, (33, -(-3 * bits // 8))).astype(np.uint8)
+    given = [numpy_helper.from_array(v, k) for k, v in stored.items()]
+    given.append(numpy_helper.from_array(np.ones((33, 3), np.float32), "scale"))
+    node = helper.make_node(
+        "GatherBlockQuantized", ["w", "i", "scale", "zero"], ["y"], domain="com.microsoft",
+        bits=bits, block_size=32,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("i", TensorProto.INT64, [3, 2])],
+        [helper.make_tensor_value_info("y", 1, [3, 2, columns])], given,
+    )  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tools.fuzz.operator_draws import Draw
@@ -114,4 +115,30 @@ def product(d: Draw) -> None:
         d.add("Add", y, d.weight((columns, 1, 1) if image else (columns,)))
 
 
-KINDS: Mapping[str, Callable[[Draw], None]] = {"quantised": quantised, "product": product}
+def blocks(d: Draw) -> None:
+    """A constant with a scale for each block of an axis, added to what is fed."""
+    r = d.random
+    d.opset, shape = 21, d.shape(r.randrange(1, 4), 3000)
+    axis, size = r.randrange(len(shape)), r.choice((1, 2, 5, 16, 33))
+    kind: Any = r.choice((np.uint8, np.int8, ml_dtypes.uint4, ml_dtypes.int4))
+    low, high = (0, 15) if kind in (ml_dtypes.uint4, ml_dtypes.int4) else (0, 255)
+    scales = tuple(-(-n // size) if k == axis else n for k, n in enumerate(shape))
+    if scales[axis] > 1 and -(-shape[axis] // (scales[axis] - 1)) <= size:
+        size = -(-shape[axis] // scales[axis])  # ONNX asks for the least that gives so many
+    w, zero = (d.rng.integers(low, high + 1, n).astype(np.uint8) for n in (shape, scales))
+    stored = [_as(w, kind), np.asarray(2.0 ** d.rng.uniform(-9, 2, scales), np.float32)]
+    stored += [_as(zero, kind)] * (r.random() < 0.6)
+    y = d.add("DequantizeLinear", *map(d.store, stored), axis=axis, block_size=size)
+    d.add("Add", d.feed(shape), y)
+
+
+def _as(a: Any, kind: Any) -> Any:
+    """Bytes as integers of a type, by their lowest bits."""
+    half = 8 if kind is ml_dtypes.int4 else 0
+    few = kind in (ml_dtypes.uint4, ml_dtypes.int4)
+    return (a.astype(np.int16) - half).astype(kind) if few else a.view(kind)
+
+
+KINDS: Mapping[str, Callable[[Draw], None]] = {
+    "quantised": quantised, "product": product, "blocks": blocks,
+}  # fmt: skip

@@ -36,7 +36,8 @@ def left(
     """
     made = makers(ops)
     products = {k for k, op in enumerate(ops) if _is_product(graph, op, made)}
-    found = {} if faster else dict.fromkeys(products.difference(refused), _SLOWER)
+    integers = {k for k in products if _of_integers(ops[k], made)}
+    found = {} if faster else dict.fromkeys(integers.difference(refused), _SLOWER)
     found |= _around(graph, ops, {*refused, *found})
     kept = [k not in refused and k not in found for k in range(len(ops))]
     for members in partitioning.groups(ops, kept, graph):
@@ -50,6 +51,13 @@ def _is_product(graph: Graph, op: Op, made: Mapping[str, Op]) -> bool:
     before = (made[i] for i in op.inputs if i in made)
     weighed = any(b.kind in _QUANTISE and graph.is_const(b.input(0)) for b in before)
     return op.kind in _INTEGER or (op.kind in _PRODUCTS and weighed)
+
+
+def _of_integers(op: Op, made: Mapping[str, Op]) -> bool:
+    """Whether a product's operands are both quantised: of a weight alone, floats are multiplied."""
+    return op.kind in _INTEGER or all(
+        i in made and made[i].kind in _QUANTISE for i in op.inputs[:2]
+    )
 
 
 def _is_beside(graph: Graph, op: Op) -> bool:

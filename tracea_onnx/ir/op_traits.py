@@ -188,6 +188,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     (f"{_ORT}QAttention", T.ASKED, None),
     (f"{_ORT}MatMulNBits", _HEAVY, "K N accuracy_level bits block_size weight_prepacked"),
     (":gemm_nbits", _HEAVY, None),
+    (f"{_ORT}GatherBlockQuantized", T.HEAVY | T.GROWS, "bits block_size gather_axis quantize_axis"),
     # --- norms, reductions, images
     (
         "LayerNormalization RMSNormalization",

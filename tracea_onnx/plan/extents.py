@@ -534,6 +534,29 @@ def _gathered(p: Launch, idx: DimLike, y: DimLike) -> dict[str, Extent]:
     return {"x": x, "idx": p.line(idx, size=size_of(p["idx_dtype"])), "y": p.line(y, size=elem)}
 
 
+def _dequantise(p: Launch) -> dict[str, Extent]:
+    """Scales are of the lines that the elements begin."""
+    bits, count = p["bits"], D.product([p["outer"], p["n"], p["inner"]])
+
+    def packed(n: DimLike) -> Extent:
+        low, high = p.line(n, size=1)
+        return low, D.floordiv(D.mul(high, bits) + 7, 8)
+
+    line = D.mul(p["span"], p["within"])
+    lines = D.floordiv(count + line - 1, D.maximum(line, 1))
+    blocks = D.floordiv(p["span"] + p["block"] - 1, D.maximum(p["block"], 1))
+    scales, row = D.product([lines, blocks, p["within"]]), D.maximum(p["zero_row"], 1)
+    per = D.floordiv(8, D.maximum(bits, 1))
+    zeros = D.product([D.floordiv(scales + row - 1, row), D.floordiv(row + per - 1, per), per])
+    return {
+        "x": packed(count),
+        "idx": p.line(p["count"], size=size_of(p["idx_dtype"])),
+        "scale": p.line(scales, size=size_of(p["scale_dtype"])),
+        "zero": packed(zeros),
+        "y": p.line(p["outer"], p["count"], p["inner"], size=size_of(p["y_dtype"])),
+    }
+
+
 def _fft(p: Launch) -> dict[str, Extent]:
     def numbers(o: str, count: str, real: int) -> Extent:
         pairs = D.select(D.equal(p["kind"], real), 1, 2)
@@ -703,7 +726,7 @@ _TABLE: dict[str, Table] = {
     "gather_along": lambda p: _along(p, "x"), "scatter_along": lambda p: _along(p, "u"),
     "gather_tuples": lambda p: _tuples(p, "x"),
     "scatter_tuples": lambda p: _tuples(p, "y"),
-    "cache_write": _cache_write,
+    "cache_write": _cache_write, "dequantise": _dequantise,
     "one_hot": lambda p: {
         "idx": p.line(p["outer"], p["inner"], size=size_of(p["idx_dtype"])),
         "values": p.line(2, size=p["elem"]),
@@ -874,6 +897,9 @@ def types(family: str) -> dict[str, frozenset[int]]:
         "grid_dtype": numbers,
         "dtype": indices | ({int(DType.BOOL)} if family == "store_ints" else numbers),
     }
+    if family == "dequantise":
+        floats = {int(t) for t in (DType.F32, DType.F16, DType.BF16)}
+        known |= {"scale_dtype": floats, "y_dtype": floats}
     if family == "nonzero":
         known["dtype"] |= {int(DType.U8), int(DType.BOOL)}
     if family == "unique":
@@ -914,6 +940,9 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges |= {"mode": (0, 1), "ratio": (0, MOST_SAMPLES)}
     if "nbits" in family:
         ranges |= {"bits": (2, 8), "block": (16, 1 << 24)}
+    if family == "dequantise":
+        ranges |= dict.fromkeys(("span", "within", "block", "zero_row"), (1, LARGEST))
+        ranges |= {"bits": (2, 8), "middle": (0, 255)}
     if family == "gemm_nbits":
         ranges["zeros"] = (0, 2)
     if family.endswith("_along"):

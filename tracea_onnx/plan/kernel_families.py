@@ -474,6 +474,19 @@ FAMILIES: dict[str, Family] = {
     # y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the
     # end.
     "one_hot": Family(("idx", "values", "y"), _names("elem idx_dtype outer depth inner")),
+    # y[o, j, k] = (x[o, idx[j], k] - zero) * scale in F32, of type y_dtype, for x [outer, n, inner]
+    # of integers of `bits` bits (2, 4 or 8), one behind the other from the lowest bits of each byte
+    # on; without idx all n = count of them. Element e of x, counted through, has the scale number
+    # (e / within / span * blocks + e / within % span / block) * within + e % within, where blocks =
+    # span / block rounded up, and the zero of that number: those of zero_row scales begin a byte.
+    # Without zeros it is `middle`, counted from the least integer. Of an index out of range: zeros.
+    "dequantise": Family(
+        _names("x idx? scale zero? y"),
+        _names(
+            "outer n inner count idx_dtype bits is_signed middle span within block zero_row"
+            " scale_dtype y_dtype"
+        ),
+    ),
     # A cache y [B, H, T, D] with new rows x[b, s, h] (strides as attention's): s < S of batch b are
     # rows max(0, at[b] + at_add) + s. What is before them comes from past [B, H, P, D]; behind them
     # lies what past has there (keep), or 0. circular: row T is row 0. Where past and y are the same

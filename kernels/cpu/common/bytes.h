@@ -5,6 +5,12 @@
 namespace tracea {
 namespace TRACEA_NS {
 
+// Element `at` of values of so many bits, one behind the other from the lowest bits on.
+static inline uint32_t bits_at(const void* src, int64_t at, int64_t bits) {
+  const int64_t bit = at * bits;
+  return uint32_t(((const uint8_t*)src)[bit / 8]) >> (bit % 8) & ((1u << bits) - 1);
+}
+
 typedef int8_t vlanes_i8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
 typedef uint8_t vlanes_u8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
 

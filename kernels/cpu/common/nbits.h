@@ -276,12 +276,6 @@ static void gemm_nbits_run(const Launch& l, int64_t task, int64_t tasks, void* s
   }
 }
 
-// Element `at` of values of so many bits, one behind the other from the lowest bits on.
-static inline uint32_t bits_at(const void* src, int64_t at, int64_t bits) {
-  const int64_t bit = at * bits;
-  return uint32_t(((const uint8_t*)src)[bit / 8]) >> (bit % 8) & ((1u << bits) - 1);
-}
-
 static int64_t pack_gemm_nbits_tasks(const Launch& l, int) {
   using namespace fam::pack_gemm_nbits;
   return l.i[K] <= 0 ? 0 : div_up(l.i[N], kNbitsPanel);

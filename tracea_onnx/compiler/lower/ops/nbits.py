@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.blocks import elements
 from tracea_onnx.compiler.lower.ops.gemm import is_row, launched, with_bias
 from tracea_onnx.compiler.lower.value import Dims, Unsupported
 from tracea_onnx.ir import dims as D
@@ -39,21 +39,6 @@ def gemm_nbits(ctx: Lowering, op: Op) -> None:
     launched(ctx, op, x.dtype, shape, operands, ints, floats, expr, extras, "gemm_nbits")
 
 
-def _elements(ctx: Lowering, op: Op, role: str, count: int, types: Collection[int]) -> Ref:
-    """A constant of so many elements of one of these types, for which there need be no kernels."""
-    name = op.role(role)
-    shape, dtype = ctx.graph.shape(name), ctx.graph.dtype(name)
-    if not ctx.graph.is_const(name) or shape is None or dtype is None:
-        raise Unsupported(f"the {role} '{name}' of '{op.label}' is no constant")
-    have = math.prod(int(d or 0) for d in shape)
-    if have != count or dtype not in types:
-        raise Unsupported(
-            f"the {role} '{name}' of '{op.label}' has {have} elements of type {dtype}, not {count}"
-            f" of type {' or '.join(map(str, sorted(map(int, types))))}"
-        )
-    return ctx.plan.initializer(name)
-
-
 def _weights(
     ctx: Lowering, op: Op, spec: GemmNbitsSpec
 ) -> tuple[dict[str, Ref | None], dict[str, DimLike], dict[str, float]]:
@@ -65,12 +50,12 @@ def _weights(
     row = blocks * block if blobs else K
     types = {t for t, kind in TYPES.items() if kind == (bits, spec.signed)}
     types = {DType.U8} if blobs else types
-    w = _elements(ctx, op, "w", N * row * bits // 8 if blobs else N * K, types)
+    w = elements(ctx, op, "w", op.role("w"), N * row * bits // 8 if blobs else N * K, types)
     by_row = (1, N) if spec.form == "kn" else (row, 1)
     shape = ctx.graph.shape(op.role("scale")) or ()
     one = not spec.block and math.prod(int(d or 0) for d in shape) == 1
     count = 1 if one else N * blocks
-    scale = _elements(ctx, op, "scale", count, ctx.target.types)
+    scale = elements(ctx, op, "scale", op.role("scale"), count, ctx.target.types)
     scale_type = int(ctx.graph.dtype(op.role("scale")) or DType.F32)
     s_n, s_k = (0, 0) if one else (1, N) if spec.form == "kn" else (blocks, 1)
     zero, zero_type, z_n, z_k = None, 0, s_n, s_k
@@ -78,8 +63,8 @@ def _weights(
         packed = not blobs or ctx.graph.dtype(op.role("zero")) != DType.F32
         if packed and blobs:  # each column's begin with a byte
             z_n = -(-blocks * bits // 8) * 8 // bits
-        elements = N * z_n * bits // 8 if packed and blobs else count
-        zero = _elements(ctx, op, "zero", elements, types if packed else {DType.F32})
+        held = N * z_n * bits // 8 if packed and blobs else count
+        zero = elements(ctx, op, "zero", op.role("zero"), held, types if packed else {DType.F32})
         zero_type = int(DType.U8 if packed else DType.F32)
     params = {
         "K": K, "N": N, "bits": bits, "block": block, "w_n": by_row[0], "w_k": by_row[1],

@@ -11,6 +11,7 @@ import numpy as np
 
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.blocks import dequantise_constant
 from tracea_onnx.compiler.lower.ops.norm import reduce
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import quantised
@@ -18,10 +19,14 @@ from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.pointwise_ops import Code
+from tracea_onnx.match.nbits import TYPES
 
 
 def dequantize(ctx: Lowering, op: Op) -> None:
     """DequantizeLinear: made where something reads it as floats in memory."""
+    if _is_weight(ctx, op):
+        dequantise_constant(ctx, op)
+        return
     x = ctx.value(op.input(0))
     quantised.check(ctx, op)
     to = op.attr("output_dtype", 0) or DType.F32
@@ -36,6 +41,16 @@ def dequantize(ctx: Lowering, op: Op) -> None:
     if x.dtype == DType.I32 and held.zero is not None:
         raise Unsupported(f"{op.kind} '{op.label}' has integers of 32 bits and a zero point")
     define(ctx, op.outputs[0], held)
+
+
+def _is_weight(ctx: Lowering, op: Op) -> bool:
+    """Whether it is a constant of a few bits, with blocks, or whose scales are not of F32, which no
+    expression reads.
+    """
+    bits, _ = TYPES.get(ctx.graph.dtype(op.input(0)) or 0, (0, False))
+    narrow = {ctx.graph.dtype(op.input(1)), op.attr("output_dtype", 0)}
+    odd = op.attr("block_size", 0) or narrow.intersection((DType.F16, DType.BF16))
+    return ctx.graph.is_const(op.input(0)) and bool(0 < bits < 8 or (bits == 8 and odd))
 
 
 def define(ctx: Lowering, name: str, held: Quantised) -> None:
