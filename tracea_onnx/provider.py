@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,6 +124,11 @@ OPTIONS = (
 
 #: Session config that makes ONNX Runtime remember which provider got which node.
 _RECORD = "session.record_ep_graph_assignment_info"
+
+#: Session config: where external data of a model in memory lie; what makes ONNX Runtime write a
+#: model, or read something else than ONNX.
+_FOLDER = "session.model_external_initializers_file_folder_path"
+_WRITES_OR_READS = ("ep.context_enable", "session.load_model_format")
 
 _Reply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
 _Compiler = ctypes.CFUNCTYPE(
@@ -290,17 +297,38 @@ def create_session(
     which provider got which node (`assert_provider_selected` reads that): where `session_options`
     do not say whether it should, their entry session.record_ep_graph_assignment_info becomes 1.
 
+    Weights are mapped from a model file where every node runs on the provider, which packs them:
+    ONNX Runtime need not copy them. For this their entry
+    session.model_external_initializers_file_folder_path becomes the file's folder. The session
+    needs the file no longer.
+
     A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything
     on the CPU provider instead.
     """
     ort = _ort()
     register()
-    source = str(model) if isinstance(model, Path) else model
     if session_options is None:
         session_options = ort.SessionOptions()
     recorded = _entry(session_options, _RECORD)
     if recorded != "1":
         session_options.add_session_config_entry(_RECORD, "1")
+    try:
+        if not isinstance(model, bytes):
+            session = _mapping_session(ort, model, options, session_options)
+            if session is not None:
+                return session
+        source = str(model) if isinstance(model, Path) else model
+        return _session(ort, source, options, session_options)
+    finally:
+        # The session has its own copy. An entry cannot be taken out again, and each that is
+        # overwritten is a warning of ONNX Runtime.
+        if recorded not in ("", "1"):
+            session_options.add_session_config_entry(_RECORD, recorded)
+
+
+def _session(
+    ort: Any, source: str | bytes, options: Mapping[str, str] | None, session_options: Any
+) -> Any:
     _unwinding.error = None
     try:
         if _version(ort.__version__) < PROVIDERS_LIST_ORT:
@@ -311,13 +339,54 @@ def create_session(
             providers.append("CPUExecutionProvider")
         return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
     finally:
-        # The session has its own copy. An entry cannot be taken out again, and each that is
-        # overwritten is a warning of ONNX Runtime.
-        if recorded not in ("", "1"):
-            session_options.add_session_config_entry(_RECORD, recorded)
         error, _unwinding.error = _unwinding.error, None
         if error is not None:
             raise error
+
+
+def _mapping_session(
+    ort: Any, model: str | Path, options: Mapping[str, str] | None, session_options: Any
+) -> Any | None:
+    """A session whose weights ONNX Runtime maps from the model's file (`mapped_model.py`), in less
+    than half of the time. None where it cannot be had: where ONNX Runtime itself runs a node, too,
+    whose weights would change or vanish with the file, where it writes a model, and where the
+    caller's options name another folder.
+
+    What failed here fails once more without mapping, and says so.
+    """
+    if (
+        os.name != "posix"
+        # `select` takes options once
+        or _version(ort.__version__) < PROVIDERS_LIST_ORT
+        or any(_entry(session_options, key) not in ("", "0") for key in _WRITES_OR_READS)
+        or session_options.optimized_model_filepath
+    ):
+        return None
+    from tracea_onnx.model_io.mapped_model import mapped_model
+    from tracea_onnx.support.artifact_cache import Cache
+
+    mapped, folder = mapped_model(Path(model)), _entry(session_options, _FOLDER)
+    if mapped is None or folder not in ("", str(mapped.file.parent)):
+        return None
+    given = {str(k): str(v) for k, v in (options or {}).items()}
+    what = repr((__version__, ort.__version__, sorted(given.items()))).encode()
+    cache = Cache(Path(given["cache_dir"])) if given.get("cache_dir") else Cache()
+    unmapped = f"unmapped {hashlib.sha256(what + mapped.data).hexdigest()}"
+    if cache.fault() or cache.get(unmapped) is not None:
+        return None
+    if not folder:
+        session_options.add_session_config_entry(_FOLDER, str(mapped.file.parent))
+    try:
+        session = _session(ort, mapped.data, options, session_options)
+    except Exception:
+        return None
+    if any(a.ep_name != PROVIDER_NAME for a in session.get_provider_graph_assignment_info()):
+        cache.put(unmapped, b"")
+        return None
+    if not mapped.unchanged():
+        return None
+    session._model_path, session._model_bytes = os.fspath(model), None  # as of any file
+    return session
 
 
 @contextlib.contextmanager

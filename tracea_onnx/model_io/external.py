@@ -2,7 +2,7 @@
 bring it in.
 
 A tensor's external data must lie within a regular file inside the model's own folder. Of a large
-model file read without its weights (`lazy.py`) that file is the model itself.
+model file read without its weights (`stripped_model.py`) that file is the model itself.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from tracea_onnx.model_io.external import (
 from tracea_onnx.model_io.external import tensor_bytes as tensor_bytes
 from tracea_onnx.model_io.external import tensors as tensors
 from tracea_onnx.model_io.external import with_real_paths as with_real_paths
+from tracea_onnx.model_io.stripped_model import strip_weights
 from tracea_onnx.support import files, log
 from tracea_onnx.support.data_files import ModelFolder
 
@@ -101,9 +102,9 @@ def _read(path: Path) -> bytes:
                     mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
                     memoryview(mapped) as view,
                 ):
-                    small = weight_streaming.strip_weights(view, path.name)
+                    small = strip_weights(view, path.name, weight_streaming.TENSOR)
                 if small is not None:
-                    return small
+                    return small.data
             data = f.read()
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist", "check the path") from None

@@ -1,5 +1,7 @@
 #include "cpu/partition.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "cpu/plan.h"
@@ -7,6 +9,10 @@
 #include "plan/failure.h"
 
 namespace tracea {
+namespace {
+constexpr size_t kWidestElement = 8;  // bytes
+}  // namespace
+
 Partition::Partition(std::shared_ptr<const Plan> plan,
                      const std::function<Blob(const std::string&)>& initializer)
     : plan_(std::move(plan)) {
@@ -52,7 +58,9 @@ Partition::~Partition() = default;
 void Partition::run_init(const std::vector<const char*>& base) {
   const std::vector<int64_t> value = plan_->evaluate({});
   Memory scratch;
+  std::vector<Memory> aligned;  // by operand
   for (const LaunchSpec& l : plan_->init) {
+    aligned.resize(std::max(aligned.size(), l.operands.size()));
     std::vector<void*> operands;
     std::vector<int64_t> ints, before;
     std::vector<Room> rooms;
@@ -65,7 +73,14 @@ void Partition::run_init(const std::vector<const char*>& base) {
       const int64_t offset = value[size_t(o.offset)];
       if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)])
         throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
-      operands.push_back(const_cast<char*>(base[size_t(o.buffer)]) + offset);
+      const char* data = base[size_t(o.buffer)];
+      const size_t bytes = size_t(layout_.bytes[size_t(o.buffer)]);
+      if (bytes && reinterpret_cast<uintptr_t>(data) % kWidestElement) {  // in a file, anywhere
+        Memory& copy = aligned[operands.size()];
+        if (copy.size() < bytes) copy = Memory(bytes);
+        data = static_cast<const char*>(memcpy(copy.data(), data, bytes));
+      }
+      operands.push_back(const_cast<char*>(data) + offset);
       rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
     }
     for (int e : l.ints) ints.push_back(e < 0 ? 0 : value[size_t(e)]);
