@@ -25,7 +25,7 @@ from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.runtime import device_caps, nvrtc
-from tracea_onnx.runtime.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import Caps, DeviceCaps
 from tracea_onnx.support.check import Check
 from tracea_onnx.support.scoped_value import override
 
@@ -120,8 +120,8 @@ class Cuda(Backend):
     def caps(self, properties: Properties | None) -> DeviceCaps | None:
         return device_caps.usual(90) if properties is None else device_caps.of_request(properties)
 
-    def target(self, caps: DeviceCaps | None) -> Target:
-        assert caps is not None
+    def target(self, caps: Caps | None) -> Target:
+        assert isinstance(caps, DeviceCaps)
         hopper = caps.arch == 90
         return Target(
             rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}),

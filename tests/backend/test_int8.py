@@ -245,11 +245,11 @@ def _pack(case: Case, w: Array, isa: str) -> Array:
 SHAPES = [
     (1, 1, 1), (2, 3, 5), (3, 33, 7), (4, 64, 64), (5, 31, 129), (6, 16, 17), (7, 128, 3),
     (13, 97, 31), (14, 32, 32), (15, 65, 100), (28, 33, 513), (29, 130, 511), (61, 257, 67),
-    (257, 17, 1031), (600, 40, 300),
+    (257, 17, 1031), (600, 40, 300), (16, 31, 64), (17, 32, 128), (33, 40, 191),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_product(isa: str, shape: tuple[int, int, int], threads: int) -> None:
@@ -263,7 +263,7 @@ def test_product(isa: str, shape: tuple[int, int, int], threads: int) -> None:
         check(replace(case, exact=False), isa, seed)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 @pytest.mark.parametrize("y", [U8, I8, F32])
 @pytest.mark.parametrize("m", [1, 31])
 def test_activation_and_residual(isa: str, y: DType, m: int) -> None:
@@ -295,7 +295,7 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolution(case: Case, isa: str) -> None:
     check(case, isa)
@@ -315,7 +315,7 @@ DEPTHWISE = [
 ]
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 @pytest.mark.parametrize("case", DEPTHWISE)
 def test_depthwise(case: Case, isa: str) -> None:
     case = replace(case, oc=case.ic, g=case.ic)
@@ -336,7 +336,7 @@ def _plain(isa: str, x: Array, w: Array, y: Array, more: Mapping[str, Any], **in
     run_kernel("gemm_int8", operands, {**sizes, **types, **ints}, program=program, isa=isa)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 def test_sums_do_not_saturate(isa: str) -> None:
     """Pairs of the largest products do not fit I16."""
     for x in (np.full((5, 515), 255, np.uint8), np.full((5, 515), -128, np.int8)):
@@ -346,7 +346,7 @@ def test_sums_do_not_saturate(isa: str) -> None:
             np.testing.assert_array_equal(y, int(x[0, 0]) * value * 515)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 def test_ties_go_to_even_and_ends_saturate(isa: str) -> None:
     x = np.arange(256, dtype=np.uint8).reshape(256, 1)
     y = aligned((256, 1), np.int8)
@@ -359,7 +359,7 @@ def test_ties_go_to_even_and_ends_saturate(isa: str) -> None:
     np.testing.assert_array_equal(y[:, 0], np.maximum(np.arange(256) * -128, -128))
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 def test_results_that_are_no_numbers_are_the_smallest(isa: str) -> None:
     x = np.ones((3, 4), np.uint8)
     y = aligned((3, 20), np.int8)
@@ -368,7 +368,7 @@ def test_results_that_are_no_numbers_are_the_smallest(isa: str) -> None:
     np.testing.assert_array_equal(y, -128)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 def test_program_reads_every_kind_of_operand(isa: str) -> None:
     rng = np.random.default_rng(5)
     m, n, k = 33, 70, 40
@@ -389,7 +389,7 @@ def test_program_reads_every_kind_of_operand(isa: str) -> None:
     np.testing.assert_allclose(y, v * channel + full + row[:, None] * scalar, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 def test_several_sources_share_one_packed_matrix(isa: str) -> None:
     rng = np.random.default_rng(6)
     k, widths = 23, (40, 7, 50)
@@ -409,7 +409,7 @@ def test_several_sources_share_one_packed_matrix(isa: str) -> None:
     np.testing.assert_array_equal(y, (x.astype(np.int64) - 7) @ whole)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isas(int8=True))
 def test_empty_dimensions(isa: str) -> None:
     y = aligned((3, 40), np.int32)
     y.fill(9)
@@ -421,3 +421,27 @@ def test_empty_dimensions(isa: str) -> None:
     for kind in ("conv2d_int8", "conv2d_int8_dw"):
         sizes = _sizes(Case(kind, h=3, w=3, ic=4, oc=4, g=4, k=(3, 3)))
         assert kernel_tasks(kind, {"x": y, "w": y, "y": y}, {**sizes, "N": 0}, isa=isa) == 0
+
+
+@pytest.mark.parametrize("isa", isas(int8=True))
+@pytest.mark.parametrize("n", [0, 1, 15, 17, 1023, 1024, 70001])
+def test_dynamic_quantisation(n: int, isa: str) -> None:
+    rng = np.random.default_rng(n)
+    draws = rng.standard_normal(n).astype(np.float32)
+    ties = np.arange(n, dtype=np.float32) % 511 / 2  # of a scale of 1
+    for x in (draws, draws + 9, -np.abs(draws), draws * np.float32(1e-39), draws * 0, ties):
+        zero = np.float32(0)
+        low, high = np.minimum(zero, x.min(initial=0)), np.maximum(zero, x.max(initial=0))
+        scale = np.float32(1) if low == high else (high - low) / np.float32(255)
+        at = np.rint(np.clip(zero - low / scale, 0, 255))
+        want = np.clip(np.rint(x / scale) + at, 0, 255)
+        threads, ints = n % 3 + 1, {"n": n, "pieces": 64}
+        held, ends = aligned(max(n, 1)), aligned((2, 64))
+        held[:n] = x
+        y, made = aligned(n + 1, np.uint8), {"scale": aligned(1), "zero": aligned(1, np.uint8)}
+        y.fill(7)
+        run_kernel("ends", {"x": held, "y": ends}, ints, isa=isa, threads=threads)
+        operands = {"x": held, "ends": ends, "y": y, **made}
+        run_kernel("quantise_dynamic", operands, ints, isa=isa, threads=threads)
+        np.testing.assert_array_equal(y[:n], want)
+        assert (made["scale"][0], made["zero"][0], y[n]) == (scale, at, 7)

@@ -27,7 +27,7 @@ from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.plan import builder
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.pricing.rates import Rates
-from tracea_onnx.runtime.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import Caps, DeviceCaps
 
 Array = npt.NDArray[Any]
 NUMPY = {
@@ -51,7 +51,7 @@ class Reference(Backend):
     def caps(self, properties: Properties | None) -> DeviceCaps | None:
         return None
 
-    def target(self, caps: DeviceCaps | None) -> Target:
+    def target(self, caps: Caps | None) -> Target:
         return Target(
             Rates(1.0, 1.0, 10.0, "a guess"),
             self.families,

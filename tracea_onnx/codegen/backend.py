@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a session whose Plans are cached needs none of it
     from tracea_onnx.codegen.target import Target
     from tracea_onnx.ir.dims import DimLike
     from tracea_onnx.plan.builder import Ref
-    from tracea_onnx.runtime.device_caps import DeviceCaps
+    from tracea_onnx.runtime.device_caps import Caps
     from tracea_onnx.support.check import Check
 
 #: What a compile request says of itself (docs/plan-format.md, "Compiler callback").
@@ -79,13 +79,13 @@ class Backend(ABC):
         """What this machine has. Initialises no device: the process may fork and use one then."""
 
     @abstractmethod
-    def caps(self, properties: Properties | None) -> DeviceCaps | None:
+    def caps(self, properties: Properties | None) -> Caps | None:
         """The device that a compile request is for; of None the one that files are made for, which
         any device may run. None where kernels do not depend on it. Raises UsageError.
         """
 
     @abstractmethod
-    def target(self, caps: DeviceCaps | None) -> Target:
+    def target(self, caps: Caps | None) -> Target:
         """What lowering must know of the device."""
 
     def emit(self, request: Request) -> Sequence[Launch]:

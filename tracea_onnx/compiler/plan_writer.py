@@ -18,7 +18,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.extents import extents
-from tracea_onnx.runtime.device_caps import DeviceCaps
+from tracea_onnx.runtime.device_caps import Caps, DeviceCaps
 from tracea_onnx.support.data_classes import dataclass
 
 
@@ -105,7 +105,7 @@ class Emitter:
 
 
 class BackendPlan(PlanBuilder):
-    """emit: Plans of one graph share it. caps: the device.
+    """emit: Plans of one graph share it. caps: the device; kernels do not depend on the host.
 
     `compile_code=False` leaves code out (the probe of which nodes can run needs only to know that a
     kernel exists). `asked` has what each emitted launch of
@@ -117,12 +117,13 @@ class BackendPlan(PlanBuilder):
         name: str,
         emit: Emitter,
         properties: Properties,
-        caps: DeviceCaps | None,
+        caps: Caps | None,
         *,
         compile_code: bool = True,
     ) -> None:
         super().__init__(name, emit.backend.name)
-        self._emit, self._properties, self.caps = emit, properties, caps
+        self._emit, self._properties = emit, properties
+        self.caps = caps if isinstance(caps, DeviceCaps) else None
         self.compile_code = compile_code
         self.asked: list[Request] = []
         self._code: dict[str, int] = {}

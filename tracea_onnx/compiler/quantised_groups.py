@@ -32,12 +32,13 @@ def left(
     graph: Graph, ops: Sequence[Op], refused: Collection[int], *, faster: bool
 ) -> dict[int, str]:
     """Ops that ONNX Runtime should run, beside those that are refused, and why. faster: whether
-    products in integers take less time here.
+    products in integers take less time here; their sums alone (MatMulInteger) do not.
     """
     made = makers(ops)
     products = {k for k, op in enumerate(ops) if _is_product(graph, op, made)}
     integers = {k for k in products if _of_integers(ops[k], made)}
-    found = {} if faster else dict.fromkeys(integers.difference(refused), _SLOWER)
+    slower = {k for k in integers if not faster or ops[k].kind in _SUMS}
+    found = dict.fromkeys(slower.difference(refused), _SLOWER)
     found |= _around(graph, ops, {*refused, *found})
     kept = [k not in refused and k not in found for k in range(len(ops))]
     for members in partitioning.groups(ops, kept, graph):

@@ -41,15 +41,18 @@ def build(
     jobs: int = 2,
     werror: bool = True,
     sanitize: str = "",
+    emulate: str = "",
 ) -> Path:
     """Configure and build into `build/dev` (or `build/only-<only>`); returns the library copied
-    into the package. With sanitizers it stays in `build/sanitize-<sanitize>`: only
-    `tests/sanitize.py` can load it. Raises SystemExit with the tools' words when the build
-    fails.
+    into the package. With sanitizers it stays in `build/sanitize-<sanitize>`, where only
+    `tests/sanitize.py` loads it; with a header that emulates AVX-512 in `build/emulated`, for
+    `tests/emulated.py`. Raises SystemExit with the tools' words when the build fails.
     """
     kind = (
         f"sanitize-{sanitize.replace(',', '-')}"
         if sanitize
+        else "emulated"
+        if emulate
         else f"only-{only.replace(',', '-')}"
         if only
         else "dev"
@@ -63,7 +66,7 @@ def build(
             "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}", f"-DTRACEA_ONLY={only}", f"-DTRACEA_ISA={isa}",
             f"-DTRACEA_WERROR={'ON' if werror else 'OFF'}",
-            f"-DTRACEA_SANITIZE={sanitize}",
+            f"-DTRACEA_SANITIZE={sanitize}", f"-DTRACEA_EMULATE={emulate}",
         ]  # fmt: skip
         if cxx:
             configure.append(f"-DCMAKE_CXX_COMPILER={';'.join(cxx.split())}")
@@ -75,7 +78,7 @@ def build(
         ).returncode:
             raise SystemExit(1)
         built = next(folder.glob("libtracea_onnx.*"))
-        if sanitize:
+        if sanitize or emulate:
             return built
         target = (
             ROOT

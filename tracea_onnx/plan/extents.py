@@ -667,6 +667,9 @@ _TABLE: dict[str, Table] = {
     "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm,
     "gemm_norm": _gemm, "pack_gemm": _pack_gemm, "gemm_nbits": _gemm_nbits,
     "pack_gemm_nbits": _pack_gemm_nbits,
+    "ends": lambda p: {"x": p.line(p["n"]), "y": p.line(2, p["pieces"])},
+    "quantise_dynamic": lambda p: {"x": p.line(p["n"]), "ends": p.line(2, p["pieces"]),
+        "y": p.line(p["n"], size=1), "scale": p.line(1), "zero": p.line(1, size=1)},
     "fold_norm": lambda p: {
         "w": _pack_gemm(p)["w"], "packed": p.line(p["K"], p["N"]), "beta": p.line(p["K"]),
         "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
@@ -773,6 +776,7 @@ _OTHER_RESULTS = {
     **dict.fromkeys(("nonzero", "compress", "unique", "nms_list"), frozenset({"y", "count"})),
     **dict.fromkeys(("scatter_along", "scatter_tuples"), frozenset({"y", "idx"})),
     "cache_write": frozenset({"y"}),
+    "quantise_dynamic": frozenset({"y", "scale", "zero"}),
 }
 
 
@@ -925,6 +929,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         ranges["count"] = (0, 8)
     if family == "reduce":
         ranges["kind"] = (0, 9)
+    if family in ("ends", "quantise_dynamic"):
+        ranges["pieces"] = (1, 1 << 10)
     if family == "nonzero":
         ranges["rank"] = (1, 6)
     if "recurrent" in family:

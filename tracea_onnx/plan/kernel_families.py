@@ -269,6 +269,11 @@ FAMILIES: dict[str, Family] = {
     "pack_gemm_int8": Family(("w", "packed"), _names("K N trans ldw n0 N_total w_dtype")),
     "pack_conv2d_int8": Family(("w", "packed"), _names("OC IC KH KW G w_dtype")),
     "pack_conv2d_int8_dw": Family(("w", "packed"), _names("OC KH KW w_dtype")),
+    # Of each of so many pieces of x [n] the least of 0 and its elements, and behind all of these
+    # the largest: y [2, pieces]. CPU only.
+    "ends": Family(("x", "y"), ("n", "pieces")),
+    # DynamicQuantizeLinear of x [n] with such ends. CPU only.
+    "quantise_dynamic": Family(_names("x ends y scale zero"), ("n", "pieces")),
     # gemm with weights (q - zero) * scale of so many bits (2, 4, 8), where every `block` terms (a
     # multiple of 16) of a column have a scale and, with `zeros` (1: integers, 2: floats), a zero of
     # their own; packed by pack_gemm_nbits. Without `zeros` the float `zero` is that of all.

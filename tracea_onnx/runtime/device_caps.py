@@ -73,6 +73,16 @@ class DeviceCaps:
         return max(size, 1)
 
 
+@dataclass(frozen=True)
+class HostCaps:
+    """The host. int8: the instruction set that its kernels of 8-bit products are compiled for."""
+
+    int8: str
+
+
+#: Of a GPU, or of the host.
+Caps = DeviceCaps | HostCaps
+
 _KB, _MB, _GB = 1 << 10, 1 << 20, 10**9
 
 

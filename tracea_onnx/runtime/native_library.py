@@ -57,10 +57,13 @@ def best_isa() -> str:
     return str(_loaded(library_path()).tracea_best_isa().decode())
 
 
-def isas() -> tuple[str, ...]:
-    """Instruction sets this library has kernels for and this machine can run, best first."""
+def isas(*, int8: bool = False) -> tuple[str, ...]:
+    """Instruction sets this library has kernels for and this machine can run, best first; of 8 bits
+    there are kernels for more of them.
+    """
     lib = _loaded(library_path())
-    return tuple(i for i in ("avx512", "avx2", "base") if lib.tracea_has_isa(i.encode()))
+    first = ("avx512amx", "avx512vnni", "avx2vnni") if int8 else ("avx512",)
+    return tuple(i for i in (*first, "avx2", "base") if lib.tracea_has_isa(i.encode()))
 
 
 def _library_for(family: str, isa: str | None) -> tuple[ctypes.CDLL, str]:

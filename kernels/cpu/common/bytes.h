@@ -11,6 +11,7 @@ static inline uint32_t bits_at(const void* src, int64_t at, int64_t bits) {
   return uint32_t(((const uint8_t*)src)[bit / 8]) >> (bit % 8) & ((1u << bits) - 1);
 }
 
+typedef uint8_t vbytes __attribute__((vector_size(4 * TRACEA_W), aligned(1), may_alias));
 typedef int8_t vlanes_i8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
 typedef uint8_t vlanes_u8 __attribute__((vector_size(TRACEA_W), aligned(1), may_alias));
 
@@ -71,41 +72,35 @@ TRACEA_INLINE void store_bytes(uint8_t* p, vi v, int n) {
 #endif
 }
 
+#if TRACEA_W >= 8
+// Of bytes 16 k to 16 k + 15 the entries of these sixteen; of other bytes the index becomes 128 and
+// more, which gives 0.
+TRACEA_INLINE vbytes entries_of(const uint8_t* sixteen, vbytes x, int k) {
+  const vbytes flipped = x ^ uint8_t(16 * k);
+  const __m128i part = _mm_loadu_si128((const __m128i*)sixteen);
+#if TRACEA_W == 16
+  const __m512i at = _mm512_adds_epu8((__m512i)flipped, _mm512_set1_epi8(0x70));
+  return (vbytes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(part), at);
+#else
+  const __m256i at = _mm256_adds_epu8((__m256i)flipped, _mm256_set1_epi8(0x70));
+  return (vbytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(part), at);
+#endif
+}
+#endif
+
 // y[i] = table[x[i]]; y may be x.
 static inline __attribute__((noinline)) void map_bytes(const uint8_t* table, const uint8_t* x,
                                                        uint8_t* y, int64_t n) {
   int64_t i = 0;
 #if TRACEA_W >= 8
-  // Sixteen entries at a time: of other bytes the index becomes 128 and more, which gives 0.
   constexpr int64_t kBytes = 4 * W;
-#if TRACEA_W == 16
-  typedef __m512i Bytes;
-  const auto part = [&](int k) {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table + k));
-  };
-  const auto found = [](Bytes part, Bytes x, int k) {
-    const Bytes flipped = _mm512_xor_si512(x, _mm512_set1_epi8(char(16 * k)));
-    return _mm512_shuffle_epi8(part, _mm512_adds_epu8(flipped, _mm512_set1_epi8(0x70)));
-  };
-#else
-  typedef __m256i Bytes;
-  const auto part = [&](int k) {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table + k));
-  };
-  const auto found = [](Bytes part, Bytes x, int k) {
-    const Bytes flipped = _mm256_xor_si256(x, _mm256_set1_epi8(char(16 * k)));
-    return _mm256_shuffle_epi8(part, _mm256_adds_epu8(flipped, _mm256_set1_epi8(0x70)));
-  };
-#endif
-  typedef Bytes Loose __attribute__((aligned(1), may_alias));
   for (; i + 2 * kBytes <= n; i += 2 * kBytes) {
-    const Bytes a = *(const Loose*)(x + i), b = *(const Loose*)(x + i + kBytes);
-    Bytes of_a{}, of_b{};
+    const vbytes a = *(const vbytes*)(x + i), b = *(const vbytes*)(x + i + kBytes);
+    vbytes of_a{}, of_b{};
     for (int k = 0; k < 16; k++) {
-      const Bytes t = part(k);
-      of_a |= found(t, a, k), of_b |= found(t, b, k);
+      of_a |= entries_of(table + 16 * k, a, k), of_b |= entries_of(table + 16 * k, b, k);
     }
-    *(Loose*)(y + i) = of_a, *(Loose*)(y + i + kBytes) = of_b;
+    *(vbytes*)(y + i) = of_a, *(vbytes*)(y + i + kBytes) = of_b;
   }
 #endif
   for (; i < n; i++) y[i] = table[x[i]];

@@ -37,12 +37,18 @@ static inline Int8Depthwise read_depthwise_int8(const Launch& l) {
 
 // n channels of kGroup rows to out[32][kGroup].
 TRACEA_INLINE void interleave(const uint8_t* const* rows, int64_t n, Values v, Stored* out) {
-#if TRACEA_W == 16 && defined(__AVX512VNNI__)
-  const __mmask32 mask = n >= 32 ? ~0u : (1u << n) - 1;
+#ifdef TRACEA_VNNI
+#if TRACEA_W == 16
+  const auto some = [n](const uint8_t* p) {
+    return _mm256_maskz_loadu_epi8(n >= 32 ? ~0u : (1u << n) - 1, p);
+  };
+#else
+  const auto some = [n](const uint8_t* p) { return (__m256i)load_some(p, n); };
+#endif
   const __m256i flip = _mm256_set1_epi8(char(v.flip));
   __m256i r[4];
 #pragma GCC unroll 4
-  for (int k = 0; k < 4; k++) r[k] = _mm256_xor_si256(_mm256_maskz_loadu_epi8(mask, rows[k]), flip);
+  for (int k = 0; k < 4; k++) r[k] = _mm256_xor_si256(some(rows[k]), flip);
   const __m256i a = _mm256_unpacklo_epi8(r[0], r[1]), b = _mm256_unpackhi_epi8(r[0], r[1]),
                 c = _mm256_unpacklo_epi8(r[2], r[3]), d = _mm256_unpackhi_epi8(r[2], r[3]);
   const __m256i q[] = {_mm256_unpacklo_epi16(a, c), _mm256_unpackhi_epi16(a, c),

@@ -4,12 +4,15 @@
 #pragma once
 #include <algorithm>
 
-#include "common/simd.h"
+#include "common/bytes.h"
 
 namespace tracea {
 namespace TRACEA_NS {
 
-#if TRACEA_W == 16 && defined(__AVX512VNNI__)
+#if defined(TRACEA_AVX512VNNI) || defined(TRACEA_AVXVNNI)
+#define TRACEA_VNNI 1
+#endif
+#ifdef TRACEA_VNNI
 constexpr int kGroup = 4;  // terms
 typedef uint8_t Stored;
 #else
@@ -18,7 +21,6 @@ typedef int16_t Stored;
 #endif
 constexpr int kVectorBytes = 4 * W, kWeights = kGroup * W;  // weights of a vector of columns
 
-typedef uint8_t vbytes __attribute__((vector_size(4 * TRACEA_W), aligned(1), may_alias));
 typedef int16_t vshorts __attribute__((vector_size(4 * TRACEA_W), aligned(1), may_alias));
 typedef int8_t vhalf_i8 __attribute__((vector_size(2 * TRACEA_W), aligned(1), may_alias));
 typedef uint8_t vhalf_u8 __attribute__((vector_size(2 * TRACEA_W), aligned(1), may_alias));
@@ -58,8 +60,10 @@ TRACEA_INLINE vi load_weights(const int8_t* p) {
 
 // c + the products of the groups in each lane.
 TRACEA_INLINE vi dot(vi c, vi x, vi w) {
-#if TRACEA_W == 16 && defined(__AVX512VNNI__)
+#if defined(TRACEA_AVX512VNNI)
   return (vi)_mm512_dpbusd_epi32((__m512i)c, (__m512i)x, (__m512i)w);
+#elif defined(TRACEA_AVXVNNI)
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)x, (__m256i)w);
 #elif TRACEA_W == 8
   return plus(c, (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w));
 #elif TRACEA_W == 4 && defined(__x86_64__)
@@ -93,10 +97,11 @@ TRACEA_INLINE vbytes load_some(const uint8_t* p, int64_t n) {
 // Rows of n values, `step` apart, as they are stored, one behind the other; writes whole vectors.
 static inline void store_values(Stored* to, const uint8_t* x, int64_t n, int64_t rows, int64_t step,
                                 Values v) {
-#if TRACEA_W == 16 && defined(__AVX512VNNI__)
-  const int64_t whole = n / 64 * 64;
+#ifdef TRACEA_VNNI
+  const int64_t whole = n / kVectorBytes * kVectorBytes;
   for (; rows > 0; rows--, x += step, to += n) {
-    for (int64_t k = 0; k < whole; k += 64) *(vbytes*)(to + k) = *(const vbytes*)(x + k) ^ v.flip;
+    for (int64_t k = 0; k < whole; k += kVectorBytes)
+      *(vbytes*)(to + k) = *(const vbytes*)(x + k) ^ v.flip;
     if (whole < n) *(vbytes*)(to + whole) = load_some(x + whole, n - whole) ^ v.flip;
   }
 #else
@@ -119,8 +124,9 @@ static inline void fill_values(Stored* to, int64_t n, Values v) {
 // The sum of n stored values.
 static inline int32_t sum_values(const Stored* x, int64_t n) {
   vi sum{};
-#if TRACEA_W == 16 && defined(__AVX512VNNI__)
-  for (; n > 0; n -= 64, x += 64) sum = dot(sum, (vi)load_some(x, n), (vi)(vbytes{} + 1));
+#ifdef TRACEA_VNNI
+  for (; n > 0; n -= kVectorBytes, x += kVectorBytes)
+    sum = dot(sum, (vi)load_some(x, n), (vi)(vbytes{} + 1));
 #else
   for (; n >= 2 * W; n -= 2 * W, x += 2 * W) sum = dot(sum, load_i(x), (vi)(vshorts{} + 1));
   for (; n > 0; n--, x++) sum[0] = int32_t(uint32_t(sum[0]) + uint32_t(*x));

@@ -3,14 +3,17 @@
 // panel of weights. Where x can be read as it lies it is not copied.
 #pragma once
 #include "common/conv_launch.h"
+#include "int8/amx.h"
 #include "int8/depthwise.h"
+#include "int8/dynamic.h"
 #include "int8/int8_pack.h"
 #include "int8/requantise.h"
 
 namespace tracea {
 namespace TRACEA_NS {
 
-constexpr int64_t kInt8Block = 128 << 10, kInt8BlockRows = 512;  // bytes and rows of a block
+// Bytes and rows of a block. A machine with AMX has 2 MiB of L2.
+constexpr int64_t kInt8Block = (kStripRows > kInt8Rows ? 512 : 128) << 10, kInt8BlockRows = 512;
 
 struct Int8Product : ConvSizes {
   const uint8_t* x;
@@ -155,19 +158,52 @@ static inline const uint8_t* gather_rows(const Int8Product& p, int64_t group, in
   return rows;
 }
 
+// The sums of a strip of rows with a panel of weights, and what becomes of them. row: its first
+// one; `at` are the offsets of that one and those behind it, col is the panel's first column.
+static inline void int8_strip(const Int8Product& p, const uint8_t* x, int64_t pitch, int64_t rows,
+                              const int8_t* w, const Columns& columns, int64_t count, int64_t row,
+                              int64_t col, const Int8Scratch& at) {
+  alignas(64) int32_t sums[kStripRows * kInt8Panel];
+  const int64_t groups = packed_depth(p.depth()) / kGroup, tiles = conv_div_up(rows, kInt8Rows);
+  const int32_t* start = columns.start;
+  int64_t start_step = 0, done = 0;  // groups
+#ifdef TRACEA_AMX_INT8
+  if (const int64_t pieces = packed_depth(p.depth()) / kAmxTerms; pieces && rows >= kAmxRows) {
+    amx_sums(x, pitch, w, pieces, rows, start, sums);
+    start = sums, start_step = kInt8Panel, done = pieces * kAmxTerms / kGroup;
+  }
+#endif
+  x += done * 4, w += done * kInt8Panel * kGroup;
+  const Quick quick = p.finish.quick(columns, col);
+  const bool at_once = p.finish.at_once(columns) && count % W == 0;
+  for (int64_t t = 0; t < tiles; t++) {
+    const int64_t r = conv_part(rows, tiles, t), height = conv_part(rows, tiles, t + 1) - r;
+    uint32_t left =
+        int8_sums(x + r * pitch, pitch, w, groups - done, height, count, start + r * start_step,
+                  start_step, sums + r * kInt8Panel, at_once ? &quick : nullptr, at.y_at + r);
+    const int64_t each = left == ~0u ? height : 1;
+    for (int64_t k = r; left && k < r + height; k += each, left >>= 1)
+      if (left & 1)
+        p.finish.finish(columns,
+                        {sums + k * kInt8Panel, at.y_at + k, at.r_at + k,
+                         p.finish.w_zeros ? at.x_sums + k : nullptr, each, count, row + k, col});
+  }
+}
+
 // Rows m0..m1 with panels q0..q1 of all groups'.
 static inline void int8_share(const Int8Product& p, int64_t m0, int64_t m1, int64_t q0, int64_t q1,
                               const Int8Scratch& s) {
   const int64_t per_group = int8_panels(p.columns()), depth = packed_depth(p.depth()),
                 blocks = conv_div_up(m1 - m0, p.block_rows());
   const int32_t* sums = (const int32_t*)(p.w + p.panels() * kInt8Panel * depth);
-  alignas(64) int32_t tile[kInt8Rows * kInt8Panel];
   Columns columns;
+#ifdef TRACEA_AMX_INT8
+  const AmxTiles configured;
+#endif
   for (int64_t b = 0; b < blocks; b++) {
     const int64_t b0 = m0 + conv_part(m1 - m0, blocks, b),
                   b1 = m0 + conv_part(m1 - m0, blocks, b + 1);
-    const int64_t tiles = conv_div_up(b1 - b0, kInt8Rows), low = (b1 - b0) / tiles,
-                  more = b1 - b0 - low * tiles;
+    const int64_t strips = conv_div_up(b1 - b0, kStripRows);
     const uint8_t* rows = nullptr;
     int64_t pitch = 0;
     for (int64_t q = q0; q < q1; q++) {
@@ -175,19 +211,11 @@ static inline void int8_share(const Int8Product& p, int64_t m0, int64_t m1, int6
                     count = std::min(kInt8Panel, p.columns() - j), col = group * p.columns() + j;
       if (!rows || j == 0) rows = gather_rows(p, group, b0, b1, s, &pitch);
       p.finish.prepare(columns, col, count, sums + q * kInt8Panel);
-      const Quick quick = p.finish.quick(columns, col);
-      const bool at_once = p.finish.at_once(columns) && count % W == 0;
-      const int8_t* w = p.w + q * kInt8Panel * depth;
-      for (int64_t i = 0, r = 0, height; i < tiles; i++, r += height) {
-        height = low + (i < more);
-        uint32_t left = int8_sums(rows + r * pitch, pitch, w, depth / kGroup, height, count,
-                                  columns.start, tile, at_once ? &quick : nullptr, s.y_at + r);
-        const int64_t each = left == ~0u ? height : 1;
-        for (int64_t k = 0; left && k < height; k += each, left >>= 1)
-          if (left & 1)
-            p.finish.finish(columns, {tile + k * kInt8Panel, s.y_at + r + k, s.r_at + r + k,
-                                      p.finish.w_zeros ? s.x_sums + r + k : nullptr, each, count,
-                                      b0 + r + k, col});
+      for (int64_t i = 0; i < strips; i++) {
+        const int64_t r = conv_part(b1 - b0, strips, i),
+                      height = conv_part(b1 - b0, strips, i + 1) - r;
+        int8_strip(p, rows + r * pitch, pitch, height, p.w + q * kInt8Panel * depth, columns, count,
+                   b0 + r, col, {s.y_at + r, s.r_at + r, s.x_sums + r, nullptr});
       }
     }
   }
@@ -251,13 +279,10 @@ static const Kernel kernel_gemm_int8 = {"gemm_int8", gemm_int8_tasks, gemm_int8_
 static const Kernel kernel_conv2d_int8 = {"conv2d_int8", conv2d_int8_tasks, conv2d_int8_scratch,
                                           conv2d_int8_run};
 
-static const Kernel* const table_int8[] = {&kernel_gemm_int8,
-                                           &kernel_conv2d_int8,
-                                           &kernel_conv2d_int8_dw,
-                                           &kernel_pack_gemm_int8,
-                                           &kernel_pack_conv2d_int8,
-                                           &kernel_pack_conv2d_int8_dw,
-                                           nullptr};
+static const Kernel* const table_int8[] = {
+    &kernel_gemm_int8,      &kernel_conv2d_int8,      &kernel_conv2d_int8_dw,
+    &kernel_pack_gemm_int8, &kernel_pack_conv2d_int8, &kernel_pack_conv2d_int8_dw,
+    &kernel_ends,           &kernel_quantise_dynamic, nullptr};
 
 }  // namespace TRACEA_NS
 }  // namespace tracea

@@ -62,24 +62,24 @@ TRACEA_INLINE void store_low_bytes(uint8_t* y, const vi* v, int vectors) {
 }
 #endif
 
-// sums[i * 32 ..] of rows i, `lda` bytes apart, which begin with start[..]. With `quick`, bytes are
-// stored instead, y_at[i] elements from quick->y, and the result has bit i set for rows that may
-// have a tie; their sums are there.
+// sums[i * 32 ..] of rows i, `lda` bytes apart, which begin with start[i * start_step ..]; `sums`
+// may be `start`. With `quick`, bytes are stored instead, y_at[i] elements from quick->y, and the
+// result has bit i set for rows that may have a tie; their sums are there.
 typedef uint32_t (*Int8Tile)(const uint8_t* a, int64_t lda, const int8_t* w, int64_t groups,
-                             const int32_t* start, int32_t* sums, const Quick* quick,
-                             const int64_t* y_at);
+                             const int32_t* start, int64_t start_step, int32_t* sums,
+                             const Quick* quick, const int64_t* y_at);
 
 template <int V, int R>
 static __attribute__((noinline)) uint32_t int8_tile(const uint8_t* a, int64_t lda, const int8_t* w,
                                                     int64_t groups, const int32_t* start,
-                                                    int32_t* sums, const Quick* quick,
-                                                    const int64_t* y_at) {
+                                                    int64_t start_step, int32_t* sums,
+                                                    const Quick* quick, const int64_t* y_at) {
   vi c[R][V];
   const uint8_t* row[(R + 2) / 3];  // x86 addresses row + lda and row + 2 lda directly
 #pragma GCC unroll 16
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++) c[i][j] = load_i(start + j * W);
+    for (int j = 0; j < V; j++) c[i][j] = load_i(start + i * start_step + j * W);
 #pragma GCC unroll 8
   for (int i = 0; i < R; i += 3) row[i / 3] = a + i * lda;
   for (; groups > 0; groups--) {
@@ -137,8 +137,9 @@ static Int8Tile int8_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
 // The sums of `rows` rows with the first `columns` columns of a panel, or what `quick` makes of
 // them; the bits of the rows that are left to finish.
 static inline uint32_t int8_sums(const uint8_t* a, int64_t lda, const int8_t* w, int64_t groups,
-                                 int64_t rows, int64_t columns, const int32_t* start, int32_t* sums,
-                                 const Quick* quick, const int64_t* y_at) {
+                                 int64_t rows, int64_t columns, const int32_t* start,
+                                 int64_t start_step, int32_t* sums, const Quick* quick,
+                                 const int64_t* y_at) {
   using Rows = std::make_integer_sequence<int, kInt8Rows>;
   uint32_t left = 0;
   for (int64_t n = 0; n < columns; n += kInt8Vectors * W) {
@@ -146,8 +147,8 @@ static inline uint32_t int8_sums(const uint8_t* a, int64_t lda, const int8_t* w,
         columns - n > W ? int8_tile_of<kInt8Vectors>(rows, Rows()) : int8_tile_of<1>(rows, Rows());
     Quick here{};
     if (quick) here = *quick, here.scale += n, here.bias += n, here.y += n;
-    left |=
-        tile(a, lda, w + n * kGroup, groups, start + n, sums + n, quick ? &here : nullptr, y_at);
+    left |= tile(a, lda, w + n * kGroup, groups, start + n, start_step, sums + n,
+                 quick ? &here : nullptr, y_at);
   }
   return left;
 }

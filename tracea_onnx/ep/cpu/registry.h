@@ -15,8 +15,10 @@ extern const IsaKernels kIsaKernels[];  // generated; best first, ends with a nu
 
 // Name of the best instruction set this machine and this build have.
 const char* best_isa();
-// Whether the library has `isa` and the machine can run it.
+// Whether the library has `isa`, or what some of its templates need, and the machine can run it.
 bool isa_available(const char* isa);
+// What the kernel that `find_kernel` finds needs; "" where there is none.
+const char* needed(const char* isa, const char* name);
 // Null when there is no such kernel. `isa` must be available. What it lacks comes from the next
 // one.
 const Kernel* find_kernel(const char* isa, const char* name);

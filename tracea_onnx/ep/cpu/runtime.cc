@@ -71,9 +71,12 @@ struct Session : DeviceSession {
       : isa(read_isa(session)), threads(std::make_shared<Threads>(num_threads)) {}
 
   const char* variant() const override { return isa.c_str(); }
-  // What tuning records are kept for; a Plan is the same without one.
+  // isa and threads: what tuning records are kept for; a Plan is the same without one. int8: what
+  // the kernels of 8-bit products need.
   std::vector<std::pair<std::string, std::string>> metadata() const override {
-    return {{"isa", isa}, {"threads", std::to_string(threads->limit())}};
+    return {{"isa", isa},
+            {"int8", needed(isa.c_str(), "gemm_int8")},
+            {"threads", std::to_string(threads->limit())}};
   }
   std::shared_ptr<Executable> compile(const Entry&, std::shared_ptr<const Plan> plan,
                                       const Initializers& initializers) override {

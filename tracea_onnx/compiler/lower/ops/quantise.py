@@ -88,6 +88,15 @@ def dynamic_quantize(ctx: Lowering, op: Op) -> None:
         (rest[k] if len(rest) > k else "") or f"{y}\0{name}"
         for k, name in enumerate(("scale", "zero"))
     )
+    if "quantise_dynamic" in ctx.target.families:
+        dtypes = {"y": DType.U8, "scale": DType.F32, "zero": DType.U8}
+        names = {"y": (y, x.shape), "scale": (scale, ()), "zero": (zero, ())}
+        source, ints = ctx.plain(x), {"n": x.elements, "pieces": _PIECES}
+        space = ctx.plan.arena(2 * _PIECES * DType.F32.size)
+        ctx.plan.launch("ends", {"x": source}, {"y": space}, ints)
+        written = {r: ctx.new_plain(ctx.define(n, dtypes[r], s)) for r, (n, s) in names.items()}
+        ctx.plan.launch("quantise_dynamic", {"x": source, "ends": space}, written, ints)
+        return
     ends: list[Value] = []
     for kind in ("ReduceMin", "ReduceMax"):
         name = f"{y}\0{kind}"
@@ -116,6 +125,8 @@ def dynamic_quantize(ctx: Lowering, op: Op) -> None:
     lower_expression(ctx, expr, [x, *values], y, DType.U8)
 
 
+#: Of a tensor that is quantised as its elements say, looked through by as many tasks at most.
+_PIECES = 64
 _MICROSOFT = "com.microsoft."
 OPS = {
     **dict.fromkeys(("DequantizeLinear", f"{_MICROSOFT}DequantizeLinear"), dequantize),
