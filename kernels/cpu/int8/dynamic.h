@@ -29,14 +29,15 @@ static void ends_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   for (int64_t k = task_begin(parts, task, tasks); k < last; k++) {
     const float *p = from + first_of(count, k, parts), *end = from + first_of(count, k + 1, parts);
     vf low[2]{}, high[2]{};
+    vi odd{};  // lanes that saw a NaN, which the ends pass over
     const auto take = [&](int j, vf v) {
-      low[j] = vmin_nan(low[j], v), high[j] = vmax_nan(high[j], v);
+      low[j] = vmin(v, low[j]), high[j] = vmax(v, high[j]), odd |= v != v;
     };
     for (; end - p >= 2 * W; p += 2 * W) take(0, load(p)), take(1, load(p + W));
     for (; p < end; p += W) take(0, load_n(p, int(std::min<int64_t>(W, end - p))));
-    to[k] = fold_lanes(vmin_nan(low[0], low[1]), [](vf a, vf b) { return vmin_nan(a, b); });
-    to[parts + k] =
-        fold_lanes(vmax_nan(high[0], high[1]), [](vf a, vf b) { return vmax_nan(a, b); });
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    to[k] = any(odd) ? nan : -max_lanes(vmax(-low[0], -low[1]));
+    to[parts + k] = any(odd) ? nan : max_lanes(vmax(high[0], high[1]));
   }
 }
 
@@ -59,7 +60,23 @@ static void quantise_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   const Quantised q = read_quantised(&step, &middle, kU8);
   uint8_t* const to = (uint8_t*)l.buf[y];
   const int64_t end = first_of(l.i[n], task + 1, tasks);
-  for (int64_t i = first_of(l.i[n], task, tasks); i < end; i += W) {
+  int64_t i = first_of(l.i[n], task, tasks);
+#if TRACEA_W >= 8
+  for (const bool quick = q.inverse == q.inverse; quick && i + 2 * W <= end; i += 2 * W) {
+    vi made[2];
+    uint32_t ties = 0;
+    for (int k = 0; k < 2; k++) {
+      const vf near = vmin(vmax(load(from + i + k * W) * q.inverse, splat(q.lo)), splat(q.hi));
+      const vi bits = bits_i(near + (q.zero + kQuickShift));
+      ties |= quick_ties(bits), made[k] = bits >> kFractionBits;
+    }
+    if (__builtin_expect(ties != 0, 0))
+      for (int k = 0; k < 2; k++)
+        made[k] = to_int(Quantised::round(load(from + i + k * W), q) + q.zero);
+    store_low_bytes(to + i, made, 2);
+  }
+#endif
+  for (; i < end; i += W) {
     const int here = int(std::min<int64_t>(W, end - i));
     const vf v = here == W ? load(from + i) : load_n(from + i, here);
     store_bytes(to + i, to_int(Quantised::round(v, q) + q.zero), here);
