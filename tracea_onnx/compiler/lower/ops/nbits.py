@@ -1,20 +1,205 @@
-"""Products by weights of 2, 4 or 8 bits, which stay packed."""
+"""Integers of 2, 4 or 8 bits, which stay packed: products by such weights, and blocks that are
+dequantised, of rows that indices pick or of all.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
-from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
+from tracea_onnx.compiler.lower.context import Lowering, element_type, matrix_rows
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.ops.blocks import elements
 from tracea_onnx.compiler.lower.ops.gemm import is_row, launched, with_bias
-from tracea_onnx.compiler.lower.value import Dims, Unsupported
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.match.nbits import TYPES
 from tracea_onnx.match.spec_table import GemmNbitsSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.shapes.operands import axis_of
+from tracea_onnx.support.data_classes import dataclass
+
+FLOATS = frozenset((DType.F32, DType.F16, DType.BF16))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Where the scales of integers [outer, n, inner] lie: element e of all has number (e / within /
+    span * blocks + e / within % span / block) * within + e % within. zero_row: zeros that begin
+    with a byte.
+    """
+
+    dims: tuple[int, int, int]
+    span: int
+    within: int
+    block: int
+    zero_row: int
+
+    @property
+    def scales(self) -> int:
+        """How many there are."""
+        lines = math.prod(self.dims) // max(self.span * self.within, 1)
+        return lines * -(-self.span // self.block) * self.within
+
+
+def elements(
+    ctx: Lowering, op: Op, role: str, name: str, count: int, types: Collection[int]
+) -> Ref:
+    """A constant of so many elements of one of these types, for which there need be no kernels."""
+    shape, dtype = ctx.graph.shape(name), ctx.graph.dtype(name)
+    if not ctx.graph.is_const(name) or shape is None or dtype is None:
+        raise Unsupported(f"the {role} '{name}' of '{op.label}' is no constant")
+    have = math.prod(int(d or 0) for d in shape)
+    if have != count or dtype not in types:
+        raise Unsupported(
+            f"the {role} '{name}' of '{op.label}' has {have} elements of type {dtype}, not {count}"
+            f" of type {' or '.join(map(str, sorted(map(int, types))))}"
+        )
+    return ctx.plan.initializer(name)
+
+
+def kind_of(ctx: Lowering, op: Op) -> tuple[int, int, bool]:
+    """Element type of the first input, its bits, and whether it has a sign."""
+    dtype = ctx.graph.dtype(op.input(0)) or 0
+    if dtype not in TYPES:
+        raise Unsupported(
+            f"{op.kind} '{op.label}' dequantises element type {dtype}; the kernels read integers of"
+            " 2, 4 and 8 bits"
+        )
+    return dtype, *TYPES[dtype]
+
+
+def constant_shape(ctx: Lowering, op: Op, name: str) -> tuple[int, ...]:
+    """The sizes of a constant. Raises Unsupported for what is none."""
+    shape = ctx.graph.shape(name)
+    if not ctx.graph.is_const(name) or shape is None:
+        raise Unsupported(f"'{name}' of {op.kind} '{op.label}' is no constant")
+    return tuple(int(d or 0) for d in shape)
+
+
+def dequantised(
+    ctx: Lowering,
+    op: Op,
+    at: Blocks,
+    data: tuple[int, bool, Ref],
+    names: tuple[str, str],
+    middle: int,
+    idx: Value | None,
+    out: tuple[DType, Sequence[DimLike]],
+) -> None:
+    """The first output: rows that `idx` picks, or all. data: bits of an integer, whether it has a
+    sign, and where they lie; names: of the scales, and of the zeros or ""; middle: the zero where
+    there are none, counted from the least integer.
+    """
+    ctx.available("dequantise", op.kind)
+    bits, signed, x = data
+    dtype = element_type(names[0], ctx.graph.dtype(names[0]))
+    scale = elements(ctx, op, "scale", names[0], at.scales, FLOATS)
+    zero = None
+    if names[1]:
+        kinds, count = {ctx.graph.dtype(op.input(0)) or 0}, at.scales
+        if kinds == {DType.U8}:  # the zeros of a row are in whole bytes
+            count = count // at.zero_row * -(-at.zero_row * bits // 8)
+        zero = elements(ctx, op, "zero", names[1], count, kinds)
+    outer, n, inner = at.dims
+    made = ctx.define(op.outputs[0], *out)
+    rows: DimLike = n if idx is None else idx.elements
+    ints: dict[str, DimLike] = {
+        "outer": outer, "n": n, "inner": inner, "count": rows,
+        "idx_dtype": int(DType.I64 if idx is None else idx.dtype), "bits": bits,
+        "is_signed": int(signed), "middle": middle, "span": at.span, "within": at.within,
+        "block": at.block, "zero_row": at.zero_row, "scale_dtype": int(dtype),
+        "y_dtype": int(made.dtype),
+    }  # fmt: skip
+    ctx.run("dequantise", {"x": x, "idx": idx, "scale": scale, "zero": zero}, made, ints)
+    made.prepared = idx is None
+
+
+def dequantise_constant(ctx: Lowering, op: Op) -> None:
+    """DequantizeLinear of a constant, with a scale for each block, for each place along an axis, or
+    for all.
+    """
+    dtype, bits, signed = kind_of(ctx, op)
+    shape, scales = constant_shape(ctx, op, op.input(0)), constant_shape(ctx, op, op.input(1))
+    count, size = math.prod(shape), int(op.attr("block_size", 0))
+    axis = axis_of(int(op.attr("axis", 1)), len(shape)) if size or math.prod(scales) != 1 else 0
+    before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if size:
+        span, within, block = shape[axis], behind, size
+        want = (*shape[:axis], -(-span // max(size, 1)), *shape[axis + 1 :])
+    elif math.prod(scales) == 1:
+        span, within, block, want = count, 1, count, scales
+    elif before == 1:
+        span, within, block, want = count, 1, behind, (shape[axis],)
+    else:
+        span, within, block, want = before, shape[axis], before, (shape[axis],)
+    if size < 0 or scales != want or (not size and behind != 1 and before != 1):
+        raise Unsupported(
+            f"the scales '{op.input(1)}' of {op.kind} '{op.label}' have the shape"
+            f" [{', '.join(map(str, scales))}]; the kernels take one, one for each block, or one"
+            " for each place along the first axis or the last one"
+        )
+    kind = element_type(op.input(1), ctx.graph.dtype(op.input(1)))
+    kind = element_type(op.outputs[0], op.attr("output_dtype", 0) or int(kind))
+    if kind not in FLOATS:
+        raise Unsupported(f"{op.kind} '{op.label}' makes element type {kind.name}")
+    dims = 1, math.prod(shape[:-1]), shape[-1] if shape else 1
+    places = Blocks(dims, max(span, 1), max(within, 1), max(block, 1), 8 // bits)
+    x = elements(ctx, op, "data", op.input(0), count, {dtype})
+    given = (op.input(1), op.input(2))
+    middle = 1 << (bits - 1) if signed else 0
+    dequantised(ctx, op, places, (bits, signed, x), given, middle, None, (kind, shape))
+
+
+def gather_blocks(ctx: Lowering, op: Op) -> None:
+    """GatherBlockQuantized. Rows of indices that are out of range are zeros."""
+    dtype, bits, signed = kind_of(ctx, op)
+    shape, idx = constant_shape(ctx, op, op.input(0)), ctx.value(op.input(1))
+    packed = dtype == DType.U8
+    bits = int(op.attr("bits", 4)) if packed else bits
+    block = int(op.attr("block_size", 128))
+    if bits not in (2, 4, 8) or block < 16 or block & (block - 1):
+        raise Unsupported(
+            f"{op.kind} '{op.label}' has blocks of {block} integers of {bits} bits; there are those"
+            " of 2, 4 and 8, in blocks of 16, 32, 64, ..."
+        )
+    if idx.dtype not in (DType.I64, DType.I32):
+        raise Unsupported(
+            f"{op.kind} has indices of type {idx.dtype.name}; the kernel reads I64 and I32"
+        )
+    along, across = (
+        axis_of(int(op.attr(f"{k}_axis", default)), len(shape))
+        for k, default in (("gather", 0), ("quantize", 1))
+    )
+    if packed:
+        if along != 0 or across != len(shape) - 1 or across == 0:
+            raise Unsupported(
+                f"{op.kind} '{op.label}' has packed bytes, and gathers along axis {along} what is"
+                f" quantised along {across}; it must be the first and the last of several"
+            )
+        shape = (*shape[:-1], shape[-1] * (8 // bits))
+    blocks = -(-shape[across] // block)
+    scales = (*shape[:across], blocks, *shape[across + 1 :])
+    if constant_shape(ctx, op, op.input(2)) != scales:
+        raise Unsupported(
+            f"the scales '{op.input(2)}' of {op.kind} '{op.label}' have another shape than"
+            f" [{', '.join(map(str, scales))}]"
+        )
+    places = Blocks(
+        (math.prod(shape[:along]), shape[along], math.prod(shape[along + 1 :])),
+        max(shape[across], 1),
+        max(math.prod(shape[across + 1 :]), 1),
+        block,
+        max(blocks, 1) if packed else 8 // bits,
+    )
+    held = math.prod(shape) * bits // 8 if packed else math.prod(shape)
+    x = elements(ctx, op, "data", op.input(0), held, {dtype})
+    middle = 1 << (bits - 1) if packed or signed else 0
+    to: Dims = (*shape[:along], *idx.shape, *shape[along + 1 :])
+    kind = element_type(op.input(2), ctx.graph.dtype(op.input(2)))
+    given = (op.input(2), op.input(3))
+    dequantised(ctx, op, places, (bits, signed, x), given, middle, idx, (kind, to))
 
 
 def gemm_nbits(ctx: Lowering, op: Op) -> None:
@@ -81,4 +266,4 @@ def _weights(
     )
 
 
-OPS = {":gemm_nbits": gemm_nbits}
+OPS = {":gemm_nbits": gemm_nbits, "com.microsoft.GatherBlockQuantized": gather_blocks}

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op
-from tracea_onnx.compiler.lower.ops.blocks import dequantise_constant
+from tracea_onnx.compiler.lower.ops.nbits import dequantise_constant
 from tracea_onnx.compiler.lower.ops.norm import reduce
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import quantised
