@@ -26,7 +26,10 @@ from .problem import Problem
 
 def configs(request: Request, p: Problem) -> list[tuple[Any, DimLike]]:
     """Configurations worth having, and for each whether it is the one for the sizes of a run."""
-    few, all_rows = select.configs(request, p)
+    cached = "lens" in request.operands
+    few, all_rows = (
+        (decode.cached_configs(request), False) if cached else select.configs(request, p)
+    )
     if all_rows:
         return few
     left: DimLike = 1
@@ -35,7 +38,7 @@ def configs(request: Request, p: Problem) -> list[tuple[Any, DimLike]]:
     others: list[tuple[Any, DimLike]]
     if request.dtype == DType.F32:
         others = simt.configs(request, p)
-    elif request.arch == 90:
+    elif request.arch == 90 and not cached:
         rows = select.as_rows(request)
         others = [*fa3.configs(rows, problem.problem(rows))]
     else:
@@ -60,8 +63,7 @@ def _kernels(request: Request) -> list[Kernel]:
     # where configurations are chosen for a range of a batch that is known at run time
     batch = size_hint(request.ints["B"], 0)
     sized = replace(request, ints={**request.ints, "B": batch}) if batch else request
-    cached = "lens" in request.operands
-    chosen = decode.cached_configs(sized) if cached else configs(sized, p)
+    chosen = configs(sized, p)
     rows = select.as_rows(request)  # for configurations of many rows
     by_tma: DimLike = 0
     for c, use in chosen:

@@ -18,7 +18,7 @@ constexpr int kKeys = BN * kPitch, kStage = kKeys + BN * kPitchV, kQueries = BM 
 constexpr bool kQueryRegisters = kD <= 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
-  const Attention g = ATTENTION;
+  Attention g = ATTENTION;
   pdl_begin();
   extern __shared__ char memory[];
   const u32 base = smem_address(memory);

@@ -31,13 +31,35 @@ struct Attention {
   i64 q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, y_h, m_b, m_h, m_q, m_k;
   int past;
   float scale, fill;
+#ifdef LENGTH
+  const LENGTH* lens;
+  int lens_add;
+  u32* fault;
+#endif
 };
 // The operands among a kernel's PARAMETERS.
+#ifdef LENGTH
+#define LENGTHS , lens, lens_add, fault
+#else
+#define LENGTHS
+#endif
 #define ATTENTION                                                                              \
   Attention {                                                                                  \
     q, k, v, mask, y, B, H, KVH, S, Tk, q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, \
-        y_h, m_b, m_h, m_q, m_k, past, scale, fill                                             \
+        y_h, m_b, m_h, m_q, m_k, past, scale, fill LENGTHS                                     \
   }
+// With LENGTH, the type of lens: k and v are a cache, of which batch entry b has lens[b] + lens_add
+// keys, and its queries are the last ones. CLAMP: where it has fewer keys than S, they begin at the
+// first.
+DEV void limit_keys(Attention& g, int b) {
+#ifdef LENGTH
+  const i64 keys = i64(g.lens[b]) + g.lens_add;
+  const bool outside = keys < 0 || keys > g.Tk;
+  if (outside) *g.fault = 1;
+  g.Tk = outside ? 0 : int(keys);
+  g.past = CLAMP ? max(0, g.Tk - g.S) : g.Tk - g.S;
+#endif
+}
 constexpr float kLog2e = 1.4426950408889634f, kLowest = -3.402823466e38f;
 
 DEV float exp2_approximate(float x) {

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Float32, Int32, Kernel, NoKernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import (
+    FaultWord,
+    Float32,
+    Int32,
+    Kernel,
+    NoKernel,
+    Pointer,
+    Request,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common.epilogue import Parameter
-from ..common.instantiate import instantiate, ints, longs
+from ..common.instantiate import instantiate, ints, longs, pointer
 from ..common.launch import known, parameters, smem_at_occupancy, sms_of_clusters, static, uses_pdl
 
 _LARGEST_HEAD = 256
@@ -102,6 +111,7 @@ def kernel(
     maps: Sequence[Parameter] = (),
     last: Sequence[Parameter] = (),
     symbol: str = "attention",
+    macros: Mapping[str, bool | int | str] = {},
     **others: Any,
 ) -> Kernel:
     """The kernel of <header>.cuh. places: where an operand lies that is not read where it
@@ -123,7 +133,14 @@ def kernel(
         *last,
     ]
     defined = p.constants(request.dtype) | {"THREADS": threads, **constants}
-    return instantiate(request, symbol, header, given, grid, threads, constants=defined, **others)
+    if "lens" in request.operands:
+        macros = {**macros, "LENGTH": "int" if i["lens_dtype"] == DType.I32 else "i64"}
+        defined["CLAMP"] = bool(i["clamp"])
+        given += [pointer("const LENGTH", "lens"), *ints({"lens_add": i["lens_add"]})]
+        given += [("u32*", "fault", FaultWord())]
+    return instantiate(
+        request, symbol, header, given, grid, threads, macros=macros, constants=defined, **others
+    )
 
 
 def blocks(request: Request, rows: int) -> DimLike:
@@ -197,7 +214,7 @@ def combine(
     i = parameters(request)
     held = D.mul(D.floordiv(i["H"], D.maximum(i["KVH"], 1)), i["S"])
     return kernel(
-        request,
+        replace(request, operands=request.operands - {"lens"}),  # parts say what they have
         p,
         "attention/splitkv_combine",
         (count, D.minimum(held, rows), -(-p.head_v // (across * piece))),

@@ -13,9 +13,11 @@ struct RowTile {
   int b, h, m0, seen;  // seen: keys visible to the last row
   const T *q, *k, *v;
   T* y;
-  METHOD RowTile(const Attention& g, int item) {
+  // Of a cache, g becomes that of the batch entry.
+  METHOD RowTile(Attention& g, int item) {
     const int tiles = (g.S + ROWS - 1) / ROWS, head = item / tiles;
     b = head / g.H, h = head % g.H;
+    limit_keys(g, b);
     m0 = (CAUSAL ? tiles - 1 - item % tiles : item % tiles) * ROWS;
     seen = visible_keys(g, min(m0 + ROWS, g.S) - 1);
     const int kv = h / (g.H / g.KVH);

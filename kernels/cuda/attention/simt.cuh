@@ -21,7 +21,7 @@ struct alignas(16) Four {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
-  const Attention g = ATTENTION;
+  Attention g = ATTENTION;
   pdl_begin();
   extern __shared__ char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,

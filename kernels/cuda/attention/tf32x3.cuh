@@ -110,7 +110,7 @@ DEV void sync_rows(int warp) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PARAMETERS) {
-  const Attention g = ATTENTION;
+  Attention g = ATTENTION;
   pdl_begin();
   extern __shared__ __align__(16) char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tracea_onnx.codegen.kernel_request import FaultWord, Kernel, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
-from ...common.epilogue import Parameter
-from ...common.instantiate import ints, pointer
 from ...common.launch import known, parameters, sms_of_clusters
 from .. import problem
 from ..problem import Problem
@@ -83,13 +81,6 @@ class DecodeConfig:
             "CTAS_PER_SM": self.ctas,
         }
         macros = {"COMPUTE": self.compute.upper()}
-        symbol, header, last = "attention_decode", "attention/decode/decode", list[Parameter]()
-        if "lens" in request.operands:
-            i, symbol, header = parameters(request), "attention_cached", "attention/decode/cached"
-            macros["LENGTH"] = "int" if i["lens_dtype"] == DType.I32 else "i64"
-            sizes["CLAMP"] = bool(i["clamp"])
-            last += [pointer("const LENGTH", "lens"), *ints({"lens_add": i["lens_add"]})]
-            last += [("u32*", "fault", FaultWord())]
         if self.compute == "simt":
             lanes, chunks = _lanes(request, p)
             sizes |= {"LANES": lanes, "CHUNKS": chunks, "AT_ONCE": _AT_ONCE // chunks}
@@ -110,13 +101,12 @@ class DecodeConfig:
         main = problem.kernel(
             request,
             p,
-            header,
+            "attention/decode/decode",
             (D.mul(count, self.cluster), shares if self.split_kv else 1, 1),
             threads,
             sizes,
-            symbol=symbol,
+            symbol="attention_decode",
             macros=macros,
-            last=last,
             places={"y": place} if self.split_kv else {},
             smem=smem,
             cluster=self.cluster,
@@ -173,10 +163,11 @@ def simt_configs(request: Request, p: Problem) -> list[tuple[DecodeConfig, DimLi
 
 
 def cached_configs(request: Request) -> list[tuple[DecodeConfig, DimLike]]:
-    """For keys of a cache, of which a tensor says how many count."""
-    many = D.less(2 * request.sms, items(request, _CACHED_ROWS))
+    """For few rows over a cache, of which a tensor says how many keys count."""
+    many, few = D.less(2 * request.sms, items(request, _CACHED_ROWS)), few_rows(request)
     split = DecodeConfig("simt", _CACHED_ROWS, split_kv=True)
-    found = [(DecodeConfig("simt", _CACHED_ROWS), many), (split, D.sub(1, many))]
+    found = [(DecodeConfig("simt", _CACHED_ROWS), D.mul(few, many))]
+    found.append((split, D.mul(few, D.sub(1, many))))
     return [(config, use) for config, use in found if use != 0]
 
 

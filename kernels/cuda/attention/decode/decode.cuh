@@ -10,5 +10,11 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention_decode(PARAMETERS) {
-  compute_attention(ATTENTION);
+  Attention g = ATTENTION;
+#ifdef LENGTH
+  const int tiles = (g.H / g.KVH * g.S + ROWS - 1) / ROWS;
+  pdl_begin();
+  limit_keys(g, blockIdx.x / CLUSTER / tiles / g.KVH);
+#endif
+  compute_attention(g);
 }
