@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   const u32 base = smem_address(memory);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const RowTile<BM> tile(g, blockIdx.x);
-  const int steps = (tile.seen + BN - 1) / BN;
+  const int begin = tile.from / BN, steps = (tile.seen + BN - 1) / BN;
   auto load_tile = [&](int step) {
     char* const to = memory + kQueries + step % 2 * kStage;
     fetch_rows<HEAD, kD, kPitch / 2, READ_K, BN>((T*)to, tile.k, g.k_s, step * BN, g.Tk);
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
                                                      g.Tk);
   };
   fetch_rows<HEAD, kD, kPitch / 2, READ_Q, BM>((T*)memory, tile.q, g.q_s, tile.m0, g.S);
-  if (steps > 0) load_tile(0);
+  if (begin < steps) load_tile(begin);
 
   // This thread's rows are s0 and s0 + 8; its columns of a tile of 8 are column and column + 1.
   const int s0 = tile.m0 + warp * 16 + lane / 4, column = lane % 4 * 2;
@@ -44,12 +44,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   u32 a[kQueryRegisters ? kD / 16 : 1][4];
   float out[kDV / 8][4] = {}, row_max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 
-  for (int step = 0; step < steps; step++) {
+  for (int step = begin; step < steps; step++) {
     cp_async_wait<0>();
     __syncthreads();  // the tile has arrived, and all warps have read the previous one
     if (step + 1 < steps) load_tile(step + 1);
     const u32 stage = base + kQueries + step % 2 * kStage;
-    if (kQueryRegisters && step == 0)
+    if (kQueryRegisters && step == begin)
 #pragma unroll
       for (int d = 0; d < kD / 16; d++) ldmatrix_x4(a[kQueryRegisters ? d : 0], query + d * 32);
 

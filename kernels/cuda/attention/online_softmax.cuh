@@ -37,19 +37,22 @@ DEV void softmax_step(float (&s)[KEYS][4], float (&out)[COLUMNS][4], float (&row
 }
 // The two rows of a thread, s and s + 8.
 struct RowPair {
-  int see[2], least;  // keys visible to each, and to the warp's first row
-  i64 mask[2];        // offsets of their masks
+  int see[2], least;    // keys visible to each, and to the warp's first row
+  int first[2], begin;  // the first visible key of each, and of the warp's last row
+  i64 mask[2];          // offsets of their masks
   float scale, fill;
   template <class Tile>
-  METHOD RowPair(const Attention& g, const Tile& tile, int s, int first) {
-    see[0] = visible_keys(g, s), see[1] = visible_keys(g, s + 8), least = visible_keys(g, first);
+  METHOD RowPair(const Attention& g, const Tile& tile, int s, int warp) {
+    see[0] = visible_keys(g, s), see[1] = visible_keys(g, s + 8), least = visible_keys(g, warp);
+    first[0] = first_key(g, s), first[1] = first_key(g, s + 8), begin = first_key(g, warp + 15);
     scale = score_scale(g), fill = to_log2(g.fill);
     mask[0] = tile.mask_row(g, s), mask[1] = tile.mask_row(g, s + 8);
   }
   // Scales and masks q k^T in place. The thread's first key is t0; the tile ends at `end`.
   template <int KEYS>
   METHOD void scale_and_mask(const Attention& g, float (&s)[KEYS][4], int t0, int end) const {
-    const bool edge = end > least;  // a key of the tile may be hidden from a row of the warp
+    // a key of the tile may be hidden from a row of the warp
+    const bool edge = end > least || (WINDOW && t0 < begin);
 #pragma unroll
     for (int n = 0; n < KEYS; n++)
 #pragma unroll
@@ -57,7 +60,7 @@ struct RowPair {
         const int t = t0 + n * 8 + (e & 1);
         float x = capped(s[n][e] * scale);
         if (MASK && t < g.Tk) x = masked(x, g.mask, mask[e >> 1] + t * g.m_k, fill);
-        if (edge && t >= see[e >> 1]) x = -INF;
+        if (edge && (t >= see[e >> 1] || (WINDOW && t < first[e >> 1]))) x = -INF;
         s[n][e] = x;
       }
   }

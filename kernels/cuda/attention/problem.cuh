@@ -6,6 +6,7 @@ constexpr int HEAD = 64;        // elements of a row of q and k, 1 to 256
 constexpr int HEAD_V = 64;      // elements of a row of v and y, 1 to 256
 constexpr int MASK = 0;         // 0: none, 1: added, 2: hides where false, 3: hides where true
 constexpr bool CAUSAL = false;  // row s attends to the first s + past + 1 keys
+constexpr int WINDOW = 0;       // of the keys that a row attends to, the last so many; 0: all
 constexpr int NAN_TO_ZERO = 0;  // NaN becomes 0 in (1) all rows, (2) rows whose keys are all hidden
 constexpr float SOFTCAP = 0.f;  // scores x become SOFTCAP * tanh(x / SOFTCAP); 0: unchanged
 constexpr bool IS_HALF = !IS_F32;  // T is half_t
@@ -125,4 +126,8 @@ DEV float normalized(float out, float inverse) {
 // Number of keys that are visible to row s.
 DEV int visible_keys(const Attention& g, int s) {
   return CAUSAL ? max(0, min(g.Tk, s + g.past + 1)) : g.Tk;
+}
+// The first of them.
+DEV int first_key(const Attention& g, int s) {
+  return WINDOW ? max(0, visible_keys(g, s) - WINDOW) : 0;
 }

@@ -34,7 +34,8 @@ _COMBINING, _AT_ONCE = 128, 8
 class Problem:
     """What of an attention launch is known when its kernel is made. head, head_v: elements of a row
     of q and k, of v and y; rows_masked: whether rows have masks of their own; mask_step: a power of
-    two of elements of which mask rows begin at multiples (0: their elements are not contiguous).
+    two of elements of which mask rows begin at multiples (0: their elements are not contiguous);
+    window: keys that a row attends to at most (0: all).
     """
 
     head: int
@@ -45,6 +46,7 @@ class Problem:
     rows_masked: bool
     mask_step: int
     softcap: float
+    window: int
 
     @property
     def widest(self) -> int:
@@ -68,6 +70,7 @@ class Problem:
             "MASK": self.mask,
             "NAN_TO_ZERO": self.nan_to_zero,
             "SOFTCAP": float(self.softcap),
+            "WINDOW": self.window,
         }
 
 
@@ -79,8 +82,11 @@ def problem(request: Request) -> Problem:
             f"attention heads of {head} and {head_v} elements (the CUDA kernels take 1 to "
             f"{_LARGEST_HEAD})"
         )
-    if "sink" in request.operands or known(i["window"]) != 0 or known(i["smooth"]) != 0:
-        raise NoKernel("attention with windows of keys, sinks or smooth sums")
+    if "sink" in request.operands or known(i["smooth"]) != 0:
+        raise NoKernel("attention with sinks or smooth sums")
+    window = static(i["window"], "window")
+    if window and "lens" not in request.operands:
+        raise NoKernel("attention with windows of keys that are no cache's")
     mask = static(i["mask_kind"], "mask kind") if "mask" in request.operands else 0
     step = 0
     if mask and known(i["m_k"]) == 1:
@@ -96,6 +102,7 @@ def problem(request: Request) -> Problem:
         mask != 0 and known(i["m_q"]) != 0,
         step,
         request.floats.get("softcap", 0.0),
+        window,
     )
 
 

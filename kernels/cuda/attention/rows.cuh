@@ -10,7 +10,7 @@
 // first.
 template <int ROWS>
 struct RowTile {
-  int b, h, m0, seen;  // seen: keys visible to the last row
+  int b, h, m0, from, seen;  // keys from .. seen - 1 are visible to some row
   const T *q, *k, *v;
   T* y;
   // Of a cache, g becomes that of the batch entry.
@@ -19,7 +19,7 @@ struct RowTile {
     b = head / g.H, h = head % g.H;
     limit_keys(g, b);
     m0 = (CAUSAL ? tiles - 1 - item % tiles : item % tiles) * ROWS;
-    seen = visible_keys(g, min(m0 + ROWS, g.S) - 1);
+    from = first_key(g, m0), seen = visible_keys(g, min(m0 + ROWS, g.S) - 1);
     const int kv = h / (g.H / g.KVH);
     q = g.q + b * g.q_b + h * g.q_h, y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
     k = g.k + b * g.k_b + kv * g.k_h, v = g.v + b * g.v_b + kv * g.v_h;

@@ -29,18 +29,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int rank = blockIdx.x % CLUSTER;
   const RowTile<BM> tile(g, blockIdx.x / CLUSTER);
-  const int seen = tile.seen, m0 = tile.m0;
+  const int seen = tile.seen, m0 = tile.m0, begin = tile.from / BN * BN + rank * BN;
   auto fetch_keys = [&](int t0) {
     fetch_rows<HEAD, kD, kPitch, READ_K, BN>(keys, tile.k, g.k_s, t0, g.Tk);
   };
   fetch_rows<HEAD, kD, kPitch, READ_Q, BM>(queries, tile.q, g.q_s, m0, g.S);
-  if (rank * BN < seen) fetch_keys(rank * BN);
+  if (begin < seen) fetch_keys(begin);
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   float out[R][kGroups * 4] = {}, row_max[R], sum[R];
 #pragma unroll
   for (int i = 0; i < R; i++) row_max[i] = -INF, sum[i] = 0.f;
 
-  for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
+  for (int t0 = begin; t0 < seen; t0 += CLUSTER * BN) {
     cp_async_wait<0>();
     __syncthreads();  // the keys have arrived, and all warps have read the previous values
     fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0, g.Tk);
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
     }
 #pragma unroll
     for (int i = 0; i < R; i++) {
-      const int row = m0 + ty + 16 * i, see = visible_keys(g, row);
+      const int row = m0 + ty + 16 * i, see = visible_keys(g, row), first = first_key(g, row);
       const i64 mask_row = tile.mask_row(g, row);
       float best = row_max[i];
 #pragma unroll
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(PARAMETERS) {
         const int t = t0 + tx + 16 * j;
         float x = capped(s[i][j] * log_scale);
         if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row + t * g.m_k, log_fill);
-        s[i][j] = t < see ? x : -INF;
+        s[i][j] = t < see && t >= first ? x : -INF;
         best = fmaxf(best, s[i][j]);
       }
 #pragma unroll

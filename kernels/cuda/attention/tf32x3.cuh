@@ -153,11 +153,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention(PAR
   };
   auto attempt = [&](auto careful) {  // returns whether all results of this thread are finite
     constexpr bool CAREFUL = decltype(careful)::value;
-    if (rank * BN < seen) fetch_keys(rank * BN);
+    const int begin = tile.from / BN * BN + rank * BN;
+    if (begin < seen) fetch_keys(begin);
 #pragma unroll
     for (int d = 0; d < kColumns / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
     row_max[0] = row_max[1] = -INF, sum[0] = sum[1] = 0.f;
-    for (int t0 = rank * BN; t0 < seen; t0 += CLUSTER * BN) {
+    for (int t0 = begin; t0 < seen; t0 += CLUSTER * BN) {
       cp_async_wait<0>();
       __syncthreads();  // the keys are there, and every warp is done with the values before
       fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V, BN>(values, tile.v, g.v_s, t0,

@@ -52,20 +52,22 @@ def test_caches_compile(dtype: DType, arch: int) -> None:
     sizes: dict[str, Any] = {"s": symbol("S"), "t": symbol("T"), "b": symbol("B"), "arch": arch}
     wide = dtype == DType.F32
     r = _cached(dtype, 256 if wide else 64, wide=wide, mask=int(wide), **sizes)
+    r = replace(r, ints={**r.ints, "window": 0 if wide else 4096})
     compile_kernels(kernels_of(r), arch)
     compile_kernels(kernels_of(_writing(dtype.size, 64, arch)), arch)
 
 
 @pytest.mark.parametrize(
-    ("s", "wide", "sms"), [(3, True, 4), (3, False, 1), (37, True, 4), (37, False, 4)]
+    ("s", "wide", "sms", "window"),
+    [(3, True, 4, 0), (3, False, 1, 31), (3, True, 4, 70), (37, True, 4, 0), (37, False, 4, 5)],
 )
-def test_attention_over_a_cache(s: int, wide: bool, sms: int, tmp_path: Path) -> None:
+def test_attention_over_a_cache(s: int, wide: bool, sms: int, window: int, tmp_path: Path) -> None:
     """Few rows, with keys divided, and not; many rows; behind the last key of a row lies what no
     one may read.
     """
     d, lens = 16, [90, 2]
     r = _cached(DType.F32, d, wide=wide, s=s, t=100, b=2, heads=4, kv=2, arch=86)
-    r = replace(r, caps=replace(r.caps, sms=sms))
+    r = replace(r, ints={**r.ints, "window": window}, caps=replace(r.caps, sms=sms))
     rng = np.random.default_rng(0)
     places = {
         n: cuda_host.aligned(rng.standard_normal((2, 512, h, d)).astype(np.float32))
@@ -75,7 +77,8 @@ def test_attention_over_a_cache(s: int, wide: bool, sms: int, tmp_path: Path) ->
     for b, i, h in np.ndindex(2, s, 4):
         past = lens[b] - s if wide else max(0, lens[b] - s)
         n = max(0, min(past + i + 1, lens[b]))
-        k, v = (places[x][b, :n, h // 2].astype(np.float64) for x in "kv")
+        seen_from = max(0, n - window) if window else 0
+        k, v = (places[x][b, seen_from:n, h // 2].astype(np.float64) for x in "kv")
         e = np.exp(0.125 * k @ places["q"][b, i, h])
         want[b, i, h] = e @ v / e.sum() if n else 0
     for x in "kv":
@@ -131,13 +134,15 @@ def test_rows_are_written_into_a_cache(elem: int, keep: int, circular: int, tmp_
     assert cuda_host.run(k, places, tmp_path)
 
 
-def test_windows_and_sinks_have_no_kernel() -> None:
+def test_sinks_and_other_windows_have_no_kernel() -> None:
     r = _cached(DType.F16, 64)
-    for other in (
-        replace(r, ints={**r.ints, "window": 9}), replace(r, ints={**r.ints, "smooth": 1}),
-        replace(r, operands=r.operands | {"sink"}),
-    ):  # fmt: skip
-        with pytest.raises(NoKernel, match="windows of keys, sinks"):
+    plain = replace(r, operands=r.operands - {"lens"}, ints={**r.ints, "window": 9})
+    for other, why in (
+        (replace(r, ints={**r.ints, "smooth": 1}), "sinks or smooth sums"),
+        (replace(r, operands=r.operands | {"sink"}), "sinks or smooth sums"),
+        (plain, "windows of keys that are no cache's"),
+    ):
+        with pytest.raises(NoKernel, match=why):
             cuda.emit(other)
 
 

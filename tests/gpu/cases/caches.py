@@ -27,6 +27,7 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     for (p, lens), dtype, wide in itertools.product(
         SHAPES, (DType.F32, DType.F16, DType.BF16), (0, 1)
     ):
+        window = 0 if wide else p.t // 3
         shapes = {"q": (p.b, p.s, p.h, p.d), "k": (p.b, p.kv, p.t, p.d)}
         shapes["v"] = (*shapes["k"][:3], p.dv)
         data = {n: stored(rng.standard_normal(s), dtype) for n, s in shapes.items()}
@@ -36,8 +37,10 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
             past = n - p.s if wide else max(0, n - p.s)
             keys = n if wide else max(n, p.s)
             one = replace(p, b=1, t=keys, causal=True, past=past, clean=2)
+            hidden = np.arange(keys) <= np.arange(p.s)[:, None] + past - (window or keys + 1)
+            mask = np.where(hidden, -np.inf, 0.0)[None, None]
             rows = q[b : b + 1].transpose(0, 2, 1, 3)
-            made.append(reference(one, rows, k[b : b + 1, :, :keys], v[b : b + 1, :, :keys], None))
+            made.append(reference(one, rows, k[b : b + 1, :, :keys], v[b : b + 1, :, :keys], mask))
         want, size = (np.concatenate(x).transpose(0, 2, 1, 3) for x in zip(*made, strict=True))
         bound = bound_of(p, dtype, want, size)
         if not wide:  # of a shorter prompt's padding anything is right
@@ -51,7 +54,7 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
             "v_b": p.kv * p.t * p.dv, "v_s": p.dv, "v_h": p.t * p.dv,
             "y_b": p.s * p.h * p.dv, "y_s": p.h * p.dv, "y_h": p.dv,
             "lens_dtype": int(DType.I64 if wide else DType.I32), "lens_add": 1 - wide,
-            "clamp": 1 - wide,
+            "clamp": 1 - wide, "window": window,
         }  # fmt: skip
         data["lens"] = np.array(lens, np.int64 if wide else np.int32) - (1 - wide)
         yield Case(

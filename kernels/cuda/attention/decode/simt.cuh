@@ -91,15 +91,16 @@ DEV void compute_attention(const Attention& g) {
     }
     row_max[i] = -INF, sum[i] = 0.f;
   }
-  // For the scores that this thread keeps: the visible keys of their rows, and the offsets of their
-  // masks.
-  int see[kHeld];
+  // For the scores that this thread keeps: the visible keys of their rows, the first of these, and
+  // the offsets of their masks.
+  int see[kHeld], first[kHeld];
   i64 mask_row[kHeld];
   const int held = lane % LANES * kScores / LANES;
 #pragma unroll
   for (int j = 0; j < kHeld; j++) {
     const int i = min((held + j) / AT_ONCE, w.count - 1);
-    see[j] = visible_keys(g, w.row(g, i).s), mask_row[j] = w.mask_row(g, i);
+    const int s = w.row(g, i).s;
+    see[j] = visible_keys(g, s), first[j] = first_key(g, s), mask_row[j] = w.mask_row(g, i);
   }
   for (int t0 = w.from, stage = 0; t0 < to;
        t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
@@ -129,7 +130,7 @@ DEV void compute_attention(const Attention& g) {
       const int t = t0 + (held + j) % AT_ONCE * kUnits + unit;
       mine[j] = capped(x[j]);
       if (MASK && t < to) mine[j] = masked(mine[j], g.mask, mask_row[j] + t * g.m_k, log_fill);
-      if (t >= min(to, see[j])) mine[j] = -INF;
+      if (t >= min(to, see[j]) || t < first[j]) mine[j] = -INF;
     }
 #pragma unroll
     for (int m = 0; m < kScores; m++)

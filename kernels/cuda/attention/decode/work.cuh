@@ -36,14 +36,17 @@ struct Work {
     k = g.k + b * g.k_b + kv * g.k_h, v = g.v + b * g.v_b + kv * g.v_h;
     parts = SPLIT_KV ? gridDim.y : CLUSTER, part = SPLIT_KV ? blockIdx.y : blockIdx.x % CLUSTER;
   }
-  // The CTA's share of the keys that are visible to any of its rows. A sliding window would begin
-  // here. How keys and values are read (caches of other types, too) is up to the compute headers.
+  // The CTA's share of the keys that are visible to any of its rows. How keys and values are read
+  // (caches of other types, too) is up to the compute headers.
   METHOD void share_keys(const Attention& g) {
-    int keys = CAUSAL ? 0 : g.Tk;
+    int keys = CAUSAL ? 0 : g.Tk, begin = WINDOW ? g.Tk : 0;
     if (CAUSAL)
-      for (int i = 0; i < count; i++) keys = max(keys, visible_keys(g, (first + i) % g.S));
-    const int each = ((keys + parts - 1) / parts + KEYS - 1) / KEYS * KEYS;
-    from = part * each, to = min(keys, from + each);
+      for (int i = 0; i < count; i++) {
+        const int s = (first + i) % g.S;
+        keys = max(keys, visible_keys(g, s)), begin = min(begin, first_key(g, s));
+      }
+    const int each = ((keys - begin + parts - 1) / parts + KEYS - 1) / KEYS * KEYS;
+    from = begin + part * each, to = min(keys, from + each);
   }
   struct Row {
     int h, s;
