@@ -9,7 +9,8 @@ from tracea_onnx.cli import options, tune
 from tracea_onnx.cli.progress import Bar
 from tracea_onnx.errors import UsageError
 from tracea_onnx.pipeline import optimizer, report
-from tracea_onnx.rewrite import weight_only
+from tracea_onnx.rewrite import static_int8, weight_only
+from tracea_onnx.verify import input_values, integer_drift, weight_drift
 
 
 def add(subparsers: options.Subparsers) -> None:
@@ -44,6 +45,26 @@ def add(subparsers: options.Subparsers) -> None:
         type=int,
         metavar="32|128",
         help="weights of a column that share a scale, 0: all (default: 0 for int8, 32 for int4)",
+    )
+    p.add_argument(
+        "--quantize",
+        type=Path,
+        metavar="data.npz",
+        help="make a static int8 model (QDQ), with ranges of these inputs: arrays by name, rows or "
+        "one axis more are samples",
+    )
+    p.add_argument(
+        "--calibration",
+        choices=tuple(static_int8.METHODS),
+        default="percentile",
+        help="how --quantize finds ranges (default: percentile, 99.999 %%)",
+    )
+    p.add_argument(
+        "--drift",
+        type=float,
+        help="how far an output may be from the original's, by root mean squares, until layers "
+        f"stay fp32 (default: {integer_drift.LIMIT:g}; of int8 weights "
+        f"{weight_drift.LIMITS['int8']:g})",
     )
     options.add_rules(p)
     p.add_argument(
@@ -102,6 +123,9 @@ def run(args: argparse.Namespace) -> int:
             precision=args.precision,
             weights=args.weights,
             block=args.block,
+            quantise=None if args.quantize is None else input_values.load_inputs(args.quantize),
+            calibration=args.calibration,
+            drift=args.drift,
             only=args.only,
             skip=args.skip,
             dry_run=args.dry_run,

@@ -27,6 +27,7 @@ from tracea_onnx.pipeline.fusion_loop import FusionOptions, Progress, silent, tr
 from tracea_onnx.pipeline.report import Report
 from tracea_onnx.support import tables
 from tracea_onnx.support.alike import Said, grouped
+from tracea_onnx.verify import integer_drift
 
 #: Operators that compute enough to be asked about, whether a rule starts at them or not.
 _HEAVY = operators(Trait.HEAVY, Trait.ASKED)
@@ -140,6 +141,7 @@ def explain(
     source, where, note = optimizer.open_model(model)
     model_file.check_apart(source, None, beside)
     report = Report(where, optimizer.opset(source.model), backend, 0, notes=[note] if note else [])
+    report.notes += integer_drift.notes(source.model)
     options = FusionOptions(
         backend,
         (),

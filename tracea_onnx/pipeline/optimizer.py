@@ -37,7 +37,7 @@ from tracea_onnx.pipeline.pack import build_pack
 from tracea_onnx.pipeline.report import Report
 from tracea_onnx.rewrite import fused_calls, weight_only
 from tracea_onnx.shapes import onnx_inference
-from tracea_onnx.verify import delta_debugging, narrow_errors, weight_drift
+from tracea_onnx.verify import delta_debugging, integer_drift, narrow_errors, weight_drift
 from tracea_onnx.verify import verification as verification
 
 PRECISIONS = ("keep", "bf16", "fp16")
@@ -70,6 +70,9 @@ def optimize(
     precision: str = "keep",
     weights: str = "keep",
     block: int | None = None,
+    quantise: Mapping[str, Any] | None = None,
+    calibration: str = "percentile",
+    drift: float | None = None,
     only: Collection[str] = (),
     skip: Collection[str] = (),
     dry_run: bool = False,
@@ -96,6 +99,10 @@ def optimize(
     - `precision`: "keep", "fp16" or "bf16".
     - `weights`: "keep", "int8" or "int4": what constant weights are quantised to; `block`: terms of
       a column that share a scale, 0 for all (None: 0 for int8, 32 for int4).
+    - `quantise`: typical inputs by name, one set or many (`integer_drift.samples`): makes a static
+      int8 model of ranges that `calibration` finds: "percentile", "entropy" or "minmax".
+    - `drift`: how far an output of quantised weights or layers may be from the original's, as root
+      mean squares (None: 0.02 for int8 weights, 0.1 for int4 ones and for `quantise`).
     - `only`, `skip`: names of rules to use alone, or to do without.
     - `dry_run`: rewrite nothing; the report has the fusions of the first round with their prices.
     - `verify`: whether to compare. `rtol`, `atol`: the bounds; None: from types and reductions.
@@ -123,6 +130,13 @@ def optimize(
     form = None if weights == "keep" else weight_only.format_of(weights, block)
     if form is None and block is not None:
         raise UsageError("a block of weights that are kept", "give --weights int8 or int4, too")
+    if quantise is not None and (form is not None or precision != "keep"):
+        raise UsageError(
+            "a model is quantised in one way",
+            "leave out --weights and --precision beside --quantize",
+        )
+    if drift is not None and not drift > 0:
+        raise UsageError(f"a drift of {drift}", "give a positive number, such as 0.1")
     for target in (output, pack):
         if target is not None:
             model_file.check_output(Path(target))
@@ -139,21 +153,28 @@ def optimize(
     report = Report(
         where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else []
     )
-    if form is not None and not dry_run:
-        on_progress("weights", 0, 0)
+    if (form is not None or quantise is not None) and not dry_run:
+        on_progress("weights" if quantise is None else "calibrate", 0, 0)
         canonical_form.canonicalise(
             source.model,
             folder=source.folder,
             keep_initializer_inputs=keep_initializer_inputs,
             notes=report.notes,
         )
+        if quantise is not None:
+            report.quantised = integer_drift.quantise(
+                source, quantise, calibration=calibration, tolerated=drift, measured=verify,
+                time_limit=time_limit,
+            )  # fmt: skip
+        if form is not None:
 
-        def true_original() -> verification.Reference:
-            return verification.measure(
-                original, seed=seed, values=inputs, shapes=input_shapes, time_limit=time_limit
-            )
+            def true_original() -> verification.Reference:
+                return verification.measure(
+                    original, seed=seed, values=inputs, shapes=input_shapes, time_limit=time_limit
+                )
 
-        report.weights = weight_drift.shrink(source, form, true_original if verify else None)
+            measured = true_original if verify else None
+            report.weights = weight_drift.shrink(source, form, measured, drift)
         # what is fused is compared with the quantised model
         original = model_file.Source(ModelProto(), source.folder, source.path)
         original.model.CopyFrom(source.model)

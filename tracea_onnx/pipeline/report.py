@@ -10,6 +10,7 @@ from tracea_onnx.ir.refusals import Refusal
 from tracea_onnx.rewrite.mixed_precision import Narrowed
 from tracea_onnx.support import tables
 from tracea_onnx.support.alike import Said, grouped
+from tracea_onnx.verify.integer_drift import Quantised
 from tracea_onnx.verify.verification import Verification
 from tracea_onnx.verify.weight_drift import Weights
 
@@ -40,6 +41,7 @@ class Report:
     - `verify`: the comparison with the original; None without one.
     - `precision`: what became narrow; None without `precision`.
     - `weights`: which were quantised, and how far each output drifts; None without `weights`.
+    - `quantised`: what became of 8 bits, and what did not; None without `quantise`.
     - `seconds`: wall time of the whole run.
     - `notes`, `files`: what is odd about the model, and what was written.
 
@@ -56,6 +58,7 @@ class Report:
     verify: Verification | None = None
     precision: Narrowed | None = None
     weights: Weights | None = None
+    quantised: Quantised | None = None
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -84,6 +87,7 @@ class Report:
             "verify": None if self.verify is None else self.verify.to_json(),
             "precision": None if self.precision is None else self.precision.to_json(),
             "weights": None if self.weights is None else asdict(self.weights),
+            "quantised": None if self.quantised is None else asdict(self.quantised),
             "seconds": round(self.seconds, 3),
             "notes": self.notes,
             "files": self.files,
@@ -144,6 +148,8 @@ def _parts(
         out += ["", *_precision_text(report.precision, verbose)]
     if report.weights is not None:
         out += ["", *report.weights.text()]
+    if report.quantised is not None:
+        out += ["", *report.quantised.text()]
     if report.verify is not None:
         out += ["", *report.verify.text()]
     return [*out, *(f"note: {n}" for n in report.notes)]

@@ -332,9 +332,7 @@ def load_inputs(path: Path) -> dict[str, Value]:
         with path.open("rb") as data, np.load(data, allow_pickle=False) as file:
             return {k: file[k] for k in file.files}
     except FileNotFoundError:
-        raise UsageError(
-            f"{path} does not exist", "check the path given to --load-inputs"
-        ) from None
+        raise UsageError(f"{path} does not exist", "check the path given") from None
     except MemoryError:
         raise
     except Exception:  # numpy's, zipfile's and zlib's errors share no other class
