@@ -12,6 +12,7 @@ Needs GCC.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -40,7 +41,9 @@ def main() -> int:
     folder = library.parent / "tree"
     tree(library, folder)
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", *args.tests]
-    return subprocess.run(command, cwd=folder).returncode
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, "TRACEA_TEST_AMX": "1"}
+    ).returncode
 
 
 if __name__ == "__main__":

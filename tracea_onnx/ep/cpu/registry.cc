@@ -43,10 +43,14 @@ struct Cpu {
         avx2 && (low & 0xe6) == 0xe6 && (ebx & (kF | kDq | kBw | kVl)) == (kF | kDq | kBw | kVl);
     vnni = avx512 && (ecx >> 11 & 1);
     constexpr unsigned kTiles = 1u << 24 | 1u << 25, kSaved = 3u << 17;  // tiles, of 8 bits
-    amx = vnni && (low & kSaved) == kSaved && (edx & kTiles) == kTiles && tiles_allowed();
+    amx = vnni && (low & kSaved) == kSaved && (edx & kTiles) == kTiles;
   }
 };
 #endif
+
+// Only for sessions that name it: it has not been measured, and in a process that may use tiles
+// stacks of signal handlers must have room for them.
+constexpr const char* kTiles = "avx512amx";
 
 bool machine_has(const char* isa) {
 #if defined(TRACEA_EMULATE)
@@ -54,7 +58,10 @@ bool machine_has(const char* isa) {
   return true;
 #elif defined(__x86_64__)
   static const Cpu cpu;
-  if (!strcmp(isa, "avx512amx")) return cpu.amx;
+  if (!strcmp(isa, kTiles)) {
+    static const bool tiles = cpu.amx && tiles_allowed();
+    return tiles;
+  }
   if (!strcmp(isa, "avx512vnni")) return cpu.vnni;
   if (!strcmp(isa, "avx512")) return cpu.avx512;
   if (!strcmp(isa, "avx2vnni")) return cpu.avx2_vnni;
@@ -69,12 +76,17 @@ bool named(const IsaKernels& kernels, const char* isa) {
   return !strcmp(kernels.isa, isa) || !strcmp(kernels.needs, isa);
 }
 
+// Whether kernels may be taken for `isa`.
+bool allowed(const IsaKernels& kernels, const char* isa) {
+  return (strcmp(kernels.needs, kTiles) || !strcmp(isa, kTiles)) && machine_has(kernels.needs);
+}
+
 // The kernel and what it needs.
 std::pair<const Kernel*, const char*> find(const char* isa, const char* name) {
   const IsaKernels* k = kIsaKernels;
   while (k->isa && !named(*k, isa)) k++;
   for (; k->isa; k++)
-    for (auto list = k->lists; *list && machine_has(k->needs); list++)
+    for (auto list = k->lists; *list && allowed(*k, isa); list++)
       for (auto kernel = **list; *kernel; kernel++)
         if (!strcmp((*kernel)->name, name)) return {*kernel, k->needs};
   return {nullptr, ""};
@@ -84,13 +96,13 @@ std::pair<const Kernel*, const char*> find(const char* isa, const char* name) {
 
 bool isa_available(const char* isa) {
   for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (named(*k, isa) && machine_has(k->needs)) return true;
+    if (named(*k, isa) && allowed(*k, isa)) return true;
   return false;
 }
 
 const char* best_isa() {
   for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (machine_has(k->needs)) return k->isa;
+    if (allowed(*k, "")) return k->isa;
   return "";
 }
 
