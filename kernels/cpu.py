@@ -32,7 +32,16 @@ from tracea_onnx.codegen.target import Target
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, DType
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.plan.extents import MOST_REPEATS, WIDTHS, extents, limits, repeats, results, types
+from tracea_onnx.plan.extents import (
+    MOST_REPEATS,
+    WIDTHS,
+    extents,
+    limits,
+    repeats,
+    results,
+    types,
+    written,
+)
 from tracea_onnx.plan.kernel_families import FAMILIES, PROJECTED_STEPS, Family, packed_elements
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.runtime import host_device
@@ -420,9 +429,8 @@ def _program_operands(f: Family) -> tuple[int, int]:
     return -1, 0
 
 
-def _results(name: str) -> str:
-    written = results(name)
-    return f"{sum(1 << k for k, o in enumerate(FAMILIES[name].names) if o in written):#x}"
+def _bits(name: str, operands: frozenset[str]) -> str:
+    return f"{sum(1 << k for k, o in enumerate(FAMILIES[name].names) if o in operands):#x}"
 
 
 def extents_header() -> str:
@@ -464,8 +472,12 @@ def extents_header() -> str:
                 "Extent* out, Wide* repeats);"
             ),
             f"constexpr int64_t kMostRepeats = {MOST_REPEATS};",
-            "// Operands that a launch writes, in the order of kFamilies: bit k for operand k.",
-            f"constexpr unsigned kResults[] = {{{', '.join(map(_results, FAMILIES))}}};",
+            "// In the order of kFamilies, bit k for operand k: operands of which one has",
+            "// elements, or else a launch has nothing to do; all that it writes.",
+            *(
+                f"constexpr unsigned {name}[] = {{{', '.join(_bits(n, of(n)) for n in FAMILIES)}}};"
+                for name, of in (("kResults", results), ("kWritten", written))
+            ),
             (
                 "constexpr ExtentFunction kExtents[] = "
                 f"{{{', '.join(f'extents_{n}' for n in FAMILIES)}}};"

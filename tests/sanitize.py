@@ -6,8 +6,9 @@ of the fuzzer on it.
 
 Needs g++ (or --cxx) with the sanitizers' runtimes; without them it says so and ends with status 0.
 The runtime is preloaded into Python, and works on a copy of the working tree in `build/`, so that
-the package keeps its own library. The first finding ends the process it is in. Exit status 1 when
-there was one.
+the package keeps its own library. The first finding ends the process it is in, and so does ONNX
+Runtime where it asks for more memory than there is, which is none. Exit status 1 when there was a
+finding.
 """
 
 from __future__ import annotations
@@ -110,11 +111,20 @@ def environment(sanitizers: str, preload: list[str], log: Path) -> dict[str, str
     }
 
 
+def asks_too_much(report: str) -> bool:
+    """Whether it says that ONNX Runtime asked for more memory than there is: without a sanitizer
+    it gets an exception, and answers with a line.
+    """
+    return "is out of memory trying to allocate" in report and "libtracea_onnx" not in report
+
+
 def findings(log: Path) -> list[str]:
     """The summary of each report, or its first line where it ends before that."""
     out = []
     for path in sorted(log.glob("*.[0-9]*")):
         text = path.read_text("utf-8", "replace")
+        if asks_too_much(text):
+            continue
         for line in (
             re.findall(r"^SUMMARY: .*$|^.*runtime error: .*$", text, re.MULTILINE)
             or text.splitlines()[:1]

@@ -63,14 +63,20 @@ def packed_model(c: Case) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ..
 
 
 def _with_options(data: bytes, fed: Mapping[str, Any], options: Mapping[str, str]) -> Sequence[Any]:
-
+    """Results. Raises SystemError where an input was written."""
     from tracea_onnx import provider
 
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
     settings.intra_op_num_threads = 1
     made = provider.create_session(data, {"claim": "all", **options}, settings)
-    return list(made.run(None, dict(fed)))
+    given = {k: np.array(v) for k, v in fed.items()}
+    try:
+        return list(made.run(None, dict(given)))
+    finally:
+        for name, v in fed.items():
+            if given[name].tobytes() != np.asarray(v).tobytes():
+                raise SystemError(f"input '{name}' was written")
 
 
 def _run_pack(c: Case, data: bytes, fed: Mapping[str, Any], pack: bytes) -> Verdict:
@@ -120,11 +126,28 @@ def _resized(entries: Sequence[Any], own: Random) -> None:
         launch["i"][own.randrange(len(launch["i"]))] = len(plan["exprs"]) - 1
 
 
+def _overlaid(entries: Sequence[Any], own: Random) -> None:
+    """Operands of one launch of a CPU Plan where others of it lie."""
+    launches = [
+        launch["b"]
+        for e in entries
+        for launch in e["plan"]["run"]
+        if len([o for o in launch.get("b", ()) if o]) > 1
+    ]
+    if not launches:
+        return
+    operands = own.choice(launches)
+    there = [k for k, o in enumerate(operands) if o]
+    for _ in range(own.choice((1, 2, 3))):
+        k, other = own.sample(there, 2)
+        operands[k] = operands[other]
+
+
 def _changed(c: Case, pack: bytes) -> bytes | None:
     """A well-formed pack with another Plan in it; None where that cannot be written."""
     header, blobs = builder.read_pack(pack)
     entries = json.loads(json.dumps(header["entries"]))
-    change = c.random.choice((mutations.tree, mutations.tree, _resized))
+    change = c.random.choice((mutations.tree, mutations.tree, _resized, _overlaid))
     for at in range(c.random.choice((1, 1, 2, 3))):
         own = Random(f"{c.key}:{at}")
         c.applied.append(change.__name__)

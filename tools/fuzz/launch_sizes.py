@@ -1,12 +1,15 @@
-"""Launches of CPU kernels with changed sizes, each alone between pages that nobody may touch.
+"""Launches of CPU kernels with changed sizes, or with a result where another operand lies, each
+alone between pages that nobody may touch.
 
     python -m tools.fuzz.launch_sizes [--count 20000] [--seed 0] [--families conv2d matmul ...]
     [--models 400] [--launches 8] [--jobs 2] [--replay 123 ...]
 
 Launches come from Plans of random models and of the zoo. A case sets one integer of one, sometimes
-several, to a number that fits nothing, and runs it as a Plan of its own: as a pack could ask for
-it. Right are a run and one line that refuses it; a crash, ten seconds without an end and a write
-beside a buffer are findings. Exit status 1 when there is one.
+several, to a number that fits nothing, or lays operands over results, and runs it as a Plan of its
+own: as a pack could ask for it. In every second case operands have no more room than the launch is
+said to touch (`extents.extents`), as a Plan could have them. Right are a run and one line that
+refuses it; a crash, ten seconds without an end and a write beside a buffer are findings. Exit
+status 1 when there is one.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan import builder
+from tracea_onnx.plan.extents import extents, written
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime.cpu_harness import LoadedPlan
 from tracea_onnx.support import discovery
@@ -46,8 +50,10 @@ from tracea_onnx.support import discovery
 #: Of CPU time, and of the clock, that a case may take.
 _SECONDS, _WAIT = 10.0, 120.0
 _MEMORY = 4 << 30
-#: Bytes behind a buffer that vectors may touch.
+#: Bytes behind a buffer that vectors may read.
 _SLACK = 256
+#: Bytes of all operands of a case with as much room as it touches, at most.
+_ROOM = 1 << 28
 _POISON = 0xA5
 _PAGE = mmap.PAGESIZE
 _VALUES = (
@@ -57,7 +63,7 @@ _VALUES = (
 )  # fmt: skip
 _LARGE = (1 << 17, 1 << 31, 1 << 40, 1 << 58)
 #: Operands that are indices, or counts, by the first letters of their names.
-_INDICES = ("idx", "i0", "i1", "i2", "i3", "lens", "batch")
+_INDICES = ("idx", "i0", "i1", "i2", "i3", "lens", "batch", "at")
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,16 @@ class Launch:
     floats: tuple[float, ...]
     program: Mapping[str, Any] | None
 
-    def plan(self) -> dict[str, Any]:
-        """A Plan of this launch alone; its operands are inputs of bytes."""
+    def plan(self, over: Mapping[int, int]) -> dict[str, Any]:
+        """A Plan of this launch alone; its operands are outputs of bytes, but for those that lie
+        over another one.
+        """
         there = [r for r in self.rooms if r is not None]
-        exprs = [["const", v] for v in (*self.ints, *(before for before, _ in there))]
+        places_of = [before for before, _ in there] + [before + size for before, size in there]
+        exprs = [["const", v] for v in (*self.ints, *places_of)]
         at = iter(range(len(there)))
         places = [None if r is None else next(at) for r in self.rooms]
-        bytes_ = {"dtype": int(DType.U8), "rank": 1}
+        places = [places[over.get(k, k)] for k in range(len(places))]
         run = {
             "k": self.family,
             "b": [None if p is None else [p, len(self.ints) + p] for p in places],
@@ -85,22 +94,29 @@ class Launch:
             "p": self.program,
         }
         return {
-            "version": 1, "backend": "cpu", "name": "launch", "outputs": [], "symbols": [],
-            "inputs": [{"name": f"o{k}", **bytes_} for k in range(len(there))],
+            "version": 1, "backend": "cpu", "name": "launch", "inputs": [], "symbols": [],
+            "outputs": [
+                {"name": f"o{k}", "dtype": int(DType.U8), "dims": [len(self.ints) + len(there) + k]}
+                for k in range(len(there))
+            ],
             "exprs": exprs, "checks": [], "requires": [], "extents": [],
-            "buffers": [{"kind": "input", "index": k} for k in range(len(there))],
+            "buffers": [{"kind": "output", "index": k} for k in range(len(there))],
             "init": [], "run": [run],
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Item:
-    """One case; changed: what was set, by the names of the integers."""
+    """One case; changed: what was set, by the names of the integers; over: operands that lie over
+    other ones, by their numbers; exact: with as much room as it touches.
+    """
 
     number: int
     launch: Launch
     changed: Mapping[str, int]
+    over: Mapping[int, int]
     threads: int
+    exact: bool = False
 
 
 # --- launches -------------------------------------------------------------------------------------
@@ -247,12 +263,22 @@ def _values(n: int) -> set[int]:
     return {*_VALUES, n - 1, n + 1, 2 * n, 2 * n + 1, -n, n // 2} - {n}
 
 
+def _overlaid(launch: Launch, random: Random) -> Iterator[dict[int, int]]:
+    """Every result over every other operand, or the other way round; then several of them."""
+    names, made = FAMILIES[launch.family].names, written(launch.family)
+    there = [k for k, room in enumerate(launch.rooms) if room is not None]
+    pairs = [(k, o) for k in there for o in there if k != o and made & {names[k], names[o]}]
+    for pair in pairs:
+        yield dict([pair])
+        yield dict(random.sample(pairs, min(len(pairs), random.randint(2, 4))))
+
+
 def cases(of: Sequence[Launch], count: int, seed: int) -> list[Item]:
-    """Every integer alone, as many of several, and as many that are large while others are 0, in
-    an order of their own; `count` of them.
+    """Every integer alone, as many of several, and as many that are large while others are 0, and
+    operands over others, in an order of their own; `count` of them.
     """
     random = Random(seed)
-    drawn: list[tuple[Launch, dict[str, int]]] = []
+    drawn: list[tuple[Launch, dict[str, int], dict[int, int]]] = []
     for launch in of:
         names = FAMILIES[launch.family].ints
         other = {n: sorted(_values(v)) for n, v in zip(names, launch.ints, strict=False)}
@@ -262,18 +288,21 @@ def cases(of: Sequence[Launch], count: int, seed: int) -> list[Item]:
             some = random.sample(names, min(len(names), random.randint(2, 5)))
             several.append({n: random.choice(other[n]) for n in some})
             large.append(dict.fromkeys(some, 0) | {some[0]: random.choice(_LARGE)})
-        drawn += [(launch, c) for c in (*one, *several, *large)]
+        drawn += [(launch, c, {}) for c in (*one, *several, *large)]
+        drawn += [(launch, {}, over) for over in _overlaid(launch, random)]
     random.shuffle(drawn)
     return [
-        Item(k, launch, changed, 2 if k % 8 == 0 else 1)
-        for k, (launch, changed) in enumerate(drawn[:count])
+        Item(k, launch, changed, over, 2 if k % 8 == 0 or over else 1, exact=k % 2 == 1)
+        for k, (launch, changed, over) in enumerate(drawn[:count])
     ]
 
 
 class _Guarded:
-    """Bytes that end, with their slack, where a page begins that nobody may touch."""
+    """Bytes that end, with their slack, where a page begins that nobody may touch; `first`: that
+    begin there.
+    """
 
-    def __init__(self, before: int, size: int) -> None:
+    def __init__(self, before: int, size: int, *, first: bool = False) -> None:
         whole = -(-(before + size + _SLACK) // 64) * 64
         pages = -(-whole // _PAGE) + 1
         self._map = mmap.mmap(-1, (pages + 2) * _PAGE)
@@ -282,14 +311,50 @@ class _Guarded:
             place = ctypes.c_void_p(int(self._all.ctypes.data) + page * _PAGE)
             if ctypes.CDLL(None).mprotect(place, ctypes.c_size_t(_PAGE), 0):
                 raise MemoryError("mprotect")
-        self._poisoned = self._all[_PAGE : (pages + 1) * _PAGE - whole]
-        self._poisoned[:] = _POISON
-        first = (pages + 1) * _PAGE - whole
-        self.data = self._all[first : first + before + size]
+        at = _PAGE if first else (pages + 1) * _PAGE - whole
+        self.data = self._all[at : at + before + size]
+        self._beside = (self._all[_PAGE:at], self._all[at + before + size : (pages + 1) * _PAGE])
+        for part in self._beside:
+            part[:] = _POISON
+
+    def protect(self) -> None:
+        """Nothing may be written."""
+        place = ctypes.c_void_p(int(self._all.ctypes.data) + _PAGE)
+        size = ctypes.c_size_t(self._all.nbytes - 2 * _PAGE)
+        if ctypes.CDLL(None).mprotect(place, size, mmap.PROT_READ):
+            raise MemoryError("mprotect")
 
     def spoiled(self) -> bool:
-        """Whether something was written in front of the bytes."""
-        return bool((self._poisoned != _POISON).any())
+        """Whether something was written in front of the bytes or behind them."""
+        return any(bool((part != _POISON).any()) for part in self._beside)
+
+
+def _joined(*rooms: tuple[int, int] | None) -> tuple[int, int]:
+    there = [r for r in rooms if r is not None]
+    return max(before for before, _ in there), max(size for _, size in there)
+
+
+def _touched(launch: Launch) -> list[tuple[int, int] | None] | None:
+    """Rooms with the bytes that the launch may touch; None where these are too many, or where an
+    operand has no bound.
+    """
+    family = FAMILIES[launch.family]
+    ints = dict(zip(family.ints, launch.ints, strict=False))
+    there = {n: int(r is not None) for n, r in zip(family.names, launch.rooms, strict=True)}
+    try:
+        found = extents(launch.family, ints, there, 4, border=True)
+    except (OverflowError, ZeroDivisionError):
+        return None
+    rooms: list[tuple[int, int] | None] = []
+    for name, room in zip(family.names, launch.rooms, strict=True):
+        if room is None:
+            rooms.append(None)
+        elif name not in found:
+            return None
+        else:
+            low, high = (int(v) for v in found[name])
+            rooms.append((max(0, -low), max(0, high)))
+    return rooms if sum(sum(r) for r in rooms if r) <= _ROOM else None
 
 
 def run(item: Item) -> tuple[str, str]:
@@ -300,23 +365,33 @@ def run(item: Item) -> tuple[str, str]:
     ints = list(launch.ints)
     for name, v in item.changed.items():
         ints[names.index(name)] = v
+    launch = replace(launch, ints=tuple(ints))
+    exact = _touched(launch) if item.exact else None
+    rooms = list(exact or launch.rooms)
+    for k, other in item.over.items():  # which must have room for both
+        rooms[other] = _joined(rooms[k], rooms[other])
+    launch = replace(launch, rooms=tuple(rooms))
     rng = np.random.default_rng(item.number)
     guarded = []
     operands = FAMILIES[launch.family].names
     for name, room in zip(operands, launch.rooms, strict=True):
         if room is None:
             continue
-        g = _Guarded(*room)
+        g = _Guarded(*room, first=exact is not None and item.number % 4 == 1)
         if name in _INDICES or name == "state":
             g.data[:] = 0
         else:
             words = rng.standard_normal(g.data.size // 4 + 1, dtype=np.float32)
             g.data[:] = words.view(np.uint8)[: g.data.size]
         guarded.append(g)
-    plan = replace(launch, ints=tuple(ints)).plan()
+        number = operands.index(name)
+        users = {o for k, o in enumerate(operands) if item.over.get(k, k) == number}
+        if not users & written(launch.family):
+            g.protect()
+    plan = launch.plan(item.over)
     try:
         with LoadedPlan(plan, [], {}, threads=item.threads) as loaded:
-            loaded.run([g.data for g in guarded])
+            loaded.run([], places=[g.data for g in guarded])
     except TraceaError as e:
         ended = "refused", str(e)
         if "\n" in str(e):
@@ -330,7 +405,7 @@ def run(item: Item) -> tuple[str, str]:
 
 def _unchanged(of: Sequence[Launch]) -> list[Launch]:
     """The launches that run as they are."""
-    items = [Item(k, launch, {}, 1) for k, launch in enumerate(of)]
+    items = [Item(k, launch, {}, {}, 1) for k, launch in enumerate(of)]
     kept = []
     for item, result in run_each(items, run, timeout=_WAIT):
         if isinstance(result, Lost) or result[0] != "ran":
@@ -370,7 +445,11 @@ def main() -> int:
         how, line = ("lost", result.reason) if isinstance(result, Lost) else result
         ended[how] += 1
         if args.replay or how not in ("ran", "refused"):
-            text = ", ".join(f"{n} = {v}" for n, v in item.changed.items())
+            names = FAMILIES[item.launch.family].names
+            text = ", ".join(
+                [f"{n} = {v}" for n, v in item.changed.items()]
+                + [f"{names[k]} over {names[o]}" for k, o in item.over.items()]
+            )
             print(f"{item.number} {item.launch.family} {text}: {how} {line}", flush=True)
         if how not in ("ran", "refused"):
             found[item.launch.family] += 1

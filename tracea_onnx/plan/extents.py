@@ -6,8 +6,7 @@ its address as expressions over the family's parameters. One table serves both b
 carry the expressions, and C++ for the CPU kernels is generated from them (`kernels/cpu.py`). The
 provider compares them with the buffers once for each set of input shapes, whoever made the Plan.
 
-Only what a family is meant to touch is counted: vectors may read, and pad channels may be written,
-within the slack behind a buffer.
+What is written counts, pad channels, too; vectors may read within the slack behind a buffer.
 """
 
 from __future__ import annotations
@@ -156,7 +155,10 @@ def _windows(p: Launch, channels: DimLike) -> Extent:
 def _convolution(
     p: Launch, x: Extent, w: DimLike, height: str = "OH", width: str = "OW"
 ) -> dict[str, Extent]:
-    y = p.image("y", p[height], p[width], p["OC"])
+    whole, channels = _up(p["OC"], 16), p["OC"]
+    if p.border:  # whole vectors are stored where pixels have room for them
+        channels = D.select(D.less(p["y_cs"], whole), channels, whole)
+    y = p.image("y", p[height], p[width], channels)
     residual = p.image("r", p["OH"], p["OW"], p["OC"])
     pixels = D.product([p["N"], p["OH"], p["OW"]])
     return {
@@ -190,7 +192,8 @@ def _gemm(p: Launch) -> dict[str, Extent]:
     columns = p.line(n, size=_F32)
     panels = D.floordiv(k + 63, 64), D.floordiv(n + 63, 64)
     out = {
-        "x": p.span((m, p["ldx"]), (k, 1)), "w": p.line(k, n), "bias": columns,
+        "x": p.span((m, p["ldx"]), (k, 1)), "bias": columns,
+        "w": p.line(k, _up(n, 32) if p.border else n),
         "res": p.span((m, p["ldr"]), (n, 1)), "y": p.written((m, p["ldy"]), (n, 1)),
         "x_stats": p.line(m, panels[0], 2, size=_F32),
         "r_stats": p.line(m, panels[1], 2, size=_F32),
@@ -707,7 +710,7 @@ _TABLE: dict[str, Table] = {
         "y": p.line(p["outer"], D.minimum(p["n"], p["length"]), p["inner"], size=p["elem"])},
     "unique": lambda p: {**_rows_of(p, p["n"], p["n"], size_of(p["dtype"]), size_of(p["dtype"])),
         **dict.fromkeys(("first", "inverse", "counts"), p.line(p["n"], size=8)),
-        "work": p.line(p["n"], 3, size=8), "count": p.line(1, size=8)},
+        "count": p.line(1, size=8)},
     "nms": lambda p: {"boxes": p.line(p["B"], p["N"], 4), "scores": p.line(p["B"], p["C"], p["N"]),
         "picked": p.line(p["B"], p["C"], p["most"], size=8),
         "counts": p.line(p["B"], p["C"], size=8)},
@@ -783,6 +786,20 @@ _OTHER_RESULTS = {
 def results(family: str) -> frozenset[str]:
     """Operands of which one has elements, or else a launch has nothing to do."""
     return _OTHER_RESULTS.get(family, _RESULTS)
+
+
+#: Written beside results, or read though they count as some.
+_ALSO_WRITTEN = {
+    "unique": frozenset({"first", "inverse", "counts"}),
+    **dict.fromkeys(("recurrent", "recurrent_layer"), frozenset({"state"})),
+}
+_READ = frozenset({"idx"})
+
+
+def written(family: str) -> frozenset[str]:
+    """Operands that a launch writes: all others are only read."""
+    names = results(family) - _READ | _ALSO_WRITTEN.get(family, frozenset())
+    return names & set(FAMILIES[family].names)
 
 
 #: A loop of a kernel: its trips, and whether an operand has an element for each of them.
@@ -904,6 +921,8 @@ def types(family: str) -> dict[str, frozenset[int]]:
     if family == "dequantise":
         floats = {int(t) for t in (DType.F32, DType.F16, DType.BF16)}
         known |= {"scale_dtype": floats, "y_dtype": floats}
+    if family == "pack_gemm_nbits":
+        known["scale_dtype"] = numbers
     if family == "nonzero":
         known["dtype"] |= {int(DType.U8), int(DType.BOOL)}
     if family == "unique":
@@ -925,6 +944,9 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
         least = 1 if n in _POSITIVE else 0 if counts else -LARGEST
         ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n in WIDTHS else LARGEST)
     ranges |= {n: (1, FARTHEST) for n in ("KH", "KW", "SH", "SW", "DH", "DW") if n in names}
+    if family == "conv2d_wino":  # windows of 3 x 3 next to each other
+        ranges |= dict.fromkeys(("G", "SH", "SW", "DH", "DW"), (1, 1))
+        ranges |= dict.fromkeys(("KH", "KW"), (3, 3))
     if family == "store_ints":
         ranges["count"] = (0, 8)
     if family == "reduce":

@@ -405,9 +405,9 @@ FAMILIES: dict[str, Family] = {
     "compress": Family(_names("x condition y count"), _names("outer n length inner elem")),
     # The different slices of x [outer, n, inner], in order (sorted) or as they come: y [outer, n,
     # inner], where each is first, how often it is there, and which one each slice is (I64). x is
-    # F32 or I64. work: 3 n numbers (I64).
+    # F32 or I64.
     "unique": Family(
-        _names("x y first? inverse? counts? count work"), _names("outer n inner sorted dtype")
+        _names("x y first? inverse? counts? count"), _names("outer n inner sorted dtype")
     ),
     # For each batch and class the boxes by their scores, at most `most`, without those that overlap
     # a better one by more than `overlap` (intersection over union); above: of those above `score`.

@@ -68,10 +68,16 @@ class LoadedPlan:
         self._lib.tracea_cpu_close(self._handle)
         self._handle = ctypes.c_void_p()
 
-    def run(self, inputs: Sequence[Array], variants: Variants | None = None) -> list[Array]:
-        """Outputs for these inputs, in the Plan's order."""
+    def run(
+        self,
+        inputs: Sequence[Array],
+        variants: Variants | None = None,
+        places: Sequence[Array] = (),
+    ) -> list[Array]:
+        """Outputs for these inputs, in the Plan's order. places: memory of theirs, as large."""
         outputs: list[Array] = []
-        self._call(self._lib.tracea_cpu_run, inputs, [variants or {}], (), outputs, ())
+        given = outputs_of(self.plan, outputs, places)
+        self._call(self._lib.tracea_cpu_run, inputs, [variants or {}], (), given, ())
         return outputs
 
     def time(self, inputs: Sequence[Array], sides: Sequence[Variants], turns: int) -> list[Times]:
@@ -79,7 +85,9 @@ class LoadedPlan:
         count = len(self.plan["run"])
         us = (ctypes.c_double * (len(sides) * (count + 1)))()
         numbers = (ctypes.c_int(len(sides)), ctypes.c_int(turns))
-        self._call(self._lib.tracea_cpu_time, inputs, sides, numbers, [], (us,))
+        self._call(
+            self._lib.tracea_cpu_time, inputs, sides, numbers, outputs_of(self.plan, []), (us,)
+        )
         return [
             Times(
                 us[k],
@@ -97,7 +105,7 @@ class LoadedPlan:
         inputs: Sequence[Array],
         sides: Sequence[Variants],
         numbers: Sequence[Any],
-        outputs: list[Array],
+        outputs: Any,
         results: Sequence[Any],
     ) -> None:
         tensors, keep = tensors_of(self.plan, inputs)
@@ -107,8 +115,8 @@ class LoadedPlan:
         )
         message = ctypes.create_string_buffer(MESSAGE)
         if function(
-            self._handle, tensors, variants, *numbers, outputs_of(self.plan, outputs), None,
-            *results, message, ctypes.c_size_t(MESSAGE),
+            self._handle, tensors, variants, *numbers, outputs, None, *results, message,
+            ctypes.c_size_t(MESSAGE),
         ):  # fmt: skip
             raise TraceaError(message.value.decode())
         del keep

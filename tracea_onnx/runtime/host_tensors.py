@@ -63,12 +63,16 @@ def tensors_of(plan: Mapping[str, Any], inputs: Sequence[Array]) -> tuple[Any, l
     return (HostTensor * max(len(rows), 1))(*rows), keep
 
 
-def outputs_of(plan: Mapping[str, Any], made: list[Array]) -> Any:
-    """The callback that gives memory for outputs; the arrays are added to `made`."""
+def outputs_of(plan: Mapping[str, Any], made: list[Array], places: Sequence[Array] = ()) -> Any:
+    """The callback that gives memory for outputs: `places`, else arrays of its own. They are added
+    to `made`.
+    """
 
     def output(_: int, k: int, dims: Any, rank: int) -> int:
         made.append(
-            np.empty(tuple(dims[i] for i in range(rank)), NUMPY[plan["outputs"][k]["dtype"]])
+            places[k]
+            if places
+            else np.empty(tuple(dims[i] for i in range(rank)), NUMPY[plan["outputs"][k]["dtype"]])
         )
         return int(made[-1].ctypes.data)
 

@@ -120,11 +120,27 @@ struct Item {
   int64_t key, slice;
 };
 
+static inline bool empty(const Launch& l) { return !l.i[f::outer] || !l.i[f::inner]; }
+
+// Places follow from what is kept here, where no operand of a Plan lies.
+static size_t scratch(const Launch& l, int) {
+  return empty(l) ? 0 : size_t(l.i[f::n]) * (sizeof(Item) + sizeof(int64_t));
+}
+
+// Slices of no elements are all equal.
+static void run_empty(const Launch& l) {
+  const int64_t n = l.i[f::n];
+  if (l.buf[f::first] && n) *(int64_t*)l.buf[f::first] = 0;
+  if (l.buf[f::counts] && n) *(int64_t*)l.buf[f::counts] = n;
+  if (l.buf[f::inverse]) memset(l.buf[f::inverse], 0, size_t(n) * sizeof(int64_t));
+  *(int64_t*)l.buf[f::count] = n > 0;
+}
+
 template <class T>
-static void run_as(const Launch& l) {
+static void run_as(const Launch& l, Item* items) {
   const int64_t n = l.i[f::n], outer = l.i[f::outer], inner = l.i[f::inner];
   const T* const x = (const T*)l.buf[f::x];
-  const bool any = n && outer && inner, more = any && outer * inner > 1;
+  const bool more = outer * inner > 1;
   // Negative, 0 or positive, as a is less than b, equal, or more.
   const auto compare = [&](const Item& a, const Item& b) {
     if (a.key != b.key) return a.key < b.key ? -1 : 1;
@@ -137,8 +153,7 @@ static void run_as(const Launch& l) {
       }
     return 0;
   };
-  Item* const items = (Item*)l.buf[f::work];
-  for (int64_t j = 0; j < n; j++) items[j] = {any ? in_order(x[j * inner]) : 0, j};
+  for (int64_t j = 0; j < n; j++) items[j] = {in_order(x[j * inner]), j};
   std::sort(items, items + n, [&](const Item& a, const Item& b) {
     const int way = compare(a, b);
     return way ? way < 0 : a.slice < b.slice;
@@ -159,7 +174,7 @@ static void run_as(const Launch& l) {
   int64_t* const counts = (int64_t*)l.buf[f::counts];
   for (int64_t u = 0; u < found; u++) {
     const int64_t slice = order[u];
-    for (int64_t o = 0; any && o < outer; o++)
+    for (int64_t o = 0; o < outer; o++)
       memcpy(y + (o * n + u) * inner, x + (o * n + slice) * inner, size_t(inner) * sizeof(T));
     if (first) first[u] = slice;
     if (counts) counts[u] = 0;
@@ -173,11 +188,13 @@ static void run_as(const Launch& l) {
   *(int64_t*)l.buf[f::count] = found;
 }
 
-static void run(const Launch& l, int64_t, int64_t, void*) {
-  if (l.i[f::dtype] == kF32)
-    run_as<float>(l);
+static void run(const Launch& l, int64_t, int64_t, void* memory) {
+  if (empty(l))
+    run_empty(l);
+  else if (l.i[f::dtype] == kF32)
+    run_as<float>(l, (Item*)memory);
   else if (l.i[f::dtype] == kI64)
-    run_as<int64_t>(l);
+    run_as<int64_t>(l, (Item*)memory);
   else
     *l.error = 1, *(int64_t*)l.buf[f::count] = 0;
 }
@@ -186,7 +203,7 @@ static void run(const Launch& l, int64_t, int64_t, void*) {
 
 static const Kernel kernel_nonzero = {"nonzero", one_task, nullptr, nonzero::run};
 static const Kernel kernel_compress = {"compress", one_task, nullptr, compress::run};
-static const Kernel kernel_unique = {"unique", one_task, nullptr, unique::run};
+static const Kernel kernel_unique = {"unique", one_task, unique::scratch, unique::run};
 static const Kernel kernel_nms = {"nms", nms::tasks, nms::scratch, nms::run};
 static const Kernel kernel_nms_list = {"nms_list", one_task, nullptr, nms_list::run};
 static const Kernel* const table_counted[] = {&kernel_nonzero, &kernel_compress, &kernel_unique,

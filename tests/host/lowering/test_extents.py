@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 from tracea_onnx.ir import dims as D
-from tracea_onnx.plan.extents import Extent, extents, limits, repeats, results
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.extents import Extent, extents, limits, repeats, results, types
 from tracea_onnx.plan.kernel_families import FAMILIES
 
 #: The result of `copies` is made of its parts.
@@ -189,3 +190,22 @@ def test_pixels_lie_one_behind_the_other() -> None:
         for n in spec.ints
         if n.endswith("_cs")
     )
+
+
+def test_what_whole_vectors_write_and_panels_hold_counts() -> None:
+    """A convolution stores whole vectors of channels where a pixel has room for them; a product
+    reads whole panels of 32 columns.
+    """
+    one = dict.fromkeys(("N", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "G"), 1)
+    for pitch, high in ((8, 32), (15, 32), (16, 64), (48, 64)):
+        ints = one | {"IC": 16, "OC": 8, "y_cs": pitch, "y_rs": pitch, "y_ns": pitch}
+        for family in ("conv2d", "conv2d_wino", "conv2d_dw", "deconv2d"):
+            assert extents(family, ints, {}, 4, border=True)["y"] == (0, high)
+    for n, columns in ((1, 32), (32, 32), (33, 64)):
+        found = extents("gemm", {"M": 1, "N": n, "K": 5}, {}, 4, border=True)
+        assert found["w"] == (0, 5 * columns * 4)
+
+
+def test_scales_of_few_bits_have_one_type_on_the_cpu() -> None:
+    """The kernel reads no other, whatever the size of what it is told."""
+    assert types("pack_gemm_nbits")["scale_dtype"] == {int(DType.F32)}

@@ -22,6 +22,7 @@ from tracea_onnx.ir.expr_program import MAX_REGISTERS
 from tracea_onnx.plan.builder import PACK_VERSION, PlanBuilder, read_pack, write_pack
 from tracea_onnx.plan.kernel_families import FAMILIES
 from tracea_onnx.runtime import native_library
+from tracea_onnx.runtime.cpu_harness import LoadedPlan
 from tracea_onnx.support.library import library_path
 
 HEADER = Path(__file__).resolve().parents[3] / "tracea_onnx" / "ep" / "ort" / "ort_abi.h"
@@ -134,6 +135,64 @@ def test_large_integers_and_special_floats_survive_the_header() -> None:
     b.launch("pointwise", {"x0": x}, {"y": b.arena(64)}, {}, program=program)
     got = evaluate(pack_of(b.to_json()), [1])
     assert (got[big[0]], got[big[1]]) == (2**63 - 1, -(2**63))
+
+
+def _filled(kind: str) -> tuple[dict[str, Any], list[bytes]]:
+    """A CPU Plan that fills a buffer of this kind, in a run or, where it is a word of two, before
+    all runs.
+    """
+    b = PlanBuilder("filled", "cpu")
+    x = b.add_input("x", 1, 1)
+    init, _, name = kind.rpartition(" ")
+    made = {
+        "input": lambda: x,
+        "const": lambda: b.arena(64),
+        "initializer": lambda: b.initializer("w"),
+        "blob": lambda: b.blob(np.zeros(16, np.float32)),
+    }[name]()
+    if name == "const":
+        b.buffers[made.buffer] = {"kind": "const", "bytes": 64}
+    b.launch("fill", {}, {"y": made}, {"elem": 4, "count": 16, "value": 7}, whole=False)
+    plan = b.to_json()
+    if init:
+        plan["init"], plan["run"] = plan["run"], []
+    return plan, b.blobs
+
+
+@pytest.mark.parametrize("kind", ["input", "const", "initializer", "init initializer", "init blob"])
+def test_a_plan_writes_nothing_that_others_read(kind: str) -> None:
+    """What the caller gives, weights of the model and constants, which several runs share."""
+    plan, blobs = _filled(kind)
+    x, w = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    with (
+        pytest.raises(TraceaError, match="would write operand 0 to an input or a constant"),
+        LoadedPlan(plan, blobs, {"w": w}) as loaded,
+    ):
+        loaded.run([x])
+    assert not x.any() and not w.any()
+
+
+@pytest.mark.parametrize("changed", ["G", "KH", "KW", "SH", "SW", "DH", "DW"])
+def test_a_kernel_of_one_window_takes_no_other(changed: str) -> None:
+    """Its extents follow from the window that it is told: it would touch more."""
+    b = PlanBuilder("winograd", "cpu")
+    b.add_input("x", 1, 1)
+    ints = dict.fromkeys(("N", "G", "SH", "SW", "DH", "DW"), 1) | {"KH": 3, "KW": 3}
+    ints |= dict.fromkeys(("IC", "OC"), 32) | dict.fromkeys(("IH", "IW", "OH", "OW"), 4)
+    places = {k: b.arena(1 << 20) for k in ("x", "w", "bias", "y")}
+    y = {"y": places.pop("y")}
+    b.launch("conv2d_wino", places, y, ints | {changed: 2}, whole=False)
+    with (
+        pytest.raises(TraceaError, match=f"'conv2d_wino' takes no {changed} of this size"),
+        LoadedPlan(b.to_json(), b.blobs, {}) as loaded,
+    ):
+        loaded.run([np.zeros(1, np.float32)])
+
+
+def test_before_all_runs_constants_are_written() -> None:
+    plan, blobs = _filled("init const")
+    with LoadedPlan(plan, blobs, {}) as loaded:
+        loaded.run([np.zeros(16, np.float32)])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ std::string text(Wide v) {
 
 }  // namespace
 
+bool writes(const FamilyInfo* family, size_t operand) {
+  return kWritten[family_index(family)] >> operand & 1;
+}
+
 bool check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
                    const int64_t* before) {
   const FamilyLaunch& l = family_launch(launch);

@@ -80,6 +80,13 @@ void read_family_launch(const Json& row, bool init, const Plan& plan, const char
     if (init && (kind == BufferKind::kInput || kind == BufferKind::kOutput ||
                  kind == BufferKind::kArena || !plan.exprs[size_t(o.offset)].constant))
       throw Failure("an init launch may only use constants");
+    // The rest belongs to others: the caller, the model's other nodes, runs at the same time.
+    const bool own = kind == BufferKind::kConst
+                         ? init
+                         : kind == BufferKind::kArena || kind == BufferKind::kOutput;
+    if (writes(l->family, k) && !own)
+      throw Failure("'" + name + "' would write operand " + std::to_string(k) +
+                    " to an input or a constant: the plan is damaged");
     launch.operands.push_back(o);
   }
   for (const Json& v : ints) {

@@ -63,7 +63,7 @@ void RunState::prepare(const Plan& plan) {
   scratch_each_ = words_bytes_ = 0;
   parallel_ = false;
   std::vector<size_t> words_at(n, 0);
-  size_t operand = 0, integer = 0;
+  size_t operand = 0, integer = 0, alone = 0;
   int64_t before = 0;
   for (size_t l = 0; l < n; l++) {
     const LaunchSpec& spec = plan.run[l];
@@ -77,9 +77,10 @@ void RunState::prepare(const Plan& plan) {
     integer += spec.ints.size();
     const int64_t tasks = bound->needed[l] ? kernel.tasks(launches_[l], threads_) : 0;
     if (tasks <= 0) continue;
-    if (kernel.scratch)
-      scratch_each_ =
-          std::max(scratch_each_, align_up(kernel.scratch(launches_[l], threads_), kAlign));
+    if (kernel.scratch) {
+      size_t& most = tasks == 1 ? alone : scratch_each_;
+      most = std::max(most, align_up(kernel.scratch(launches_[l], threads_), kAlign));
+    }
     words_at[l] = words_bytes_;
     if (kernel.words)
       words_bytes_ +=
@@ -96,7 +97,7 @@ void RunState::prepare(const Plan& plan) {
     phases_.push_back({end - 1, end, tasks, before, before + tasks});
     before += tasks;
   }
-  const size_t scratch = scratch_each_ * size_t(threads_);
+  const size_t scratch = std::max(scratch_each_ * size_t(threads_), alone);
   if (scratch_.size() < scratch) scratch_ = Memory(scratch);
   if (words_.size() < words_bytes_) words_ = Memory(words_bytes_);
   for (size_t l = 0; words_bytes_ && l < n; l++)
@@ -125,7 +126,7 @@ void RunState::work(size_t worker) {
     // Every task of an earlier phase has a thread that is running it, so this wait ends whatever
     // the other threads of the pool do.
     for (int spins = 0; done_.load(std::memory_order_acquire) < phase.before; spins++) spin(spins);
-    execute(phase, t - phase.before, scratch);
+    execute(phase, t - phase.before, phase.tasks == 1 ? scratch_.data() : scratch);
     done_.fetch_add(1, std::memory_order_acq_rel);
   }
 }

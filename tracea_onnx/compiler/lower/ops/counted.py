@@ -83,8 +83,8 @@ def unique(ctx: Lowering, op: Op) -> None:
     n, source = shape[axis], ctx.plain(x)
     out: dict[str, Ref | None] = {
         "y": ctx.define_counted(op.outputs[0], x.dtype, shape, axis, count),
-        "count": count, "work": ctx.plan.arena(D.mul(n, 3 * DType.I64.size)),
-    }  # fmt: skip
+        "count": count,
+    }
     roles = ("first", "inverse", "counts")
     for role, name in zip(roles, op.outputs[1:], strict=False):
         if name and role == "inverse":
