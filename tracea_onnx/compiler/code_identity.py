@@ -64,8 +64,9 @@ def code(backend: str, known: Cache) -> Code:
 def _contents(paths: Iterable[str]) -> str:
     h = hashlib.sha256(repr(sys.version_info).encode())
     for path in paths:
-        data = Path(path).read_bytes()
-        h.update(repr((Path(path).name, len(data))).encode() + data)
+        with open(path, "rb", buffering=0) as f:  # noqa: PTH123 -- hundreds, in half of the time
+            data = f.read()
+        h.update(repr((os.path.basename(path), len(data))).encode() + data)  # noqa: PTH119
     return h.hexdigest()
 
 
