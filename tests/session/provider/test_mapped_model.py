@@ -1,10 +1,15 @@
-"""Sessions that map weights from the model's file run as others do, and need the file no longer."""
+"""Sessions that map weights from the model's file run as others do, and need the file no longer.
+Pages of weights that lie in a file are given back when they were packed.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import normal
 from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.ir.graph import Graph
 from tracea_onnx.model_io import mapped_model
+from tracea_onnx.runtime import cpu_harness
 
 N = 48
 MAPS = tuple(map(int, ort.__version__.split(".")[:3])) >= provider.PROVIDERS_LIST_ORT
@@ -149,3 +157,38 @@ def test_a_linked_model(tmp_path: Path, sources: list[type]) -> None:
         made = provider.create_session(link, None, options).run(None, X)[0]
         np.testing.assert_allclose(made, X["x"] @ normal(N, N, seed=1), rtol=1e-4, atol=1e-4)
     assert sources == [bytes, bytes]
+
+
+def _present(data: np.ndarray[Any, Any]) -> int:
+    """How many whole pages of the memory are the process's."""
+    page, at = mmap.PAGESIZE, data.ctypes.data
+    first, end = -(-at // page), (at + data.nbytes) // page
+    with Path("/proc/self/pagemap").open("rb") as f:
+        f.seek(8 * first)
+        return int((np.frombuffer(f.read(8 * (end - first)), np.uint64) >> np.uint64(63)).sum())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
+@pytest.mark.parametrize("written", [False, True])
+def test_pages_of_weights_are_given_back(tmp_path: Path, written: bool) -> None:
+    """Those of a private mapping that hold something else than the file are not."""
+    n = 160
+    weight = normal(n, n)
+    (tmp_path / "w").write_bytes(weight.tobytes())
+    with (tmp_path / "w").open("rb") as f:
+        mapped = mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    mine = np.frombuffer(mapped, np.float32).reshape(n, n)
+    if written:
+        mine[n // 2] = weight[n // 2] = 1
+    assert np.array_equal(mine, weight) and _present(mine) == weight.nbytes // mmap.PAGESIZE
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [PRODUCT], "g", [value("x", TensorProto.FLOAT, ["n", n])],
+        [value("y", TensorProto.FLOAT, ["n", n])], [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    [(_, plan, blobs)] = partition_compiler.compile_graph(Graph(model), everything=True).entries
+    with cpu_harness.LoadedPlan(plan, blobs, {"w": mine}) as loaded:
+        assert bool(_present(mine)) == written and np.array_equal(mine, weight)
+        x = normal(5, n)
+        np.testing.assert_allclose(loaded.run([x])[0], x @ weight, rtol=1e-4, atol=1e-4)

@@ -45,8 +45,9 @@ Partition::Partition(std::shared_ptr<const Plan> plan,
   std::vector<const char*> base(n, nullptr);
   for (size_t k = 0; k < n; k++) {
     base[k] = layout_.offset[k] >= 0 ? constants_.data() + layout_.offset[k] : source[k].data;
-    if (layout_.offset[k] >= 0 && source[k].bytes)
-      memcpy(constants_.data() + layout_.offset[k], source[k].data, source[k].bytes);
+    if (layout_.offset[k] < 0 || !source[k].bytes) continue;
+    memcpy(constants_.data() + layout_.offset[k], source[k].data, source[k].bytes);
+    forget_mapped(source[k].data, source[k].bytes);
   }
   run_init(base);
 }
@@ -94,6 +95,9 @@ void Partition::run_init(const std::vector<const char*>& base) {
     if (scratch.size() < bytes) scratch = Memory(bytes);
     const int64_t tasks = kernel.tasks(launch, 1);
     for (int64_t t = 0; t < tasks; t++) kernel.run(launch, t, tasks, scratch.data());
+    for (const OperandSpec& o : l.operands)
+      if (o.buffer >= 0 && layout_.offset[size_t(o.buffer)] < 0)
+        forget_mapped(base[size_t(o.buffer)], size_t(layout_.bytes[size_t(o.buffer)]));
     if (error) {
       bad_constants_ = std::string("'") + l.name() +
                        "' met an index out of range of its tensor in constants (partition '" +

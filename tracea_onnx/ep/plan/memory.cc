@@ -3,10 +3,16 @@
 #if !defined(_WIN32)
 #include <sys/mman.h>
 #endif
+#if defined(__linux__)
+#include <fcntl.h>
+#include <unistd.h>
+#endif
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <string>
@@ -60,5 +66,43 @@ void return_free_memory() {
   malloc_trim(0);
 #endif
 }
+
+#if defined(__linux__)
+namespace {
+
+// Whether these pages hold nothing that their file does not: what the process wrote to a private
+// mapping is anonymous, and would be lost. By the flags of /proc/self/pagemap.
+bool only_of_files(uintptr_t first, uintptr_t end, uintptr_t page) {
+  constexpr uint64_t kPresent = uint64_t(1) << 63, kSwapped = uint64_t(1) << 62,
+                     kOfFile = uint64_t(1) << 61;
+  const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (pagemap < 0) return false;
+  uint64_t flags[512];
+  bool all = true;
+  for (uintptr_t at = first / page; all && at < end / page;) {
+    const size_t wanted = std::min(sizeof flags, (end / page - at) * sizeof *flags);
+    const ssize_t got = pread(pagemap, flags, wanted, off_t(at * sizeof *flags));
+    const size_t n = got > 0 ? size_t(got) / sizeof *flags : 0;
+    all = n && std::all_of(flags, flags + n, [](uint64_t f) {
+            return f & kPresent ? bool(f & kOfFile) : !(f & kSwapped);
+          });
+    at += n;
+  }
+  close(pagemap);
+  return all;
+}
+
+}  // namespace
+
+void forget_mapped(const void* data, size_t bytes) {
+  constexpr size_t kWorthIt = size_t(1) << 16;
+  const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = align_up(at, page), end = (at + bytes) / page * page;
+  if (first + kWorthIt <= end && only_of_files(first, end, page))
+    madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+}
+#else
+void forget_mapped(const void*, size_t) {}
+#endif
 
 }  // namespace tracea

@@ -17,6 +17,10 @@ constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; 
 void return_free_memory();
 constexpr size_t kWorthReturning = size_t(2) << 20;
 
+// Takes pages of a mapped file, which were read and are not needed now, out of the process's
+// memory: they come back where they are read again. Leaves what is not all pages of files.
+void forget_mapped(const void* data, size_t bytes);
+
 class Memory {
  public:
   Memory() = default;
