@@ -69,20 +69,20 @@ static inline void direct_list(const Conv& c, int64_t begin, int64_t end, Pixel*
 }
 
 static int64_t conv2d_tasks(const Launch& l, int threads) {
-  const Conv c = read_conv(l);
+  const Conv c = read_conv(l, fam::conv2d::kInts);
   return direct_panels_first(c) ? conv_tasks(c, c.panels, direct_units(c), threads)
                                 : conv_tasks(c, direct_units(c), c.panels, threads);
 }
 
 static size_t conv2d_scratch(const Launch& l, int) {
-  const Conv c = read_conv(l);
+  const Conv c = read_conv(l, fam::conv2d::kInts);
   return sizeof(Pixel) * size_t(direct_walk(c) == Walk::kList
                                     ? std::max<int64_t>(2, direct_block(c))
                                     : kConvMaxRows);
 }
 
 static void conv2d_run(const Launch& l, int64_t task, int64_t tasks, void* scratch) {
-  const Conv c = read_conv(l);
+  const Conv c = read_conv(l, fam::conv2d::kInts);
   const Walk walk = direct_walk(c);
   const int64_t units = direct_units(c), total = c.N * c.OH * c.OW, block = direct_block(c);
   ConvShare s = direct_panels_first(c) ? conv_share(c.panels, units, task, tasks)

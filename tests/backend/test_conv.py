@@ -725,3 +725,16 @@ def test_epilogue_at_the_ends_of_the_range(isa: str) -> None:
         np.testing.assert_allclose(
             y, np.repeat(want[:, None], 16, 1), rtol=2e-5, atol=1e-36, err_msg=act
         )
+
+
+@pytest.mark.parametrize("kind", ["conv2d", "conv2d_dw", "conv2d_wino"])
+def test_a_launch_reads_the_number_of_its_variant(kind: str) -> None:
+    """Tasks for two threads, with one for each and with eight."""
+    sizes = {"N": 1, "IC": 32, "OC": 32, "IH": 65, "IW": 67, "OH": 65, "OW": 67, "KH": 3, "KW": 3}
+    ones = dict.fromkeys(("SH", "SW", "DH", "DW", "PT", "PL"), 1)
+    ints = {**sizes, **ones, "G": 32 if kind == "conv2d_dw" else 1}
+    operands = dict.fromkeys(("x", "w", "bias", "y"), aligned(1))
+    tasks = [
+        kernel_tasks(kind, operands, ints, threads=2, variant=4 * split) for split in (0, 1, 2, 3)
+    ]
+    assert tasks[1:] == [2, 4, 16] and tasks[0] == 8

@@ -205,8 +205,9 @@ def test_a_plan_with_a_variant_that_is_not_there_is_one_line(tmp_path: Path, var
 
 
 def test_tune_measures_keeps_every_trial_and_ends_at_once_the_second_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is complete starts no worker, and so times nothing."""
     path = tuned_model(tmp_path)
     arguments = [
         "tune", str(path), "--backend", "cpu", "--threads", "1", "--input-shape", "x:2,3,34,37",
@@ -218,13 +219,18 @@ def test_tune_measures_keeps_every_trial_and_ends_at_once_the_second_time(
     assert 6 <= len({(t.launch, t.kernel) for t in first}) < 18
     assert {t.verdict for t in first} <= {Verdict.OK, Verdict.PRUNED}
     assert all(t.us and t.usual_us for t in first)
+    assert "tune again to go on" in capsys.readouterr().err
     assert main.main([*arguments, "--budget", "600s"]) == 0
     kinds = len({t.launch for t in first})
     assert _tried(device) == 3 * kinds  # but the usual one of the four
-    capsys.readouterr()
-    assert main.main([*arguments, "--budget", "600s"]) == 0
-    assert "nothing promises more" in capsys.readouterr().err
-    assert _tried(device) == 3 * kinds
+    assert "nothing is left to try" in capsys.readouterr().err
+    made, started = len(tuning_records.trials(device)), list[object]()
+    monkeypatch.setattr(in_place.Worker, "_start", lambda w: started.append(w))
+    for proposer in ("grid", "bayesian"):
+        assert main.main([*arguments, "--budget", "600s", "--proposer", proposer]) == 0
+        said = capsys.readouterr().err
+        assert "nothing is left to try" in said and "round" not in said
+    assert not started and len(tuning_records.trials(device)) == made
 
 
 def _tried(device: tuning_records.Device) -> int:

@@ -222,9 +222,14 @@ def _say(found: measure.Tuned) -> None:
 
 
 def _outcome(found: measure.Tuned) -> list[str]:
+    left = (
+        "the budget ended before the search: tune again to go on"
+        if found.ended
+        else "nothing is left to try"
+    )
     if not found.measured:
         kept = sum(bool(x.kernel) for x in found.launches)
-        return [f"nothing promises more; {kept} kinds of launch have a kernel from the record"]
+        return [f"{left}; {kept} kinds of launch have a kernel from the record"]
     rates = [1e6 / us for us in (found.before, found.after) if us]
     return [
         f"whole run: {found.before:.1f} -> {found.after:.1f} us"
@@ -234,6 +239,7 @@ def _outcome(found: measure.Tuned) -> list[str]:
         f"kept {found.kept} in {found.record}; sessions on this kind of device use them"
         if found.kept
         else "the kernels by price stay: none was worth a change",
+        *([] if found.interrupted else [left]),
     ]
 
 

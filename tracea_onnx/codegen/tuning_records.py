@@ -187,11 +187,12 @@ def note(
 
 
 def _note(db: sqlite3.Connection, number: int, trials: Iterable[Trial]) -> None:
+    now = time.time()
     db.executemany(
         "INSERT INTO trials (device, launch, kernel, verdict, us, usual_us, at) "
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (number, t.launch, t.kernel, str(t.verdict), t.us, t.usual_us, t.at or time.time())
+            (number, t.launch, t.kernel, str(t.verdict), t.us, t.usual_us, t.at or now)
             for t in trials
         ],
     )

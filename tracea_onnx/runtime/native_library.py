@@ -207,9 +207,10 @@ def kernel_tasks(
     program: Mapping[str, Any] | None = None,
     isa: str | None = None,
     threads: int = 1,
+    variant: int = 0,
 ) -> int:
     """Into how many independent tasks the kernel splits this launch."""
-    arguments, keep = _launch(name, operands, ints or {}, floats or {}, program)
+    arguments, keep = _launch(name, operands, ints or {}, floats or {}, program, variant)
     lib, chosen = _library_for(name, isa)
     tasks = int(
         lib.tracea_kernel_tasks(chosen.encode(), name.encode(), *arguments, ctypes.c_int(threads))

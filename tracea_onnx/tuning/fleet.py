@@ -344,6 +344,7 @@ class Fleet:
         k, kind = task.arguments[0], self.kinds[task.device]
         if isinstance(found, Settled):
             kind.settled.add(k)
+            kind.searches[k].settled(found.again)
             measure.keep(found, kind.searches[k], kind.found)
             return
         kind.alone[k] = _Alone(found, set(found.chosen))

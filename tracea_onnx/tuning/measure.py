@@ -78,7 +78,7 @@ class Tuned:
     measured: kernels that were tried. known: trials of earlier runs that were not made again. kept:
     kernels that were added to `record`, the file. interrupted: it ended before its time (Ctrl-C).
     unchecked: why float64 results of Plans are not known. saved: bytes, where memory is what
-    counts. sessions: that ran at once, so that
+    counts. ended: by the budget, with kernels left to try. sessions: that ran at once, so that
     `before` and `after` are the microseconds from the end of a run to that of the next, whichever
     session's it is.
     """
@@ -96,6 +96,7 @@ class Tuned:
     unchecked: list[str] = field(default_factory=list)
     sessions: int = 1
     saved: int = 0
+    ended: bool = False
 
 
 @dataclass
@@ -676,9 +677,14 @@ def described(subject: _Subject, slack: float | None = None) -> Described:
 
 def tried(subject: _Subject, trial: Mapping[str, str]) -> dict[str, Outcome]:
     """What kernels take that make a difference to their launches."""
-    asked = subject.asked
-    new = {key: name for key, name in trial.items() if subject.differs(key, asked[key], name)}
+    new = differing(subject, trial)
     return {**dict.fromkeys(trial), **(subject.tried(new) if new else {})}
+
+
+def differing(subject: _Subject, trial: Mapping[str, str]) -> dict[str, str]:
+    """The kernels that make a difference to their launches: the others are not timed."""
+    asked = subject.asked
+    return {key: name for key, name in trial.items() if subject.differs(key, asked[key], name)}
 
 
 def _tune(
@@ -691,31 +697,61 @@ def _tune(
     slack: float | None = None,
 ) -> None:
     """Adds to the record and to `result` what one graph's Plans are better with. slack: as of
-    `described`.
+    `described`. What the last measurement says may promise other kernels: then these are tried, too
+    (all of them are known by then, with `resume` or without). Where nothing is left to try, nothing
+    is run.
     """
     graph = described(subject, slack)
-    history = partial(History, resume=resume)
-    search = Search(subject.on, graph.kinds, proposer, history)
-    result.known += search.known
+    found: tuple[Settled, Search] | None = None
+    last = set[tuple[str, str]]()  # had their last measurement
+    while True:
+        search = Search(subject.on, graph.kinds, proposer, partial(History, resume=resume))
+        if found is None:
+            result.known += search.known
+        _search(subject, search, limit, result, on_progress)
+        chosen = search.chosen
+        old = search.unsettled - last or (found is None and slack is not None and chosen)
+        if not (search.measured or old):
+            break
+        last |= search.unsettled
+        on_progress("what was found is measured once more")
+        found = settled(subject, chosen, list(search.kinds), Standard(search.kinds)), search
+        search.settled(found[0].again)
+        resume = True
+        if result.interrupted or result.ended:
+            break
     result.alone += graph.alone
-    rounds = 0
-    if search.kinds:
-        subject.start()
-    try:
-        while time.monotonic() < limit.end and result.measured < limit.measured:
-            if not (trial := search.take()):
-                break
-            rounds += 1
-            on_progress(f"round {rounds}: {len(trial)} of {len(search.kinds)} kinds of launch")
-            result.measured += search.told(trial, tried(subject, trial))
-    except KeyboardInterrupt:
-        result.interrupted = True
-        on_progress("interrupted: what was found is measured once more")
-    chosen = search.chosen
-    if search.measured or search.unsettled or (slack is not None and chosen):
-        keep(settled(subject, chosen, list(search.kinds), Standard(search.kinds)), search, result)
+    if found is not None:
+        keep(*found, result)
     else:
         recorded(graph, result)
+
+
+def _search(
+    subject: _Subject,
+    search: Search,
+    limit: _Limit,
+    result: Tuned,
+    on_progress: Callable[[str], None],
+) -> None:
+    """Tries what is proposed, until nothing is, or the limit."""
+    rounds = 0
+    try:
+        while trial := search.take():
+            if new := differing(subject, trial):
+                if time.monotonic() >= limit.end or result.measured >= limit.measured:
+                    search.given_up(trial)
+                    result.ended = True
+                    break
+                if not rounds:
+                    subject.start()
+                rounds += 1
+                on_progress(f"round {rounds}: {len(new)} of {len(search.kinds)} kinds of launch")
+            outcomes = subject.tried(new) if new else {}
+            result.measured += search.told(trial, {**dict.fromkeys(trial), **outcomes})
+    except KeyboardInterrupt:
+        result.interrupted = True
+        on_progress("interrupted")
 
 
 @dataclass
@@ -841,7 +877,6 @@ def keep(found: Settled, search: Search, result: Tuned) -> None:
     result.launches += found.launches
     result.kept += len(found.kept)
     result.unchecked += found.unchecked
-    search.settled(found.again)
     result.saved += sum(
         search.kinds[key].count * search.kinds[key].saves(m.kernel)
         for key, m in found.kept.items()

@@ -69,11 +69,15 @@ class History:
             self._similar.setdefault(kind, []).append((what["ints"], t))
 
     def hints(self, key: str, request: Mapping[str, Any]) -> list[Hint]:
-        """Of other launches of the family, by how many doublings their sizes are away."""
+        """Of other launches of the family, by how many doublings their sizes are away: those from
+        before the launch's own first trial, so that what is tuned later reopens no search.
+        """
         sizes = request["ints"]
+        end = min((t.at for t in self.own.get(key, ())), default=math.inf)
         out = []
         for ints, t in self._similar.get((request["family"], request["dtype"]), ()):
-            if t.launch != key and ints.keys() == sizes.keys() and t.ratio is not None:
+            of_one = t.launch == key or ints.keys() != sizes.keys() or t.at >= end
+            if not of_one and t.ratio is not None:
                 far = [
                     abs(math.log2((abs(n) + 1) / (abs(int(sizes[p])) + 1))) for p, n in ints.items()
                 ]
@@ -161,9 +165,9 @@ class Search:
         return {key: name for key, name in found.items() if name is not None}
 
     @property
-    def unsettled(self) -> bool:
-        """Whether one of `chosen` had no last measurement."""
-        return any(self._times[one] == 1 for one in self.chosen.items())
+    def unsettled(self) -> set[tuple[str, str]]:
+        """Those of `chosen` that had no last measurement."""
+        return {one for one in self.chosen.items() if self._times[one] == 1}
 
     def settled(self, found: Mapping[tuple[str, str], tuple[float, float]]) -> None:
         """What the last measurement gave for these launches and kernels, which is kept, too."""

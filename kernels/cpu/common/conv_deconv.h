@@ -58,7 +58,7 @@ static inline int64_t deconv_last_row(const Conv& c, int64_t h1) {
 
 static inline Deconv read_deconv(const Launch& l) {
   Deconv d;
-  d.c = read_conv(l);
+  d.c = read_conv(l, fam::deconv2d::kInts);
   const Conv& c = d.c;
   d.band = std::max<int64_t>(
       1, std::min(c.OH,

@@ -29,7 +29,7 @@ static inline ConvSizes read_conv_sizes(const Launch& l) {
   return c;
 }
 
-// The launch of conv2d, conv2d_wino, conv2d_dw or deconv2d: their parameters have the same order.
+// The launch of conv2d, conv2d_wino, conv2d_dw or deconv2d: their parameters begin alike.
 struct Conv : ConvSizes {
   int64_t icg, ocg;  // channels of one group
   int64_t depth;     // products per output: icg * KH * KW
@@ -41,7 +41,8 @@ struct Conv : ConvSizes {
   fam::conv2d::Variant how;  // the others have the first of its parameters
 };
 
-static inline Conv read_conv(const Launch& l) {
+// integers: how many parameters the family has; the variant's number lies behind them.
+static inline Conv read_conv(const Launch& l, int integers) {
   using namespace fam::conv2d;
   Conv c;
   static_cast<ConvSizes&>(c) = read_conv_sizes(l);
@@ -54,7 +55,7 @@ static inline Conv read_conv(const Launch& l) {
   c.epilogue = make_epilogue(l, act, o0, p0, true);
   c.res =
       c.epilogue.prog || c.epilogue.res_mode == kNoResidual ? nullptr : (const float*)l.buf[res];
-  c.how = variant(l.i);
+  c.how = variant(l.i + (integers - kInts));
   c.by_row = false;
   for (int k = 0; c.epilogue.prog && k + 1 < c.epilogue.prog->n_in && k < 4; k++)
     c.by_row |= c.epilogue.kind[k] == kRow;

@@ -39,7 +39,7 @@ static inline int64_t winograd_blocks(const Winograd& w, int64_t block) {
 // The work of a launch in so many tasks.
 static inline Winograd read_winograd(const Launch& l, int64_t tasks) {
   Winograd w;
-  w.c = read_conv(l);
+  w.c = read_conv(l, fam::conv2d_wino::kInts);
   w.th = conv_div_up(w.c.OH, 2), w.tw = conv_div_up(w.c.OW, 2);
   w.tiles = w.c.N * w.th * w.tw;
   w.v_ld = conv_round_up(w.c.IC, 16);

@@ -648,6 +648,10 @@ def test_similar_launches_give_hints() -> None:
     tuning_records.note(usual(80), [trial], {"other": what})
     (hint,) = History(H200).hints("a", kernel_choice.described(_PRODUCT))
     assert (hint.name, hint.ratio) == ("T(2)", 0.5) and 0 < hint.distance < 1
+    own = Trial("a", "T(3)", Verdict.OK, 1.0, 2.0, 2.0)  # what others found later opens nothing
+    tuning_records.note(H200, [own, replace(trial, kernel="T(4)", at=3.0)], {"a": what})
+    (hint,) = History(H200).hints("a", kernel_choice.described(_PRODUCT))
+    assert hint.name == "T(2)"
 
 
 @pytest.mark.parametrize(
