@@ -493,8 +493,9 @@ def assigned_nodes(session: Any) -> list[str]:
 
 def stats() -> dict[str, int]:
     """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans,
-    compile_requests, threads; and `live_...`, what the library holds now (`ep/plan/stats.h`), which
-    goes back when sessions go and does not grow with runs.
+    compile_requests, threads, bands (groups of launches that were set up to run together); and
+    `live_...`, what the library holds now (`ep/plan/stats.h`), which goes back when sessions go and
+    does not grow with runs.
     """
     import json
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <numeric>
 
 #include "cpu/plan.h"
 #include "cpu/clock.h"
@@ -11,6 +12,9 @@
 
 namespace tracea {
 namespace {
+
+// Of a launch: it runs by itself, or others compute what it would.
+constexpr int kAlone = -1, kIdle = -2;
 
 alignas(kAlign) char empty_tensor[kAlign + kSlack];  // stands for the data of a tensor without
                                                      // elements: null means "absent" to a kernel
@@ -68,25 +72,34 @@ void RunState::prepare(const Plan& plan) {
   for (size_t l = 0; l < n; l++) {
     const LaunchSpec& spec = plan.run[l];
     const FamilyLaunch& family = family_launch(spec);
-    const Kernel& kernel = *family.kernel;
     launches_.push_back({operands_.data() + operand, bound->ints.data() + integer,
                          spec.floats.data(), family.has_program ? &family.program : nullptr,
                          &errors_[l]});
-    kernels_.push_back(&kernel);
+    kernels_.push_back(family.kernel);
     operand += spec.operands.size();
     integer += spec.ints.size();
-    const int64_t tasks = bound->needed[l] ? kernel.tasks(launches_[l], threads_) : 0;
+  }
+  std::vector<int> joined(n, kAlone);
+  join(plan, joined);
+  for (size_t l = 0; l < n; l++) {
+    if (joined[l] == kIdle) continue;
+    const Bands* bands = joined[l] == kAlone ? nullptr : &bands_[size_t(joined[l])];
+    const Kernel& kernel = *kernels_[l];
+    const int64_t tasks = bands              ? bands->tasks(threads_)
+                          : bound->needed[l] ? kernel.tasks(launches_[l], threads_)
+                                             : 0;
     if (tasks <= 0) continue;
-    if (kernel.scratch) {
-      size_t& most = tasks == 1 ? alone : scratch_each_;
-      most = std::max(most, align_up(kernel.scratch(launches_[l], threads_), kAlign));
-    }
+    const size_t scratch = bands            ? bands->scratch()
+                           : kernel.scratch ? kernel.scratch(launches_[l], threads_)
+                                            : 0;
+    size_t& most = tasks == 1 ? alone : scratch_each_;
+    most = std::max(most, align_up(scratch, kAlign));
     words_at[l] = words_bytes_;
     if (kernel.words)
       words_bytes_ +=
           align_up(size_t(kernel.words(launches_[l], threads_)) * sizeof(int32_t), kAlign);
     parallel_ |= tasks > 1;
-    steps_.push_back(int(l));
+    steps_.push_back({int(l), joined[l]});
     const int end = int(steps_.size());
     // A chain of one-task launches stays on one thread: handing it over would cost more than it
     // does.
@@ -108,10 +121,32 @@ void RunState::clear_words() {
   if (words_bytes_) memset(words_.data(), 0, words_bytes_);
 }
 
+void RunState::join(const Plan& plan, std::vector<int>& joined) {
+  bands_.clear();
+  banded_.clear();
+  for (const Together& t : plan.together) {
+    bool all = true;
+    for (int l : t.launches) all &= bound->needed[size_t(l)] != 0;
+    std::optional<Bands> made;
+    if (all) made = Bands::make(plan, t, launches_, kernels_);
+    if (!made) continue;
+    for (int l : t.launches) joined[size_t(l)] = kIdle;
+    for (int l : t.idle) joined[size_t(l)] = kIdle;
+    joined[size_t(t.launches.back())] = int(bands_.size());
+    bands_.push_back(*made);
+    banded_.push_back(t.launches);
+  }
+  stats.bands += long(bands_.size());
+}
+
 void RunState::execute(const Phase& phase, int64_t task, void* scratch) const {
   for (int s = phase.first; s < phase.last; s++) {
-    const size_t l = size_t(steps_[size_t(s)]);
-    kernels_[l]->run(launches_[l], task, phase.tasks, scratch);
+    const Step& step = steps_[size_t(s)];
+    const size_t l = size_t(step.launch);
+    if (step.bands >= 0)
+      bands_[size_t(step.bands)].run(task, phase.tasks, scratch);
+    else
+      kernels_[l]->run(launches_[l], task, phase.tasks, scratch);
   }
 }
 
@@ -152,7 +187,16 @@ std::vector<double> RunState::time(const Parallel& parallel) {
       const Phase alone{s, s + 1, phase.tasks, 0, phase.tasks};
       const double start = seconds(threads_ == 1);
       share(alone, parallel);
-      found[size_t(steps_[size_t(s)])] = 1e6 * (seconds(threads_ == 1) - start);
+      const double us = 1e6 * (seconds(threads_ == 1) - start);
+      const Step& step = steps_[size_t(s)];
+      if (step.bands < 0) {
+        found[size_t(step.launch)] = us;
+        continue;
+      }
+      const std::vector<double> work = bands_[size_t(step.bands)].work();
+      const double whole = std::accumulate(work.begin(), work.end(), 0.0);
+      for (size_t k = 0; k < work.size(); k++)
+        found[size_t(banded_[size_t(step.bands)][k])] = us * work[k] / whole;
     }
   return found;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/bands.h"
 #include "cpu/kernel.h"
 #include "cpu/partition.h"
 
@@ -34,7 +35,11 @@ struct RunState : Counted<&Stats::live_states> {
     int index;
     int64_t offset;
   };
-  // Steps [first, last): one launch of several tasks, or a chain of launches of one task each.
+  // A launch, or with `bands` the launches that end with it.
+  struct Step {
+    int launch, bands;
+  };
+  // Steps [first, last): one of several tasks, or a chain of steps of one task each.
   // Tickets before..end belong to it: a task may start when `before` tasks are done.
   struct Phase {
     int first, last;
@@ -43,6 +48,7 @@ struct RunState : Counted<&Stats::live_states> {
 
   void prepare(const Plan& plan);
   void clear_words();
+  void join(const Plan& plan, std::vector<int>& joined);
   void work(size_t worker);
   void execute(const Phase& phase, int64_t task, void* scratch) const;
   void share(const Phase& phase, const Parallel& parallel);
@@ -55,7 +61,9 @@ struct RunState : Counted<&Stats::live_states> {
   std::vector<Launch> launches_;
   std::vector<const Kernel*> kernels_;
   std::vector<int> errors_;
-  std::vector<int> steps_;  // launches that have tasks for these shapes
+  std::vector<Bands> bands_;
+  std::vector<std::vector<int>> banded_;  // launches of each
+  std::vector<Step> steps_;               // what has tasks for these shapes
   std::vector<Phase> phases_;
   bool parallel_ = false;  // whether any phase has more than one task
   alignas(64) std::atomic<int64_t> ticket_{0};

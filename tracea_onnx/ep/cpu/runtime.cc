@@ -1,6 +1,7 @@
 // The CPU backend's native side, as the rest of the library knows it.
 #include "plan/runtime.h"
 
+#include "cpu/bands.h"
 #include "cpu/plan.h"
 #include "cpu/threads.h"
 #include "ort/compatibility.h"
@@ -115,6 +116,7 @@ struct Cpu : Runtime {
                    LaunchSpec& launch) const override {
     read_family_launch(row, init, plan, *isa ? isa : best_isa(), launch);
   }
+  void join(Plan& plan) const override { find_bands(plan); }
   void check_options(const OrtSessionOptions* session) const override { read_isa(session); }
   bool counts() const override { return true; }
   std::unique_ptr<DeviceSession> open(const Setup& setup) const override {

@@ -161,6 +161,15 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
         i = int(intervals.size()), intervals.push_back({bytes[size_t(o.buffer)], int(l), int(l)});
       intervals[size_t(i)].last = int(l);
     }
+  for (const Together& t : plan.together)  // all of them read and write until the last has run
+    for (int l : t.launches)
+      for (const OperandSpec& o : plan.run[size_t(l)].operands) {
+        const int i = o.buffer < 0 ? -1 : interval_of[size_t(o.buffer)];
+        if (i < 0) continue;
+        Interval& whole = intervals[size_t(i)];
+        whole.first = std::min(whole.first, t.launches.front());
+        whole.last = std::max(whole.last, t.launches.back());
+      }
   for (size_t k = 0; k < plan.outputs.size(); k++) {
     const TensorSpec& o = plan.outputs[k];
     if (o.axis < 0) continue;

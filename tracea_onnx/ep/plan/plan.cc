@@ -147,6 +147,7 @@ struct Reader {
     }
     for (const Json& v : j.at("init").array("init")) plan.init.push_back(launch(v, true));
     for (const Json& v : j.at("run").array("run")) plan.run.push_back(launch(v, false));
+    plan.runtime->join(plan);
   }
 };
 

@@ -98,6 +98,12 @@ struct LaunchSpec {
   const char* name() const { return own->name(); }
 };
 
+// Launches, by place in a plan's run and in that order, that may run together at the last one's
+// place. idle: launches that have nothing to do where they do.
+struct Together {
+  std::vector<int> launches, idle;
+};
+
 struct Plan {
   std::string name;
   const Runtime* runtime;
@@ -108,6 +114,7 @@ struct Plan {
   std::vector<Expr> exprs;
   std::vector<BufferSpec> buffers;
   std::vector<LaunchSpec> init, run;
+  std::vector<Together> together;
   std::shared_ptr<const Pack> pack;  // keeps blobs alive
 
   // `variant`: `DeviceSession::variant`; "" = the machine's best. Throws Failure: a malformed plan,

@@ -124,6 +124,8 @@ class Runtime {
   // `variant`: as a session gives it; "" = the machine's best. Throws Failure.
   virtual void read_launch(const Json& row, bool init, const Plan& plan, const char* variant,
                            LaunchSpec& launch) const = 0;
+  // Notes launches of a plan that has been read that may run together.
+  virtual void join(Plan&) const {}
   // Whether launches may count how large outputs are (`TensorSpec::axis`).
   virtual bool counts() const { return false; }
   // Of the buffers in an arena.

@@ -23,6 +23,7 @@ TRACEA_EXPORT int tracea_stats(char* out, size_t n) noexcept {
              {"bound_plans", s.bound_plans},
              {"compile_requests", s.compile_requests},
              {"threads", s.threads},
+             {"bands", s.bands},
              {"live_sessions", s.live_sessions},
              {"live_partitions", s.live_partitions},
              {"live_bounds", s.live_bounds},

@@ -5,8 +5,9 @@
 namespace tracea {
 
 struct Stats {
+  // bands: groups of launches that were set up to run together.
   std::atomic<long> sessions{0}, claimed_nodes{0}, partitions{0}, runs{0}, bound_plans{0},
-      compile_requests{0}, threads{0};
+      compile_requests{0}, threads{0}, bands{0};
   // Of what lives now. memory: bytes of constants, arenas and scratch, mapped: those that are not
   // of malloc; pool_blocks: of device memory, free ones included; modules: names of cubins that a
   // device remembers, loaded or not; addresses: sets that partitions remember; graphs: recorded
