@@ -281,6 +281,7 @@ def test_request_holds_what_ort_shows(answer: Install) -> None:
         "tf32": "0",
         "body": "0",
         "isa": "base",
+        "int8": "base",
         "threads": "1",
     }
     x = rng.standard_normal((1, 3, 8, 8)).astype(np.float32)
