@@ -109,6 +109,7 @@ std::optional<Bands> Bands::make(const Plan& plan, const Together& which,
     s = {launches[size_t(l)], kernels[size_t(l)], int(spec.ints.size())};
   }
   const Stage &dw = b.depthwise_, &first = b.before_, &last = b.after_;
+  if (!dw) return std::nullopt;
   const auto same = [](const Stage& from, const Stage& to) {  // what one wrote, the other reads
     for (const auto& [p, q] :
          {std::pair(N, N), {OC, IC}, {OH, IH}, {OW, IW}, {y_cs, x_cs}, {y_rs, x_rs}, {y_ns, x_ns}})
@@ -124,7 +125,7 @@ std::optional<Bands> Bands::make(const Plan& plan, const Together& which,
       return std::nullopt;
   }
   if (dw.at(IC) != dw.at(OC) || dw.at(G) != dw.at(IC)) return std::nullopt;
-  if (first && (!same(first, dw) || first.at(IC) <= 0)) return std::nullopt;
+  if (first && (!same(first, dw) || first.at(IC) <= 0 || first.at(G) <= 0)) return std::nullopt;
   if (last) {
     if (!same(dw, last) || last.at(OC) <= 0 || last.at(G) != 1 || last.at(PT) || last.at(PL))
       return std::nullopt;
@@ -140,9 +141,10 @@ std::optional<Bands> Bands::make(const Plan& plan, const Together& which,
   const int64_t between = wide * dw.at(IH) + narrow * dw.at(OH);
   double weights = 0;
   for (const Stage* s : {&first, &last})
-    if (*s)
-      weights +=
-          double(s->at(OC)) * double(s->at(IC) / s->at(G)) * double(s->at(KH)) * double(s->at(KW));
+    if (*s) {
+      const int64_t channels = s->at(IC) / s->at(G);
+      weights += double(s->at(OC)) * double(channels) * double(s->at(KH)) * double(s->at(KW));
+    }
   if (between < kWorthFloats || weights > double(kMostWeights)) return std::nullopt;
   const auto floats = [&](int64_t rows) {
     return wide * ((rows - 1) * dw.at(SH) + dw.at(KH)) + narrow * rows;

@@ -78,7 +78,8 @@ bool named(const IsaKernels& kernels, const char* isa) {
 
 // Whether kernels may be taken for `isa`.
 bool allowed(const IsaKernels& kernels, const char* isa) {
-  return (strcmp(kernels.needs, kTiles) || !strcmp(isa, kTiles)) && machine_has(kernels.needs);
+  const bool tiles = !strcmp(kernels.needs, kTiles);
+  return (!tiles || !strcmp(isa, kTiles)) && machine_has(kernels.needs);
 }
 
 // The kernel and what it needs.
