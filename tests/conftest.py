@@ -40,8 +40,10 @@ _SLOW = frozenset({
     "test_the_module_runs_as_a_program_and_survives_a_closed_pipe",
 })  # fmt: skip
 
-#: Of so many slow cases of `sampled` tests CI runs one.
-_DRAWN = 3
+#: Of so many cases of `sampled` tests, of code generated for older GPUs and of CUDA's templates,
+#: which mostly compile kernels, CI runs one.
+_DRAWN = 4
+_CUDA = _HERE / "backend" / "cuda"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--commit",
         default="",
         metavar="TEXT",
-        help="of the slow cases of `sampled` tests one in three, drawn by this text",
+        help="of tests that mostly compile kernels one in four, drawn by this text",
     )
     group = parser.getgroup("gpu", "tests/gpu")
     group.addoption("--only-compile", action="store_true", help="emit and compile, run nothing")
@@ -97,11 +99,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sampled = item.get_closest_marker("sampled")
         if sampled is not None and zlib.crc32(item.name.encode()) % sampled.args[0]:
             item.add_marker(pytest.mark.slow)
-            if drawn and zlib.crc32(f"{drawn} {item.nodeid}".encode()) % _DRAWN:
-                left.append(item)
         # those of sm_90 cover most of the same code
-        if _topic(item.path) == "golden" and "[sm_8" in item.name:
+        older = _topic(item.path) == "golden" and "[sm_8" in item.name
+        if older:
             item.add_marker(pytest.mark.slow)
+        compiles = sampled is not None or older or _CUDA in item.path.parents
+        if drawn and compiles and zlib.crc32(f"{drawn} {item.nodeid}".encode()) % _DRAWN:
+            left.append(item)
         if _topic(item.path) == "session" and not any(
             item.get_closest_marker(name) for name in ("once", "slow")
         ):
