@@ -298,6 +298,7 @@ def _nearest_places(
     np.testing.assert_array_equal(y[..., 0], want[0], f"{h} x {w} to {oh} x {ow}, {asked}")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("coord", range(4))
 @pytest.mark.parametrize("rounding", range(4))
 def test_nearest_places_of_sizes(coord: int, rounding: int) -> None:
@@ -316,6 +317,7 @@ def test_nearest_places_of_sizes(coord: int, rounding: int) -> None:
             )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("coord", range(4))
 @pytest.mark.parametrize("rounding", range(4))
 def test_nearest_places_of_scales(coord: int, rounding: int) -> None:

@@ -114,10 +114,18 @@ def pads_what_is_not_finite(model: ModelProto) -> bool:
     count, which such a weight makes NaN, is up to each kernel (docs/numerics.md).
     """
     return any(
-        not np.isfinite(numpy_helper.to_array(t)).all()
+        not np.isfinite(v).all()
         for t in _second_operands(model, "Conv")
-        if t.data_type == TensorProto.FLOAT
+        if t.data_type == TensorProto.FLOAT and (v := _held(t)) is not None
     )
+
+
+def _held(t: TensorProto) -> Any | None:
+    """What a constant holds; None for one that lies elsewhere or is damaged."""
+    try:
+        return numpy_helper.to_array(t)
+    except ValueError:
+        return None
 
 
 def quantises_nan(model: ModelProto) -> bool:

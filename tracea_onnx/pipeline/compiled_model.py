@@ -134,6 +134,11 @@ def _compile(source: Path, made: Path, options: Mapping[str, str] | None) -> Non
                 " If, Loop or Scan",
                 "make a pack, which has no such limit: `tracea-onnx optimize MODEL --pack FILE`",
             ) from None
+        if "int4)" in line and "(EPContext)" in line:
+            raise TraceaError(
+                f"ONNX Runtime {ort.__version__} gives compiled nodes no weights of 4 bits",
+                "make a pack, which has no such limit: `tracea-onnx optimize MODEL --pack FILE`",
+            ) from None
         raise TraceaError(
             f"ONNX Runtime cannot compile {source}: {line}",
             "see what the provider makes of it with `tracea-onnx explain MODEL`",

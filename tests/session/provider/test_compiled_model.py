@@ -233,3 +233,24 @@ def test_what_cannot_be_compiled_is_one_line(
     assert target.read_bytes() == before
     with pytest.raises(TraceaError, match="isa='none' is not available"):
         compile_model(source, target, options={"isa": "none"})
+
+
+def test_weights_of_four_bits_are_one_line(tmp_path: Path) -> None:
+    values = h.make_tensor("q", onnx.TensorProto.INT4, [32, 8], np.arange(256) % 16 - 8)
+    scale = h.make_tensor("s", onnx.TensorProto.FLOAT, [], [0.5])
+    nodes = [
+        h.make_node("DequantizeLinear", ["q", "s"], ["w"]),
+        h.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    given = [
+        h.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3, k])
+        for n, k in (("x", 32), ("y", 8))
+    ]
+    graph = h.make_graph(nodes, "g", given[:1], given[1:], [values, scale])
+    onnx.save(
+        h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10),
+        tmp_path / "m.onnx",
+    )
+    with pytest.raises(TraceaError, match="no weights of 4 bits"):
+        compile_model(tmp_path / "m.onnx", tmp_path / "ctx.onnx", options={"claim": "all"})
+    assert not (tmp_path / "ctx.onnx").exists()
