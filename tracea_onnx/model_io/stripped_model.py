@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from tracea_onnx.support.wire_format import BYTES, VARINT, Span, spans, varint
+from tracea_onnx.support.wire_format import BYTES, VARINT, Span, encoded_varint, spans, varint
 
 #: Numbers of fields in onnx.proto: of a model; of a graph; of a value; of a tensor.
 _GRAPH = 7
@@ -96,18 +96,10 @@ def _external_data(location: str, offset: int, length: int) -> Iterator[bytes]:
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         pair = [_message(1, [key.encode()]), _message(2, [str(value).encode()])]
         yield _message(_EXTERNAL_DATA, pair)
-    yield encoded(_LOCATION << 3 | VARINT) + encoded(_EXTERNAL)
+    yield encoded_varint(_LOCATION << 3 | VARINT) + encoded_varint(_EXTERNAL)
 
 
 def _message(number: int, fields: list[bytes]) -> bytes:
-    return b"".join((encoded(number << 3 | BYTES), encoded(sum(map(len, fields))), *fields))
-
-
-def encoded(value: int) -> bytes:
-    """A varint."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return b"".join(
+        (encoded_varint(number << 3 | BYTES), encoded_varint(sum(map(len, fields))), *fields)
+    )

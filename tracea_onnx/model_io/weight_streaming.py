@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, TensorProto
 
 from tracea_onnx.model_io.external import tensor_bytes
-from tracea_onnx.model_io.stripped_model import encoded
-from tracea_onnx.support.wire_format import BYTES, spans
+from tracea_onnx.support.wire_format import BYTES, encoded_varint, spans
 
 #: Model files from this many bytes on are read without their weights, and initializers from this
 #: many bytes on stay in the file.
@@ -46,7 +45,12 @@ def _fill(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> list
     for number, kind, at, value, after in spans(data, start, end):
         if number == path[0] and kind == BYTES:
             inner = _fill(data, value, after, path[1:])
-            out += [FileRange(encoded(number << 3 | BYTES) + encoded(sum(map(len, inner)))), *inner]
+            out += [
+                FileRange(
+                    encoded_varint(number << 3 | BYTES) + encoded_varint(sum(map(len, inner)))
+                ),
+                *inner,
+            ]
         else:
             out.append(FileRange(bytes(data[at:after])))
     return out
@@ -60,6 +64,8 @@ def _weights(data: bytes) -> list[FileRange]:
     inside.ClearField("data_location")
     del inside.external_data[:]
     head = FileRange(
-        inside.SerializeToString(deterministic=True) + encoded(_RAW << 3 | BYTES) + encoded(size)
+        inside.SerializeToString(deterministic=True)
+        + encoded_varint(_RAW << 3 | BYTES)
+        + encoded_varint(size)
     )
     return [head, FileRange(outside=t)] if size else [head]

@@ -65,3 +65,13 @@ def varint(message: memoryview | bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
     raise ValueError("a number of more than 64 bits")
+
+
+def encoded_varint(value: int) -> bytes:
+    """A varint's bytes; the value is not negative."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -6,7 +6,6 @@ Run by test_cuda.py.
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +35,7 @@ from tests.session.cuda.cuda_session import (
     vector,
 )
 from tests.session.provider.provider_plans import Entries, key, model
+from tests.support.in_threads import in_threads
 from tracea_onnx import provider
 from tracea_onnx.codegen.kernel_request import FaultWord, Int32, Words
 from tracea_onnx.ir import dims as D
@@ -46,23 +46,14 @@ from tracea_onnx.ir.graph import Graph
 
 def case_concurrent_runs() -> None:
     answer(cube_plan)
-    failures: list[BaseException] = []
     for options in ({"backend": "cuda"}, {"backend": "cuda", "enable_cuda_graph": "1"}):
         sessions = [provider.create_session(cube_model(), options) for _ in range(2)]
 
         def work(seed: int, sessions: list[Any] = sessions) -> None:
-            try:
-                for k in range(30):
-                    check_cube(sessions[k % 2], (seed * 7 + k) % 23, seed)
-            except BaseException as e:
-                failures.append(e)
+            for k in range(30):
+                check_cube(sessions[k % 2], (seed * 7 + k) % 23, seed)
 
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(5)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    assert not failures, failures[0]
+        in_threads(work, range(5))
 
 
 def case_sessions_give_their_memory_back() -> None:
@@ -279,22 +270,13 @@ def case_words_of_a_recorded_session_and_of_concurrent_runs() -> None:
             session.run_with_iobinding(io)
             np.testing.assert_array_equal(y.numpy(), k * x)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
-    failures: list[BaseException] = []
 
     def work(seed: int) -> None:
-        try:
-            for _ in range(10):
-                for found in session.run(None, {"x": vector(30, seed)}):
-                    np.testing.assert_array_equal(found, vector(30, seed))
-        except BaseException as e:
-            failures.append(e)
+        for _ in range(10):
+            for found in session.run(None, {"x": vector(30, seed)}):
+                np.testing.assert_array_equal(found, vector(30, seed))
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures, failures[0]
+    in_threads(work, range(4))
 
 
 # --- graphs

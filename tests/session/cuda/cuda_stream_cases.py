@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from tests.session.cuda.cuda_session import (
 )
 from tests.session.provider.provider_plans import Entries, key, model
 from tests.support import ort_streams
+from tests.support.in_threads import in_threads
 from tracea_onnx import provider
 from tracea_onnx.codegen.kernel_request import Int32
 from tracea_onnx.ir import dims as D
@@ -436,28 +436,19 @@ def case_other_providers_wait_for_the_run() -> None:
 def case_concurrent_runs_on_streams_of_their_own() -> None:
     answer(cube_plan)
     session = provider.create_session(cube_model(), {"device_id": "0"})
-    failures: list[BaseException] = []
 
     def work(n: int) -> None:
-        try:
-            stream = ort_streams.make()
-            b = Binding(session, n)
-            for k in range(1, 20):
-                want = b.feed(stream, k)
-                b.run(ort_streams.options(stream, quiet=k % 2 == 0))
-                log.copy(b.after.data_ptr(), b.y.data_ptr(), 4 * n, stream.get_handle())
-                log.synchronise(stream.get_handle())
-                np.testing.assert_allclose(b.after.numpy(), want, rtol=1e-4)
-        except BaseException as e:
-            failures.append(e)
+        stream = ort_streams.make()
+        b = Binding(session, n)
+        for k in range(1, 20):
+            want = b.feed(stream, k)
+            b.run(ort_streams.options(stream, quiet=k % 2 == 0))
+            log.copy(b.after.data_ptr(), b.y.data_ptr(), 4 * n, stream.get_handle())
+            log.synchronise(stream.get_handle())
+            np.testing.assert_allclose(b.after.numpy(), want, rtol=1e-4)
 
     ort_streams.options(ort_streams.make())  # loads the C API before there are threads
-    threads = [threading.Thread(target=work, args=(20 + 7 * k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures, failures[0]
+    in_threads(work, [20 + 7 * k for k in range(4)])
 
 
 def case_what_fails_is_one_line() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from tests.session.provider.provider_plans import (
     model,
     whole_graph,
 )
+from tests.support.in_threads import in_threads
 from tracea_onnx import provider
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.graph import Graph
@@ -69,21 +69,12 @@ def test_compiler_is_asked_once_per_graph(answer: Install) -> None:
 def test_concurrent_runs(answer: Install) -> None:
     answer(whole_graph(chain_plan()))
     session = provider.create_session(chain_model(), {"num_threads": "2"})
-    failures: list[BaseException] = []
 
     def work(seed: int) -> None:
-        try:
-            for k in range(40):
-                check_chain(session, (seed * 7 + k) % 23, seed)
-        except BaseException as e:
-            failures.append(e)
+        for k in range(40):
+            check_chain(session, (seed * 7 + k) % 23, seed)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures
+    in_threads(work, range(6))
 
 
 def test_two_sessions_and_destruction_in_both_orders(answer: Install) -> None:
