@@ -15,7 +15,7 @@ from scipy.special import erf, expit
 
 from tracea_onnx.ir.abi import ACTIVATIONS
 from tracea_onnx.plan.kernel_families import FAMILIES, packed_elements
-from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
+from tracea_onnx.runtime.native_library import Operand, aligned, isas, kernel_tasks, run_kernel
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -733,7 +733,7 @@ def test_a_launch_reads_the_number_of_its_variant(kind: str) -> None:
     sizes = {"N": 1, "IC": 32, "OC": 32, "IH": 65, "IW": 67, "OH": 65, "OW": 67, "KH": 3, "KW": 3}
     ones = dict.fromkeys(("SH", "SW", "DH", "DW", "PT", "PL"), 1)
     ints = {**sizes, **ones, "G": 32 if kind == "conv2d_dw" else 1}
-    operands = dict.fromkeys(("x", "w", "bias", "y"), aligned(1))
+    operands: dict[str, Operand] = dict.fromkeys(("x", "w", "bias", "y"), aligned(1))
     tasks = [
         kernel_tasks(kind, operands, ints, threads=2, variant=4 * split) for split in (0, 1, 2, 3)
     ]
