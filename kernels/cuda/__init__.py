@@ -126,7 +126,7 @@ class Cuda(Backend):
         return Target(
             rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}),
             border=False, pitch_multiple=8, launch_bound=True, planar=4,
-            folds_norms=hopper, stages=True, group_packing=hopper, ieee=True,
+            folds_norms=hopper, stages=True, group_packing=hopper, ieee=True, byte_pools=True,
         )  # fmt: skip
 
     def emit(self, request: Request) -> Sequence[Launch]:

@@ -1,245 +1,27 @@
 """`gemm_int8`, `conv2d_int8` and `conv2d_int8_dw` with their packing, against exact integers and
 float64, on every instruction set of this machine.
-
-Scales are powers of two where results are compared bit by bit: then f32 is exact, and ties are
-frequent. Outputs are filled with a pattern before each run, which must stay between the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from scipy.special import erf
 
-from tracea_onnx.ir.abi import ACTIVATIONS, DType
-from tracea_onnx.plan.kernel_families import FAMILIES, packed_elements
+from tests.support import int8_products
+from tests.support.int8_products import F32, I8, I32, U8, Array, Case, gemm, sizes, some_bytes
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import packed_elements
 from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
-
-Array = npt.NDArray[Any]
-NUMPY: dict[DType, np.dtype[Any]] = {
-    DType.U8: np.dtype(np.uint8), DType.I8: np.dtype(np.int8), DType.F32: np.dtype(np.float32),
-    DType.I32: np.dtype(np.int32),
-}  # fmt: skip
-U8, I8, F32, I32 = DType.U8, DType.I8, DType.F32, DType.I32
-
-
-def _bytes(rng: np.random.Generator, dtype: DType, *shape: int) -> Array:
-    info = np.iinfo(NUMPY[dtype])
-    return rng.integers(info.min, info.max + 1, shape, dtype=NUMPY[dtype])
-
-
-def _power(rng: np.random.Generator, low: int, high: int, *shape: int) -> Array:
-    return np.exp2(rng.integers(low, high + 1, shape)).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Sizes as of the family (a product is a convolution of [1, 1, M, K]), types, and what else the
-    launch has. w_scales, w_zeros: one for each column, else one. w_zero: "none", "same" or "each".
-    """
-
-    kind: str = "gemm_int8"
-    n: int = 1
-    h: int = 1
-    w: int = 1
-    ic: int = 1
-    oc: int = 1
-    k: tuple[int, int] = (1, 1)
-    s: tuple[int, int] = (1, 1)
-    d: tuple[int, int] = (1, 1)
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    g: int = 1
-    x: DType = U8
-    wt: DType = I8
-    y: DType = U8
-    x_zero: bool = True
-    each_scale: bool = True
-    w_zero: str = "none"
-    bias: bool = True
-    res: DType | None = None
-    mode: int = 0
-    middle: DType | None = None
-    act: str = "none"
-    exact: bool = True
-    spread: int = 0  # added to pitches
-    threads: int = 1
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """Height and width of the result."""
-        return tuple(
-            (size + self.pads[a] + self.pads[a + 2] - (self.k[a] - 1) * self.d[a] - 1)
-            // self.s[a] + 1
-            for a, size in enumerate((self.h, self.w))
-        )  # type: ignore[return-value]  # fmt: skip
-
-
-def gemm(m: int, n: int, k: int, **more: Any) -> Case:
-    return Case("gemm_int8", w=m, ic=k, oc=n, **more)
-
-
-def _sums(case: Case, x: Array, w: Array, x_zero: int, w_zero: Array) -> Array:
-    """In int64, [N, OH, OW, OC]; w is [OC, IC / G, KH, KW]."""
-    (top, left, bottom, right), (oh, ow) = case.pads, case.out
-    wide = np.pad(x.astype(np.int64) - x_zero, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    filters = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
-    out = np.zeros((case.n, oh, ow, case.oc), np.int64)
-    icg, ocg = case.ic // case.g, case.oc // case.g
-    for i in range(case.k[0]):
-        for j in range(case.k[1]):
-            a, b = i * case.d[0], j * case.d[1]
-            seen = wide[
-                :, a : a + (oh - 1) * case.s[0] + 1 : case.s[0],
-                b : b + (ow - 1) * case.s[1] + 1 : case.s[1],
-            ]  # fmt: skip
-            for q in range(case.g):
-                out[..., q * ocg : (q + 1) * ocg] += (
-                    seen[..., q * icg : (q + 1) * icg] @ filters[q * ocg : (q + 1) * ocg, :, i, j].T
-                )
-    return out.astype(np.int32).astype(np.int64)
-
-
-def _quantise(v: Array, scale: Array, zero: Array, dtype: DType) -> Array:
-    info = np.iinfo(NUMPY[dtype])
-    return np.asarray(np.clip(np.rint(v / float(scale[0])) + int(zero[0]), info.min, info.max))
-
-
-def _activate(name: str, v: Array) -> Array:
-    if name == "silu":
-        with np.errstate(over="ignore"):
-            return np.asarray(v / (1 + np.exp(-v)))
-    if name == "gelu_erf":
-        return np.asarray(v * 0.5 * (1 + erf(v / np.sqrt(2))))
-    low, high = {"none": (-np.inf, np.inf), "relu": (0, np.inf), "clip": (-2, 3)}[name]
-    return np.clip(v, low, high)
-
-
-def _strided(shape: tuple[int, ...], pitch: int, dtype: DType, fill: int) -> tuple[Array, Array]:
-    """A buffer of pixels `pitch` elements apart, and the view of `shape` of it."""
-    rows = int(np.prod(shape[:-1]))
-    buffer = aligned((rows, pitch), NUMPY[dtype])
-    buffer.view(np.uint8).fill(fill)
-    return buffer, buffer[:, : shape[-1]]
 
 
 def check(case: Case, isa: str, seed: int = 0) -> None:
-    rng = np.random.default_rng(seed)
-    oh, ow = case.out
-    x, w = (
-        _bytes(rng, case.x, case.n, case.h, case.w, case.ic),
-        _bytes(rng, case.wt, case.oc, case.ic // case.g, *case.k),
-    )
-    columns = case.oc if case.each_scale else 1
-    x_zero = _bytes(rng, case.x, 1) if case.x_zero else None
-    w_zero = None
-    if case.w_zero != "none":
-        w_zero = _bytes(rng, case.wt, case.oc if case.w_zero == "each" else 1)
-    terms = max(case.ic // case.g * case.k[0] * case.k[1], 1)
-    exponent = -int(np.ceil(np.log2(terms) / 2))
-    scales = {
-        "x_scale": _power(rng, -3, -3, 1),
-        "w_scale": _power(rng, exponent - 9, exponent - 7, columns),
-        "y_scale": _power(rng, -4, -3, 1), "r_scale": _power(rng, -5, -4, 1),
-        "m_scale": _power(rng, -5, -4, 1),
-    }  # fmt: skip
-    if not case.exact:
-        scales = {k: (v * rng.uniform(0.6, 1.4, v.shape)).astype(np.float32)
-                  for k, v in scales.items()}  # fmt: skip
-    bias = (rng.integers(-64, 64, case.oc) / 32).astype(np.float32) if case.bias else None
-    y_zero = _bytes(rng, case.y, 1) if case.y in (U8, I8) else None
-    m_zero = None if case.middle is None else _bytes(rng, case.middle, 1)
-    r_zero = _bytes(rng, case.res, 1) if case.res is not None and case.res != F32 else None
-
-    sums = _sums(case, x, w, int(x_zero[0]) if x_zero is not None else 0,
-                 w_zero if w_zero is not None else np.zeros(1, np.int64))  # fmt: skip
-    v = sums * (np.float64(scales["x_scale"][0]) * scales["w_scale"].astype(np.float64))
-    v = v + (bias if bias is not None else 0)
-    if case.middle is not None:
-        assert m_zero is not None
-        v = (_quantise(v, scales["m_scale"], m_zero, case.middle) - int(m_zero[0])) * float(
-            scales["m_scale"][0]
-        )
-    shape = (case.n, oh, ow, case.oc)
-    res = r = None
-    if case.res is not None:
-        res, view = _strided(shape, case.oc + 2 * case.spread, case.res, 0)
-        view[:] = (
-            _bytes(rng, case.res, *view.shape) if case.res != F32
-            else rng.integers(-99, 99, view.shape) / 8
-        )  # fmt: skip
-        r = view.astype(np.float64).reshape(shape)
-        if r_zero is not None:
-            r = (r - int(r_zero[0])) * float(scales["r_scale"][0])
-    v = v + r if r is not None and case.mode == 1 else v
-    v = _activate(case.act, v)
-    v = v + r if r is not None and case.mode == 2 else v
-
-    x_buffer, view = _strided(x.shape, case.ic + case.spread, case.x, 0xA5)
-    view[:] = x.reshape(view.shape)
-    y_buffer, y = _strided(shape, case.oc + 3 * case.spread, case.y, 0x5A)
-    operands: dict[str, Any] = {
-        "x": x_buffer, "w": _pack(case, w, isa), "x_zero": x_zero, "w_zero": w_zero, "bias": bias,
-        "res": res, "r_zero": r_zero, "m_zero": m_zero, "y": y_buffer, "y_zero": y_zero,
-        **{k: scales[k] for k in ("x_scale", "w_scale", "y_scale")},
-        "r_scale": scales["r_scale"] if r_zero is not None else None,
-        "m_scale": scales["m_scale"] if case.middle is not None else None,
-    }  # fmt: skip
-    ints = {
-        **_sizes(case), "act": ACTIVATIONS.index(case.act), "res_mode": case.mode,
-        "x_dtype": case.x, "w_dtype": case.wt, "y_dtype": case.y, "r_dtype": case.res or 0,
-        "m_dtype": case.middle or 0, "w_scales": columns,
-        "w_zeros": 1 if w_zero is None else len(w_zero),
-    }  # fmt: skip
-    floats = {"p0": -2.0, "p1": 3.0}
-    run_kernel(case.kind, operands, ints, floats, isa=isa, threads=case.threads)
-    assert (y_buffer[:, case.oc :].view(np.uint8) == 0x5A).all(), "wrote past the row's end"
-    got = y.reshape(shape)
-    if case.y == I32:
-        np.testing.assert_array_equal(got, sums)
-    elif case.y == F32:
-        np.testing.assert_allclose(got, v, rtol=1e-5, atol=1e-5 if not case.exact else 1e-6)
-    else:
-        assert y_zero is not None
-        want = _quantise(v, scales["y_scale"], y_zero, case.y)
-        if case.exact and case.act in ("none", "relu", "clip"):
-            np.testing.assert_array_equal(got, want)
-        else:  # one off is right only where f32 cannot tell on which side of a tie the value lies
-            at = v / float(scales["y_scale"][0])
-            tie = np.abs(at - np.floor(at) - 0.5) < 1e-4 * (1 + np.abs(at))
-            assert (np.abs(got - want) <= tie).all()
-
-
-def _sizes(case: Case) -> dict[str, int]:
-    (oh, ow), x, y, r = (
-        case.out, case.ic + case.spread, case.oc + 3 * case.spread, case.oc + 2 * case.spread,
-    )  # fmt: skip
-    if case.kind == "gemm_int8":
-        return {"M": case.w, "N": case.oc, "K": case.ic, "ldx": x, "ldy": y, "ldr": r}
-    values = (
-        case.n, case.ic, case.h, case.w, case.oc, oh, ow, *case.k, *case.s, *case.d,
-        *case.pads[:2], case.g, x, case.w * x, case.h * case.w * x, y, ow * y, oh * ow * y,
-        r, ow * r, oh * ow * r,
-    )  # fmt: skip
-    return dict(zip(FAMILIES[case.kind].ints, values, strict=False))
-
-
-def _pack(case: Case, w: Array, isa: str) -> Array:
-    """w: [OC, IC / G, KH, KW]."""
-    family = f"pack_{case.kind}"
-    if case.kind == "gemm_int8":
-        k = case.ic
-        ints = {"K": k, "N": case.oc, "trans": 1, "ldw": k, "n0": 0, "N_total": case.oc}
-    else:
-        ints = {"OC": case.oc, "IC": case.ic, "KH": case.k[0], "KW": case.k[1], "G": case.g}
-        ints = {n: ints[n] for n in FAMILIES[family].ints if n in ints}
-    packed = aligned(packed_elements(family, **ints), np.int8)
-    run_kernel(family, {"w": w, "packed": packed}, {**ints, "w_dtype": case.wt}, isa=isa, threads=2)
-    return packed
+    run = partial(run_kernel, isa=isa, threads=case.threads)
+    int8_products.check(case, run, packed_elements, seed)
 
 
 SHAPES = [
@@ -372,7 +154,7 @@ def test_results_that_are_no_numbers_are_the_smallest(isa: str) -> None:
 def test_program_reads_every_kind_of_operand(isa: str) -> None:
     rng = np.random.default_rng(5)
     m, n, k = 33, 70, 40
-    x, w = _bytes(rng, U8, m, k), _bytes(rng, I8, k, n)
+    x, w = some_bytes(rng, U8, m, k), some_bytes(rng, I8, k, n)
     full, channel, row, scalar = (
         rng.standard_normal(s).astype(np.float32) for s in ((m, n), (n,), (m,), (1,))
     )
@@ -393,14 +175,14 @@ def test_program_reads_every_kind_of_operand(isa: str) -> None:
 def test_several_sources_share_one_packed_matrix(isa: str) -> None:
     rng = np.random.default_rng(6)
     k, widths = 23, (40, 7, 50)
-    parts = [_bytes(rng, I8, k, n) for n in widths]
+    parts = [some_bytes(rng, I8, k, n) for n in widths]
     total, start = sum(widths), 0
     packed = aligned(packed_elements("pack_gemm_int8", K=k, N_total=total), np.int8)
     for w in parts:
         shape = {"K": k, "N": w.shape[1], "ldw": w.shape[1], "n0": start, "N_total": total}
         run_kernel("pack_gemm_int8", {"w": w, "packed": packed}, {**shape, "w_dtype": I8}, isa=isa)
         start += w.shape[1]
-    x, y = _bytes(rng, I8, 19, k), aligned((19, total), np.int32)
+    x, y = some_bytes(rng, I8, 19, k), aligned((19, total), np.int32)
     ints = {"M": 19, "N": total, "K": k, "ldx": k, "ldy": total, "x_dtype": I8, "w_dtype": I8,
             "y_dtype": I32, "w_scales": 1, "w_zeros": 1}  # fmt: skip
     zero = np.array([7], np.int8)
@@ -419,8 +201,8 @@ def test_empty_dimensions(isa: str) -> None:
         buffers = {"x": y, "w": y, "y": y}
         assert kernel_tasks("gemm_int8", buffers, {"M": m, "N": n, "K": 3}, isa=isa) == 0
     for kind in ("conv2d_int8", "conv2d_int8_dw"):
-        sizes = _sizes(Case(kind, h=3, w=3, ic=4, oc=4, g=4, k=(3, 3)))
-        assert kernel_tasks(kind, {"x": y, "w": y, "y": y}, {**sizes, "N": 0}, isa=isa) == 0
+        given = sizes(Case(kind, h=3, w=3, ic=4, oc=4, g=4, k=(3, 3)))
+        assert kernel_tasks(kind, {"x": y, "w": y, "y": y}, {**given, "N": 0}, isa=isa) == 0
 
 
 @pytest.mark.parametrize("isa", isas(int8=True))

@@ -146,7 +146,7 @@ _PARTS = {
     "softmax": 2, "reduce": 5, "argmax": 2, "cumsum": 2, "squeeze_excite": 4, "pool": 2,
     "pointwise": 5, "products": 3, "odd products": 12, "batches": 3,
     "convolutions": 3, "forms": 3, "F32 0": 2, "F32 1": 2, "F32 2": 2, "F32 3": 2,
-    "nbits": 12, "pack nbits": 3,
+    "nbits": 12, "pack nbits": 3, "int8": 4, "int8 convolutions": 2,
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ class Target:
     groups at once. ieee: whether pointwise kernels round every operation on what is quantised as
     IEEE 754 says, division too, and join none to another. faster_integers: whether products of
     8-bit integers, but for those that make integers themselves, were measured to take less time
-    than ONNX Runtime's.
+    than ONNX Runtime's. byte_pools: whether maxima of images of 8-bit integers are taken as these
+    are.
     """
 
     rates: Rates
@@ -40,6 +41,7 @@ class Target:
     group_packing: bool = False
     ieee: bool = False
     faster_integers: bool = False
+    byte_pools: bool = False
 
     @property
     def vector(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tracea_onnx.compiler import partitioning
 from tracea_onnx.compiler.lower.op import Op, makers, readers
+from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.op_traits import Trait, kinds, operators
 from tracea_onnx.ir.pointwise_ops import POINTWISE
@@ -79,12 +80,13 @@ def _around(graph: Graph, ops: Sequence[Op], refused: Collection[int]) -> dict[i
     found: dict[int, str] = {}
 
     def leave(op: Op, product: Op) -> None:
-        k = place[id(op)]
+        k, named = place[id(op)], f"{product.nodes[0].op} '{product.label}'"
         if k not in gone:
             gone.add(k)
             found[k] = (
-                f"ONNX Runtime runs it with {product.nodes[0].op} '{product.label}' as one integer"
-                " kernel"
+                f"it belongs to {named}, which no kernel computes of integers of 16 bits"
+                if any(_is_wide(graph, made[i]) for i in product.inputs if i in made)
+                else f"ONNX Runtime runs it with {named} as one integer kernel"
             )
 
     for product in (ops[k] for k in sorted(refused)):
@@ -100,6 +102,11 @@ def _around(graph: Graph, ops: Sequence[Op], refused: Collection[int]) -> dict[i
             if all(place[id(r)] in gone for o in op.outputs for r in read.get(o, [])):
                 leave(op, product)
     return found
+
+
+def _is_wide(graph: Graph, op: Op) -> bool:
+    """Whether the op dequantises integers of 16 bits: ONNX Runtime, too, multiplies floats then."""
+    return op.kind in _QUANTISE and graph.dtype(op.input(0)) in (DType.U16, DType.I16)
 
 
 def _scaled(product: Op, read: Mapping[str, list[Op]]) -> list[Op]:

@@ -223,6 +223,11 @@ def _int8_columns(columns: DimLike, depth: DimLike) -> DimLike:
     return D.mul(_up(columns, 32), _up(depth, 4) + 4)
 
 
+def _int8_rows(rows: DimLike, depth: DimLike) -> DimLike:
+    """Bytes of packed rows on CUDA, with their sums: at least."""
+    return D.mul(rows, depth + 4)
+
+
 def _int8(p: Launch, columns: DimLike) -> dict[str, Extent]:
     one = p.line(1, size=_F32), p.line(1, size=1)
     return {
@@ -239,7 +244,7 @@ def _gemm_int8(p: Launch) -> dict[str, Extent]:
         **_gemm(p),
         **_int8(p, n),
         "x": p.span((m, p["ldx"]), (k, 1), size=1),
-        "w": p.line(_int8_columns(n, k), size=1),
+        "w": p.line(_int8_columns(n, k) if p.border else _int8_rows(n, k), size=1),
         "res": p.span((m, p["ldr"]), (n, 1), size=size_of(p["r_dtype"])),
         "y": p.written((m, p["ldy"]), (n, 1), size=size_of(p["y_dtype"])),
     }
@@ -262,10 +267,14 @@ def _int8_filters(p: Launch) -> DimLike:
     """Bytes of packed filters."""
     g = D.maximum(p["G"], 1)
     depth = D.product([D.floordiv(p["IC"], g), p["KH"], p["KW"]])
+    if not p.border:
+        return _int8_rows(p["OC"], depth)
     return D.mul(g, _int8_columns(D.floordiv(p["OC"], g), depth))
 
 
 def _int8_depthwise(p: Launch) -> DimLike:
+    if not p.border:
+        return D.product([p["OC"], p["KH"], p["KW"]])
     return D.mul(_up(p["OC"], 16), D.mul(_up(p["KH"], 4), p["KW"]) + 4)
 
 

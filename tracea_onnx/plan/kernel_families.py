@@ -132,7 +132,7 @@ FAMILIES: dict[str, Family] = {
     # --- pooling and image movement, channels-last ------------------------------------------------
     # mode 0 = max, 1 = average excluding padding, 2 = average including padding. Explicit bounds
     # checks: the border is not read. PB/PR are the bottom/right pads (for the divisor of mode 2;
-    # ceil_mode windows that run past them are not counted).
+    # ceil_mode windows that run past them are not counted). Maxima of U8 and I8: CUDA only.
     "pool2d": Family(
         ("x", "y"),
         _names("mode N C IH IW OH OW KH KW SH SW DH DW PT PL PB PR x_cs x_rs x_ns y_cs y_rs y_ns"),
@@ -249,7 +249,7 @@ FAMILIES: dict[str, Family] = {
         _names("K N trans ldw n0 N_total gamma_add"),
         ("alpha",),
     ),
-    # --- matrix products and convolutions of 8-bit integers (U8 or I8), CPU only ------------------
+    # --- matrix products and convolutions of 8-bit integers (U8 or I8) ----------------------------
     # acc = sum over k of (x - x_zero) (w - w_zero), in wrapping I32; y of type I32 (y_dtype) is acc
     # itself. Else v = acc * (x_scale * w_scale[n]) + bias[n]; v = m(v) where there is an m_scale;
     # residual, act or program as of `gemm`, in f32; and y is v (F32), or
@@ -606,8 +606,35 @@ def packed_elements(family: str, **p: int) -> int:
     raise KeyError(family)
 
 
+def byte_pitch(k: int) -> int:
+    """Bytes from row to row of the packed 8-bit weight [N, K] of a CUDA product, as
+    `weight_pitch`.
+    """
+    return _round_up(k, 128 if k > 128 else 16)
+
+
+def tap_pitch(channels: int) -> int:
+    """Bytes of a tap of so many channels of packed 8-bit filters (CUDA)."""
+    return _round_up(channels, 16)
+
+
+def packed_rows(family: str, **p: int) -> int:
+    """Bytes that a packing family of 8-bit weights writes on CUDA: a row for each column of the
+    product, and the sums of all rows behind them; of depthwise ones a row for each tap.
+    """
+    if family == "pack_gemm_int8":
+        return p["N_total"] * (byte_pitch(p["K"]) + 4) + 64
+    if family == "pack_conv2d_int8":
+        return p["OC"] * (p["KH"] * p["KW"] * tap_pitch(p["IC"] // p["G"]) + 4) + 64
+    if family == "pack_conv2d_int8_dw":
+        return p["KH"] * p["KW"] * tap_pitch(p["OC"]) + 64
+    raise KeyError(family)
+
+
 def packed_bytes(columns: int, depth: int) -> int:
-    """Of a packed 8-bit weight: panels of 32 columns, depth rounded up to 4, and the sums."""
+    """Of a packed 8-bit weight of the CPU: panels of 32 columns, depth rounded up to 4, and the
+    sums.
+    """
     return _round_up(columns, 32) * (_round_up(depth, 4) + 4) + 64
 
 

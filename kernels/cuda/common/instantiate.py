@@ -20,7 +20,9 @@ from .prelude import prelude
 from .templates import template
 
 #: Names of element types in PTX of tensor cores.
-MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
+MMA_TYPE = {
+    DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32", DType.U8: "u8", DType.I8: "s8"
+}  # fmt: skip
 
 
 def ints(values: Mapping[str, DimLike]) -> list[Parameter]:

@@ -395,10 +395,13 @@ def emit(
     macros: Mapping[str, bool | int | str] | None = None,
     constants: Mapping[str, bool | int] | None = None,
     group: DimLike = 0,
+    finish: epilogue.Epilogue | None = None,
+    more: Mapping[str, bool | int | str] = {},
 ) -> list[Kernel]:
     """The GEMM kernel and, with split-K without clusters, the reduction. source: 0 matrices, 1
     convolution, with its macros and constants; group: columns of a group of a convolution, 0: there
-    is one.
+    is one. finish: an epilogue of its own, which takes sums of integers where T has 8 bits. more:
+    further macros.
     """
     a, b, rows, columns, params = o.a, o.b, o.rows, o.columns, o.params
     cluster = r.arch >= 90 and tile.split > 1
@@ -406,7 +409,7 @@ def emit(
     scratch: tuple[DimLike, ...] = ()
     if tile.split > 1 and not cluster:
         scratch = (D.product([D.mul(o.grid_y, o.grid_z), tile.split, rows, n8, 4, o.active]),)
-        params = [*params, ("float*", "scratch", Pointer("scratch0")), *ints({"N8": n8})]
+        params = [*params, ("Partial*", "scratch", Pointer("scratch0")), *ints({"N8": n8})]
     f32 = r.dtype == DType.F32
     simt = f32 and not tile.terms
     if simt and b.trans and tile.bn > multistage_tiles.MOST_LINES:
@@ -442,9 +445,11 @@ def emit(
         params,
         grid,
         tile.threads,
-        epilogue=epilogue.epilogue(r, o.pitches, group, scaled=r.family == "matmul"),
+        epilogue=finish or epilogue.epilogue(r, o.pitches, group, scaled=r.family == "matmul"),
         macros={
             **wgmma(r.dtype, tile.bn),
+            **more,
+            "IS_INT8": r.dtype.size == 1,
             "SOURCE": source,
             "SPLIT": tile.split,
             "CLUSTER": cluster,

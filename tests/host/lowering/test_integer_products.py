@@ -165,3 +165,18 @@ def test_what_is_left_is_left_whole(body: str, why: str) -> None:
     assert not found.entries and len(found.refused) == 4
     assert any(why in reason for _, reason in found.refused)
     assert sum("as one integer kernel" in reason for _, reason in found.refused) == 3
+
+
+def test_products_of_16_bits_are_said_to_be_such() -> None:
+    """ONNX Runtime has no integer kernel for them either."""
+    body = (
+        "a = DequantizeLinear(x, s, wide) w = DequantizeLinear(k, ws) c = Conv(a, w)"
+        " y = QuantizeLinear(c, t, wide)"
+    )
+    sizes = "(uint16[n,8,9,9] x) => (uint16[n,p,q,r] y)"
+    model = parser.parse_model(f"{_HEAD} g {sizes} <{_SCALES}, uint16 wide = {{9}}> {{ {body} }}")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8, 3, 3), np.int8), "k"))
+    found = compile_graph(Graph(onnx.shape_inference.infer_shapes(model)))
+    reasons = [reason for _, reason in found.refused]
+    assert not found.entries and len(reasons) == 4
+    assert sum("which no kernel computes of integers of 16 bits" in why for why in reasons) == 3

@@ -32,7 +32,7 @@ from tracea_onnx.ir.dims import DimLike, factor
 from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import PlanBuilder, Ref
-from tracea_onnx.plan.kernel_families import COPIES, packed_elements, widened_elements
+from tracea_onnx.plan.kernel_families import COPIES, packed_elements, packed_rows, widened_elements
 from tracea_onnx.shapes.shape_values import objects
 
 #: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init
@@ -538,7 +538,8 @@ class Lowering:
                 1 if "int8" in family else DType.F32.size if family == "pack_bias" else dtype.size
             )
             widened = family == "pack_conv2d" and self.target.group_packing and dtype.size == 2
-            count = packed_elements(family, **params)
+            by_rows = "int8" in family and not self.target.border
+            count = (packed_rows if by_rows else packed_elements)(family, **params)
             count += widened_elements(**params) if widened else 0
             ref = self.plan.arena(size * count)
             if not all(self.plan.is_constant(r) for _, r in given):

@@ -1,6 +1,7 @@
 // Multistage GEMM: one output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per CTA,
 // of matrices, and of convolutions and transposed convolutions as implicit GEMM. cp.async copies
 // STAGES stages; tensor cores multiply (mma.sync, or wgmma for f32), or FFMA for f32 with TERMS 0.
+// Sums of 8-bit products are integers until the epilogue.
 #pragma once
 #ifndef GENERATED
 #define SPLIT 2            // split-K: 1, 2, 4 or 8
@@ -28,14 +29,20 @@
 #include "common/cluster_splitk.cuh"
 
 #if SPLIT > 1 && CLUSTER
-DEV void add_peer4(float* v, u32 address, u32 peer) {
-  float a, b, c, d;
-  asm volatile(
-      "{.reg .b32 p; mapa.shared::cluster.u32 p, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, "
-      "%3}, [p];}"
-      : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-      : "r"(address), "r"(peer)
-      : "memory");
+#if IS_INT8
+#define PEER_TYPE "s32"
+#define TO_PEER "=r"
+#else
+#define PEER_TYPE "f32"
+#define TO_PEER "=f"
+#endif
+DEV void add_peer4(Partial* v, u32 address, u32 peer) {
+  Partial a, b, c, d;
+  asm volatile("{.reg .b32 p; mapa.shared::cluster.u32 p, %4, %5; ld.shared::cluster.v4." PEER_TYPE
+               " {%0, %1, %2, %3}, [p];}"
+               : TO_PEER(a), TO_PEER(b), TO_PEER(c), TO_PEER(d)
+               : "r"(address), "r"(peer)
+               : "memory");
   v[0] += a, v[1] += b, v[2] += c, v[3] += d;
 }
 #endif
@@ -125,6 +132,9 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) gemm_multistage(PARA
 #define WRITE(to, k)
 #endif
   wait_for_producers();
+#if FILLED
+  image.fill = 0x01010101u * (u8)*x_zero;
+#endif
   Accumulator sum;
 #if IS_F32 && !USE_WGMMA
 again:
@@ -202,7 +212,7 @@ again:
     goto again;
   }
 #endif
-  float* staged = (float*)shared;
+  Partial* staged = (Partial*)shared;
   sum.stage(staged);
 #if SPLIT > 1 && CLUSTER
   cluster_sync();
@@ -223,7 +233,7 @@ again:
     const int m = m0 + r;
     i64 to, full;
     if (m >= M || left_columns <= 0 || !out.place(m, to, full)) continue;
-    float v[8];
+    Partial v[8];
     *(float4*)v = *(const float4*)(staged + r * PITCH + c);
     *(float4*)(v + 4) = *(const float4*)(staged + r * PITCH + c + 4);
 #if SPLIT > 1 && CLUSTER
@@ -235,12 +245,15 @@ again:
     }
 #endif
 #if SPLIT > 1 && !CLUSTER
-    float* partial = scratch + (((i64)blockIdx.z * SPLIT + part) * M + m) * N8 + n0 + c;
+    Partial* partial = scratch + (((i64)blockIdx.z * SPLIT + part) * M + m) * N8 + n0 + c;
     *(float4*)partial = *(const float4*)v;
     *(float4*)(partial + 4) = *(const float4*)(v + 4);
 #else
+#if ROW_SUMS
+    subtract_row(columns, v, staged[r * PITCH + BN]);
+#endif
     finish(epilogue, columns, v, m, full, n, left_columns);
-    if (Y_VECTOR) {
+    if (Y_VECTOR || IS_INT8) {
       store8(y + to + n, v, left_columns);
     } else {
       *(float4*)(staged + r * PITCH + c) = *(const float4*)v;
@@ -248,7 +261,7 @@ again:
     }
 #endif
   }
-#if SPLIT == 1 || CLUSTER
+#if (SPLIT == 1 || CLUSTER) && !IS_INT8
   if (!Y_VECTOR) {
     __syncthreads();
     const int columns = min(BN, N - n0), end = min(min(row0 + ROWS, BM), M - m0);
@@ -290,9 +303,9 @@ extern "C" __global__ void __launch_bounds__(128) gemm_splitk_reduce(PARAMETERS)
   const int chunks = N8 / 8, m = (int)(t / chunks), c = (int)(t % chunks) * 8;
   i64 to, full;
   if (m >= M || !out.place(m, to, full)) return;
-  float v[8] = {};
+  Partial v[8] = {};
   for (int part = 0; part < SPLIT; part++) {
-    const float* partial = scratch + (((i64)blockIdx.z * SPLIT + part) * M + m) * N8 + c;
+    const Partial* partial = scratch + (((i64)blockIdx.z * SPLIT + part) * M + m) * N8 + c;
 #pragma unroll
     for (int k = 0; k < 8; k++) v[k] += partial[k];
   }

@@ -13,6 +13,9 @@
 #ifndef SOURCE
 #define SOURCE 0  // A: 0: a matrix, 1: pixels of a convolution (implicit GEMM)
 #endif
+#ifndef FILLED
+#define FILLED 0  // 8-bit pixels outside of the image are *x_zero, not 0
+#endif
 #ifndef TERMS
 #define TERMS 3  // f32: 3: 3xTF32, 1: TF32 (rounded elements), 0: FFMA
 #endif
@@ -20,7 +23,7 @@ constexpr int BM = 128, BN = 64;  // rows and columns of a tile
 constexpr int WARPS_M = USE_WGMMA ? 8 : 4, WARPS_N = USE_WGMMA ? 1 : 2;  // warps along these
 constexpr int WARPS_K = 1;                        // split-K over warps within a stage (f32): 1 to 8
 constexpr int STAGES = 3;                         // stages in flight, and the one in use
-constexpr int A_BYTES = 16, B_BYTES = 16;         // of a copy: 2 (f32: 4) to 16
+constexpr int A_BYTES = 16, B_BYTES = 16;         // of a copy: 2 (f32: 4, 8 bits: 1 or 4) to 16
 constexpr bool A_TRANS = false, B_TRANS = false;  // contiguous along rows, not along k
 constexpr bool A_GATHER = false, B_GATHER = false;  // contiguous along neither
 constexpr bool A_WHOLE = false, B_WHOLE = false;    // each copy is entirely inside or outside
@@ -66,7 +69,32 @@ DEV void clear(u32 to) {
   else
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
 }
-#if !IS_F32
+#if IS_INT8
+typedef int Partial;  // of a sum
+// A chunk of bytes, `step` apart, of which `count` exist; the rest is zero.
+DEV uint4 gathered(const T* from, int count, i64 step) {
+  u32 v[4] = {};
+#pragma unroll
+  for (int k = 0; k < 16; k++)
+    if (k < count) v[k / 4] |= (u32)(u8)from[k * step] << k % 4 * 8;
+  return make_uint4(v[0], v[1], v[2], v[3]);
+}
+// A chunk whose first `count` bytes are those of `fill`; the rest is zero.
+DEV void fill_chunk(u32 to, u32 fill, int count) {
+  u32 v[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const int here = max(0, min(count - 4 * k, 4));
+    v[k] = here == 4 ? fill : fill & ((1u << here * 8) - 1);
+  }
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
+               "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+#else
+typedef float Partial;
+#endif
+#if !IS_F32 && !IS_INT8
 // A chunk of 16-bit elements, `step` apart, of which `count` exist; the rest is zero.
 DEV uint4 gathered(const T* from, int count, i64 step) {
   u32 v[8];
@@ -131,7 +159,7 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE>
 struct Matrix {
   // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is
   // contiguous.
-  static constexpr int COPY = GATHER || BYTES == 2 ? 16 : BYTES, PARTS = 16 / COPY,
+  static constexpr int COPY = GATHER || BYTES < 4 ? 16 : BYTES, PARTS = 16 / COPY,
                        E = COPY / sizeof(T), COUNT = (ROWS * 8 * PARTS + THREADS - 1) / THREADS;
   const T* base;
   i64 row_step, k_step;
@@ -237,8 +265,8 @@ struct Matrix {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (!place(i, k0, at, from, count)) continue;
-      if (GATHER)
-        copy_chunk<BYTES, true>(to + at, from, count, k_step);
+      if (GATHER || BYTES == 1)
+        copy_chunk<BYTES, GATHER>(to + at, from, count, k_step);
       else if (COPY == 16)
         cp_async<16>(to + at, from, count * (int)sizeof(T));
       else if (COPY == 8)
@@ -268,6 +296,9 @@ struct Image {
   int rs, cs, height, width, channels, pitch;
   Axis v, h;
   int kh, kw, c;
+#if FILLED
+  u32 fill;
+#endif
   METHOD void start(int k0) {
     const int k = k0 + (threadIdx.x % 8) * CHUNK, tap = k / pitch;
     c = k - tap * pitch;
@@ -288,6 +319,12 @@ struct Image {
       if (!Place::active(i)) continue;
       const int y = ih[i] + kh * v.step, x = iw[i] + kw * h.step;
       const bool inside = (u32)y < (u32)height && (u32)x < (u32)width && count > 0;
+#if FILLED
+      if (!inside) {
+        fill_chunk(to + Place::offset(i), fill, count);
+        continue;
+      }
+#endif
       copy_chunk<A_BYTES, false>(to + Place::offset(i),
                                  inside ? pixel[i] + (i64)y * rs + (i64)x * cs + c : pixel[i],
                                  inside ? count : 0, 1);

@@ -7,6 +7,12 @@ constexpr int Y_EACH = 8;        // elements at multiples of which these begin a
 #endif                           // GENERATED
 #include "gemm/multistage_sm80/loads.cuh"
 
+#if IS_INT8
+template <class Y>
+DEV void store8(Y* y, const int (&v)[8], int count) {
+  store_results<Y_VECTOR>(y, v, count);
+}
+#else
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (Y_VECTOR && count >= 8) {
     if (SIMT) {
@@ -74,7 +80,9 @@ DEV void store_rows(T* y, const float* from, int first, int end, int count, cons
   }
 }
 
-#if !IS_F32
+#endif
+
+#if !IS_F32 && !IS_INT8
 // The same for rows that begin and end at multiples of Y_EACH elements.
 template <int LANES_PER_ROW, class Place>
 DEV void store_even_rows(T* y, const float* from, int first, int end, int count,

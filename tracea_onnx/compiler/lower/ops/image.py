@@ -29,6 +29,12 @@ def pool(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
     axes = pooling(op, x)
+    shape = (*x.shape[:2], *(w.out for w in axes[4 - x.rank :]))
+    if mode == 0 and x.dtype in byte_images.BYTES and ctx.target.byte_pools and x.rank < 5:
+        src, out = byte_images.image_of(ctx, x), ctx.define(op.outputs[0], x.dtype, shape)
+        dst = byte_images.new_image(ctx, out)
+        launch_pool(ctx, x, mode, src, dst, x.shape[:2], axes)
+        return
     if mode == 0 and x.dtype in byte_images.BYTES:  # f32 holds them
         inner = tuple(f"{op.outputs[0]}\0{k}" for k in ("x", "y"))
         same = Expr(1, (), 0)
@@ -40,7 +46,6 @@ def pool(ctx: Lowering, op: Op) -> None:
     if x.rank == 5:
         conv3d_by_2d.pool(ctx, op, x, mode, axes)
         return
-    shape = (*x.shape[:2], *(w.out for w in axes[4 - x.rank :]))
     out = ctx.define(op.outputs[0], x.dtype, shape)
     launch_pool(ctx, x, mode, ctx.nhwc(x), ctx.new_nhwc(out), x.shape[:2], axes)
 

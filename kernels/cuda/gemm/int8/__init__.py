@@ -1,0 +1,1 @@
+"""Products and convolutions of 8-bit integers (families `gemm_int8` and `conv2d_int8`)."""

@@ -1,0 +1,184 @@
+// The epilogue of 8-bit products: from sums to results, rounded as ONNX Runtime's and the CPU's.
+//
+// The generator defines, beside what is below, `struct Epilogue` with an address for each operand
+// (a constant null for absent ones), T, Weight, Residual, Middle and Result (element types of x, w,
+// a residual, what is between the product and the rest, and y), and of the activation or program
+// AFTER(e, c, f, k, m) of column k of row m, READ_EXTRAS and READ_FULL, which read its operands of
+// columns and of elements, and struct Extras, which has those of columns.
+#pragma once
+#ifndef GENERATED
+#define IS_INT8 1
+#include "common/instance.cuh"
+typedef signed char Weight;
+typedef u8 Residual, Middle, Result;
+constexpr bool SUMS = false;       // whether results are the sums
+constexpr int RES_MODE = 1;        // 0: none, 1: added before the activation, 2: behind it
+constexpr bool VECTORS = true;     // operands of columns 0, 8, 16, ... are aligned to 16 bytes
+constexpr bool RES_VECTOR = true;  // so are rows of the residual, or to as many as 8 elements have
+struct Epilogue {
+  const float *x_scale, *w_scale, *bias, *r_scale, *m_scale, *y_scale;
+  const T* x_zero;
+  const Weight* w_zero;
+  const Residual *res, *r_zero;
+  const Middle* m_zero;
+  const Result* y_zero;
+  const int* sums;
+  int depth, w_scales, w_zeros;
+};
+struct Extras {};  // operands of columns
+#define READ_EXTRAS(e, x, n, count)
+#define READ_FULL(e, m, full, n, count)
+#define AFTER(e, c, f, k, m) f
+#endif  // GENERATED
+
+// WIDTH neighbours p[0..count), zeros behind them.
+template <bool VECTOR, class A>
+DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
+  if (VECTOR && count >= WIDTH) {
+    if (sizeof(A) == 4) {
+      *(uint4*)v = *(const uint4*)p;
+      *(uint4*)(v + 4) = *(const uint4*)(p + 4);
+    } else {
+      *(uint2*)v = *(const uint2*)p;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) v[k] = k < count ? p[k] : A(0);
+  }
+}
+
+// How integers stand for numbers: (q - zero) * scale.
+struct Steps {
+  float scale, inverse, zero, lo, hi;  // lo, hi: q - zero of the least and the largest q
+  // q - zero of a number: its quotient by the scale, rounded half to even; a NaN becomes lo. A
+  // product by the reciprocal tells it, except where that is near a tie: of quotients up to 383,
+  // beyond which all saturate, it is off by 7e-5 at most.
+  METHOD float round(float v) const {
+    const float quotient = __fmul_rn(v, inverse);
+    float n = rintf(quotient);
+    if (!(fabsf(__fsub_rn(quotient, n)) <= 0.4998f)) n = rintf(v / scale);
+    return fminf(fmaxf(n, lo), hi);
+  }
+};
+template <class Q>
+DEV Steps steps_of(const float* scale, const Q* zero) {
+  constexpr bool SIGNED = Q(-1) < Q(0);
+  const float z = zero ? float(*zero) : 0.f, s = scale ? *scale : 1.f;
+  // of other scales no product tells
+  const float inverse = s > 1e-37f && s < 1e37f ? 1.f / s : __int_as_float(0x7fffffff);
+  return {s, inverse, z, (SIGNED ? -128.f : 0.f) - z, (SIGNED ? 127.f : 255.f) - z};
+}
+
+// Operands of eight columns, and those of all. start: what is added to their sums for the zero
+// point of x; zero: of the weights.
+struct Columns {
+  alignas(16) float scale[WIDTH];
+  alignas(16) float bias[WIDTH];
+  alignas(16) int start[WIDTH];
+  alignas(16) Weight zero[WIDTH];
+  Steps middle, result;
+  float r_scale, r_zero;
+  Extras extras;
+};
+DEV Columns columns_at(const Epilogue& e, int n, int end) {
+  const int count = end - n;
+  Columns c;
+#pragma unroll
+  for (int k = 0; k < WIDTH; k++) c.scale[k] = 1.f, c.bias[k] = 0.f, c.start[k] = 0, c.zero[k] = 0;
+  if (e.w_scale) {
+    if (e.w_scales == 1) {
+#pragma unroll
+      for (int k = 0; k < WIDTH; k++) c.scale[k] = *e.w_scale;
+    } else {
+      load_neighbours<VECTORS>(e.w_scale + n, count, c.scale);
+    }
+  }
+  if (e.x_scale) {
+    const float x_scale = *e.x_scale;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) c.scale[k] = __fmul_rn(c.scale[k], x_scale);
+  }
+  if (e.bias) load_neighbours<VECTORS>(e.bias + n, count, c.bias);
+  if (e.w_zero) {
+    if (e.w_zeros == 1) {
+#pragma unroll
+      for (int k = 0; k < WIDTH; k++) c.zero[k] = *e.w_zero;
+    } else {
+      load_neighbours<VECTORS>(e.w_zero + n, count, c.zero);
+    }
+  }
+  if (e.x_zero) {
+    const u32 x_zero = u32(int(*e.x_zero));
+    load_neighbours<VECTORS>(e.sums + n, count, c.start);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+      c.start[k] = int(x_zero * (u32(e.depth) * u32(int(c.zero[k])) - u32(c.start[k])));
+  }
+  if (e.m_scale) c.middle = steps_of(e.m_scale, e.m_zero);
+  if (sizeof(Result) == 1) c.result = steps_of(e.y_scale, e.y_zero);
+  if (sizeof(Residual) == 1) {
+    c.r_scale = e.r_scale ? *e.r_scale : 1.f;
+    c.r_zero = e.r_zero ? float(*e.r_zero) : 0.f;
+  }
+  READ_EXTRAS(e, c.extras, n, count)
+  return c;
+}
+
+// Takes the weights' zero points times the sum of the row of x from the sums.
+DEV void subtract_row(const Columns& c, int (&v)[WIDTH], int row) {
+#pragma unroll
+  for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) - u32(int(c.zero[k])) * u32(row));
+}
+
+// Columns n.. of row m, of which `count` exist, from sums to results: integers, or the bits of
+// floats. full: offset of the row in operands shaped as the result.
+DEV void finish(const Epilogue& e, const Columns& c, int (&v)[WIDTH], int m, i64 full, int n,
+                int count) {
+#pragma unroll
+  for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) + u32(c.start[k]));
+  if (SUMS) return;
+  alignas(16) Residual residual[WIDTH];
+  if (RES_MODE) load_neighbours<RES_VECTOR>(e.res + full + n, count, residual);
+  READ_FULL(e, m, full, n, count)
+#pragma unroll
+  for (int k = 0; k < WIDTH; k++) {
+    float f = fmaf(float(v[k]), c.scale[k], c.bias[k]), r = 0.f;
+    if (e.m_scale) f = __fmul_rn(c.middle.round(f), c.middle.scale);
+    if (RES_MODE) {
+      r = float(residual[k]);
+      if (sizeof(Residual) == 1) r = __fmul_rn(r - c.r_zero, c.r_scale);
+    }
+    if (RES_MODE == 1) f = __fadd_rn(f, r);
+    f = AFTER(e, c, f, k, m);
+    if (RES_MODE == 2) f = __fadd_rn(f, r);
+    v[k] = sizeof(Result) == 1 ? int(c.result.round(f) + c.result.zero) : __float_as_int(f);
+  }
+}
+DEV void finish(const Epilogue& e, int (&v)[WIDTH], int m, i64 full, int n, int count) {
+  finish(e, columns_at(e, n, n + count), v, m, full, n, count);
+}
+
+DEV void store_result(float* y, int v) { *y = __int_as_float(v); }
+template <class Y>
+DEV void store_result(Y* y, int v) {
+  *y = Y(v);
+}
+// Stores what `finish` left, of which `count` exist.
+template <bool VECTOR, class Y>
+DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
+  if (VECTOR && count >= WIDTH) {
+    if (sizeof(Y) == 4) {
+      *(int4*)y = make_int4(v[0], v[1], v[2], v[3]);
+      *((int4*)y + 1) = make_int4(v[4], v[5], v[6], v[7]);
+    } else {
+      u32 w[2] = {};
+#pragma unroll
+      for (int k = 0; k < WIDTH; k++) w[k / 4] |= u32(u8(v[k])) << k % 4 * 8;
+      *(uint2*)y = make_uint2(w[0], w[1]);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+      if (k < count) store_result(y + k, v[k]);
+  }
+}

@@ -1,0 +1,47 @@
+// Maxima of windows of channels-last images of 8-bit integers: a thread per output pixel and V
+// channels.
+#pragma once
+#ifndef GENERATED
+#define IS_INT8 1
+#include "common/instance.cuh"
+constexpr int KH = 3, KW = 3;  // of a window; 0: run_kh, run_kw
+#endif                         // GENERATED
+#include "common/base.cuh"
+
+struct Bytes {
+  int N, C, IH, IW, OH, OW, run_kh, run_kw, SH, SW, DH, DW, PT, PL;
+  i64 x_cs, x_rs, x_ns, y_cs, y_rs, y_ns;
+};
+
+template <int V>
+DEV void pool_bytes(const T* x, T* y, const Bytes& g) {
+  constexpr int LEAST = T(-1) < T(0) ? -128 : 0;
+  const int kh = KH ? KH : g.run_kh, kw = KW ? KW : g.run_kw, vectors = g.C / V;
+  const i64 total = i64(g.N) * g.OH * g.OW * vectors, step = i64(gridDim.x) * blockDim.x;
+  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += step) {
+    const int c = int(u % vectors) * V;
+    i64 pixel = u / vectors;
+    const int ow = int(pixel % g.OW);
+    pixel /= g.OW;
+    const int oh = int(pixel % g.OH), n = int(pixel / g.OH), top = oh * g.SH - g.PT,
+              left = ow * g.SW - g.PL;
+    const T* from = x + n * g.x_ns + c;
+    int most[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) most[j] = LEAST;
+#pragma unroll
+    for (int i = 0; i < kh; i++)
+#pragma unroll
+      for (int k = 0; k < kw; k++) {
+        const int h = top + i * g.DH, w = left + k * g.DW;
+        if (u32(h) >= u32(g.IH) || u32(w) >= u32(g.IW)) continue;
+        const Vec<T, V> v = load<V>(from + h * g.x_rs + w * g.x_cs);
+#pragma unroll
+        for (int j = 0; j < V; j++) most[j] = max(most[j], int(v.v[j]));
+      }
+    Vec<T, V> out;
+#pragma unroll
+    for (int j = 0; j < V; j++) out.v[j] = T(most[j]);
+    store<V>(y + n * g.y_ns + oh * g.y_rs + ow * g.y_cs + c, out);
+  }
+}

@@ -1,0 +1,148 @@
+"""Products of 8-bit integers and their packing, against exact integers and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.support import int8_products
+from tests.support.cuda.case import Case, Output, plain
+from tests.support.int8_products import F32, I8, I32, U8, Array, gemm
+from tests.support.int8_products import Case as Product
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import byte_pitch, tap_pitch
+
+Rng = np.random.Generator
+_PADDED: dict[str, Any] = {"k": (3, 3), "pads": (1, 1, 1, 1)}
+
+
+def packed(weight: Array, kind: str) -> Array:
+    """[OC, IC / G, KH, KW] as the packing kernels of CUDA leave it."""
+    oc, channels, kh, kw = weight.shape
+    if kind == "conv2d_int8_dw":
+        rows = np.zeros((kh * kw, tap_pitch(oc)), weight.dtype)
+        rows[:, :oc] = weight.reshape(oc, -1).T
+        return rows.reshape(-1)
+    pitch = byte_pitch(channels) if kind == "gemm_int8" else tap_pitch(channels)
+    taps = np.zeros((oc, kh * kw, pitch), weight.dtype)
+    taps[..., :channels] = weight.reshape(oc, channels, -1).transpose(0, 2, 1)
+    sums = weight.reshape(oc, -1).sum(axis=1, dtype=np.int32)
+    return np.concatenate([taps.view(np.uint8).reshape(-1), sums.view(np.uint8)])
+
+
+def _case(product: Product, seed: int) -> Case:
+    made = int8_products.problem(product, seed)
+    want, slack = made.results()
+    rows, pitch = made.y.shape
+    bound = slack if np.any(slack) else None
+    if bound is not None and product.y in (U8, I8):
+        bound = np.maximum(slack, 1e-9)  # the comparison divides by it
+    flat = want.reshape(rows, want.shape[-1]).astype(np.float64 if product.y == F32 else np.int64)
+    out = Output(product.y, rows * pitch, flat.shape, [pitch, 1], flat,
+                 None if bound is None else np.reshape(bound, flat.shape))  # fmt: skip
+    operands = {k: v for k, v in made.operands.items() if v is not None}
+    operands["w"] = packed(made.weight, product.kind)
+    fixed = frozenset(operands) - {"x", "res"}
+    return Case(
+        f"{product} {seed}", product.kind, F32, made.ints, operands, {"y": out}, made.floats,
+        constant=fixed,
+    )  # fmt: skip
+
+
+def products(rng: Rng) -> Iterator[Case]:
+    forms = (
+        (U8, I8, U8, "none"), (I8, I8, I8, "none"), (U8, U8, U8, "each"), (I8, U8, I8, "same"),
+        (U8, I8, F32, "same"), (I8, I8, I32, "each"), (U8, U8, I32, "none"),
+    )  # fmt: skip
+    shapes = (
+        (1, 1, 1), (2, 3, 5), (3, 33, 7), (5, 31, 129), (13, 97, 31), (16, 64, 64), (61, 257, 67),
+        (127, 65, 128), (129, 128, 127), (257, 17, 1031), (600, 40, 304), (4096, 384, 1536),
+    )  # fmt: skip
+    for shape in shapes:
+        for seed, (x, w, y, zero) in enumerate(forms):
+            case = gemm(*shape, x=x, wt=w, y=y, w_zero=zero, spread=seed % 3,
+                        each_scale=bool(seed % 2), bias=seed != 3, x_zero=seed != 2)  # fmt: skip
+            yield _case(case, seed)
+            yield _case(replace(case, exact=False), seed)
+    for seed, act in enumerate(("none", "relu", "clip", "silu", "gelu_erf")):
+        for res, mode in ((None, 0), (F32, 1), (U8, 1), (I8, 2), (F32, 2)):
+            for middle in (None, U8, I8):
+                y = (U8, I8, F32)[(seed + mode) % 3]
+                yield _case(
+                    gemm(70, 77, 130, y=y, act=act, res=res, mode=mode, middle=middle), seed
+                )
+
+
+def _convolutions() -> Iterator[Product]:
+    def conv(**more: Any) -> Product:
+        return Product("conv2d_int8", **more)
+
+    yield conv(h=31, w=33, ic=3, oc=64, k=(7, 7), s=(2, 2), pads=(3, 3, 3, 3), act="relu")
+    yield conv(n=2, h=9, w=7, ic=64, oc=70, x=I8, y=I8, **_PADDED)
+    yield conv(n=2, h=9, w=7, ic=16, oc=33, x=I8, spread=1)
+    yield conv(n=3, h=5, w=6, ic=20, oc=40, wt=U8, w_zero="each", **_PADDED)
+    yield conv(h=14, w=14, ic=64, oc=96, res=U8, mode=1, act="relu", middle=U8)
+    yield conv(h=14, w=13, ic=17, oc=5, k=(3, 2), s=(2, 1), d=(1, 2), pads=(1, 2, 0, 1))
+    yield conv(h=9, w=9, ic=24, oc=40, g=8, spread=2, **_PADDED)
+    yield conv(h=8, w=9, ic=24, oc=8, g=2, x=I8, wt=U8, w_zero="same", y=I32)
+    yield conv(h=2, w=2, ic=8, oc=8, k=(5, 5), pads=(4, 4, 4, 4), y=F32, res=F32, mode=2)
+    yield conv(h=7, w=7, ic=304, oc=130, **_PADDED)
+    yield conv(n=2, h=8, w=8, ic=48, oc=24, s=(2, 2), res=I8, mode=1, act="silu", spread=3)
+    yield conv(n=8, h=14, w=14, ic=256, oc=256, **_PADDED)
+
+    def depthwise(ic: int, **more: Any) -> Product:
+        return Product("conv2d_int8_dw", ic=ic, oc=ic, g=ic, **more)
+
+    yield depthwise(32, h=14, w=14, act="relu", **_PADDED)
+    yield depthwise(96, n=2, h=15, w=13, s=(2, 2), x=I8, **_PADDED)
+    yield depthwise(37, h=9, w=20, k=(5, 5), pads=(2, 2, 2, 2), wt=U8, w_zero="each")
+    yield depthwise(7, h=9, w=7, k=(5, 5), s=(2, 2), pads=(1, 1, 2, 2), y=I32)
+    yield depthwise(40, h=9, w=11, k=(3, 1), d=(2, 1), x=I8, wt=U8, w_zero="same")
+    yield depthwise(65, h=7, w=7, k=(7, 7), pads=(3, 3, 3, 3), y=I8, res=U8, mode=1)
+
+
+def convolutions(rng: Rng) -> Iterator[Case]:
+    for seed, case in enumerate(_convolutions()):
+        yield _case(case, seed)
+        yield _case(replace(case, exact=False), seed)
+
+
+def packing(rng: Rng) -> Iterator[Case]:
+    for dtype in (U8, I8):
+        for product in (gemm(1, 7, 33), gemm(1, 130, 515), *_convolutions()):
+            family, ints = int8_products.packing(product)
+            shape = product.oc, product.ic // product.g, *product.k
+            weight = int8_products.some_bytes(rng, dtype, *shape)
+            want = packed(weight, product.kind).view(np.uint8)
+            ints["w_dtype"] = int(dtype)
+            outputs = {"packed": plain(DType.U8, want, None)}
+            yield Case(f"{product.kind} {dtype.name} {shape}", family, F32, ints, {"w": weight},
+                       outputs, constant=frozenset({"w"}))  # fmt: skip
+
+
+def pooling(rng: Rng) -> Iterator[Case]:
+    """Maxima of bytes."""
+    for dtype in (U8, I8):
+        for c, k, s in ((1, 3, 2), (7, 2, 2), (20, 5, 1), (64, 3, 2)):
+            x = int8_products.some_bytes(rng, dtype, 3, 13, 11, c)
+            low, pad = np.iinfo(x.dtype).min, k // 2
+            wide = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=low)
+            windows = np.lib.stride_tricks.sliding_window_view(wide, (k, k), (1, 2))
+            want = np.ascontiguousarray(windows[:, ::s, ::s].max((-1, -2)))
+            _, oh, ow, _ = want.shape
+            ints = {
+                "N": 3, "C": c, "IH": 13, "IW": 11, "OH": oh, "OW": ow, "KH": k, "KW": k, "SH": s,
+                "SW": s, "DH": 1, "DW": 1, "PT": pad, "PL": pad, "PB": pad, "PR": pad, "x_cs": c,
+                "x_rs": 11 * c, "x_ns": 143 * c, "y_cs": c, "y_rs": ow * c, "y_ns": oh * ow * c,
+            }  # fmt: skip
+            yield Case(f"maxima of {dtype.name} {c} {k}", "pool2d", dtype, ints, {"x": x},
+                       {"y": plain(dtype, want, None)})  # fmt: skip
+
+
+FAMILIES = {
+    "int8": products, "int8 convolutions": convolutions, "pack int8": packing,
+    "pool int8": pooling,
+}  # fmt: skip
