@@ -9,14 +9,18 @@ host's compiler compiles it as it is, but for shared memory and asm statements
 the instruction.
 
 - A block's threads are fibers, the blocks of a grid run one after the other, those of a cluster at
-  once. Threads go on until they wait.
-- What the device leaves undefined is made to show: shared memory begins as NaN, copies are NaN
-  until they are waited for, addresses are aligned to what is promised and no more.
+  once. Threads go on until they wait; who waits for an mbarrier goes on first.
+- What the device leaves undefined is made to show. Shared memory begins as NaN, and copies are NaN
+  until they end. cp.async and wgmma end when they are waited for, tensor copies when no thread can
+  go on, bulk stores when they are waited for or the thread ends. Addresses are aligned to what is
+  promised and no more.
 - What cannot go on is an `EmulationError` of one line: threads that wait for each other, lanes of a
-  warp that meet at different instructions, addresses outside of shared memory or not aligned, and
-  a launch that takes longer than `_SECONDS`.
+  warp that meet at different instructions, mbarriers with too many arrivals, addresses outside of
+  shared memory or not aligned, copies that nothing waited for, and a launch that takes longer than
+  `_SECONDS`.
 - Sums of tensor cores are rounded at each step, where the device truncates them; they are exact for
-  integers. Functions such as ex2.approx are exact but for their last bits.
+  integers. Functions such as ex2.approx are exact but for their last bits. Fences do nothing: one
+  that is missing does not show.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from tracea_onnx.codegen.kernel_request import (
     Int64,
     Kernel,
     Pointer,
+    TensorMap,
     Words,
 )
 from tracea_onnx.ir.dims import evaluate
@@ -65,9 +70,10 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
 
     Raises EmulationError, and NoEmulation where the kernel cannot be translated.
     """
-    library = text.compiled(kernel.source, folder / f"{kernel.symbol}.so")
+    library = text.compiled(kernel.source, folder)
     fault = ctypes.c_uint32(0)
     values: list[Any] = []
+    maps: list[_Map] = []
     for a in kernel.args:
         if isinstance(a, Int32):
             values.append(ctypes.c_int32(evaluate(a.value, {})))
@@ -80,10 +86,16 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
         elif isinstance(a, Words):
             words = (ctypes.c_uint32 * a.count)()
             values.append(ctypes.c_uint64(ctypes.addressof(words)))
+        elif isinstance(a, TensorMap):
+            maps.append(_map(a, _address(a.pointer, places)))
+            encoded = aligned(np.zeros(16, np.uint64))
+            encoded[0] = ctypes.addressof(maps[-1])
+            values.append(encoded)
         else:
-            assert isinstance(a, Pointer)
             values.append(ctypes.c_uint64(_address(a, places)))
-    pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
+    pointers = (ctypes.c_void_p * len(values))(
+        *[v.ctypes.data if isinstance(v, np.ndarray) else ctypes.addressof(v) for v in values]
+    )
     grid = (ctypes.c_uint * 3)(*[evaluate(d, {}) for d in kernel.grid])
     if not all(grid):
         return False
@@ -99,3 +111,35 @@ def _address(p: Pointer, places: Mapping[str, Array]) -> int:
     if p.operand not in places:
         return 0
     return int(places[p.operand].ctypes.data) + int(evaluate(p.offset, {}))
+
+
+class _Map(ctypes.Structure):
+    """`TensorMap` of `ptx.h`."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint64), ("base", ctypes.c_uint64),
+        *((name, ctypes.c_int64 * n) for name, n in (("dims", 5), ("strides", 5))),
+        *((name, ctypes.c_int64 * 3) for name in ("lower", "upper")),
+        *((name, ctypes.c_uint32)
+          for name in ("rank", "bytes", "swizzle", "im2col", "channels", "pixels")),
+        *((name, ctypes.c_uint32 * 5) for name in ("box", "steps")),
+    )  # fmt: skip
+
+
+def _map(m: TensorMap, base: int) -> _Map:
+    """As the launcher encodes it: an empty dimension is one of 1."""
+    rank = len(m.dims)
+    encoded = _Map(magic=0x70616D20726F736E, base=base, rank=rank, bytes=m.dtype.size)
+    encoded.swizzle = m.swizzle or 16
+    encoded.dims[:rank] = [max(int(evaluate(d, {})), 1) for d in m.dims]
+    encoded.strides[:rank] = [m.dtype.size, *(int(evaluate(s, {})) for s in m.strides)]
+    if base % 16 or any(s % 16 for s in encoded.strides[1:rank]):
+        raise EmulationError(f"a tensor map of {m.pointer.operand} that is not aligned")
+    encoded.steps[:rank] = list(m.element_strides or (1,) * rank)
+    if m.im2col is None:
+        encoded.box[:rank] = list(m.box)
+    else:
+        lower, upper, encoded.channels, encoded.pixels = m.im2col
+        encoded.im2col = 1
+        encoded.lower[: rank - 2], encoded.upper[: rank - 2] = list(lower), list(upper)
+    return encoded

@@ -23,7 +23,7 @@ Mbarrier& mbarrier(u32 address) {
 void complete(Mbarrier& b) {
   if (b.awaited || b.bytes) return;
   b.parity ^= 1, b.awaited = b.expected;
-  wake(&b);
+  wake_first(&b);
 }
 void complete_bytes(Mbarrier& b, u32 bytes) {
   b.bytes -= bytes;

@@ -7,6 +7,8 @@ namespace emulated {
 // Waits for wake(key). what: in a message of threads that wait for ever.
 void sleep(const char* what, const void* key);
 void wake(const void* key);
+// Before all others that are ready: what was let go on too early then shows.
+void wake_first(const void* key);
 // Work of copy engines: it is done when no thread can go on, as late as may be.
 void later(std::function<void()> work);
 // Those of bulk stores of a thread, which are done when they are waited for.

@@ -59,8 +59,8 @@ _CALLS: tuple[tuple[str, str], ...] = (
     (r"barrier\.cluster\.arrive(?:\.\w+)*", "emulated::cluster_arrive"),
     (r"barrier\.cluster\.wait(?:\.\w+)*", "emulated::cluster_wait"),
     (r"mbarrier\.init\.shared(?:::cta)?\.b64", "emulated::mbarrier_init"),
-    (r"mbarrier\.arrive(?:\.\w+)*\.shared(?:::\w+)?\.b64", "mbarrier_arrive"),
     (r"mbarrier\.arrive\.expect_tx(?:\.\w+)*\.shared(?:::\w+)?\.b64", "mbarrier_arrive_expect"),
+    (r"mbarrier\.arrive(?:\.\w+)*\.shared(?:::\w+)?\.b64", "mbarrier_arrive"),
     (r"mbarrier\.expect_tx(?:\.\w+)*\.shared(?:::\w+)?\.b64", "mbarrier_expect"),
     (
         r"mbarrier\.try_wait\.parity(?:\.\w+)*\.shared(?:::cta)?\.b64",

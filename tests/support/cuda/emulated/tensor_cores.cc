@@ -1,4 +1,3 @@
-#include <deque>
 #include <vector>
 
 #include "device.h"
@@ -139,6 +138,7 @@ struct Matrix {
     return chunk(width == 16 ? group + byte / 16 * leading : group + byte);
   }
   const u32* across(u32 row, u32 k) const {
+    if (width == 16) return chunk(start + row / 8 * stride + k / 8 * leading + k % 8 * 16);
     return chunk(start + row * 2 / width * leading + k / 8 * stride + k % 8 * width +
                  row * 2 % width);
   }
@@ -148,7 +148,7 @@ template <class Sum, class Element>
 void read(const Matrix& m, Type type, bool across, u32 first, u32 count, u32 k_count,
           const Element& element, Sum* to, u32 pitch) {
   const u32 each = 32 / u32(bits_of(type)), chunk = 4 * each;
-  if (across && (each != 2 || m.width == 16))
+  if (across && each != 2)
     fail("there is no emulation of an operand of wgmma that is contiguous along its rows");
   for (u32 i = 0; i < count; i += across ? chunk : 1)
     for (u32 k = 0; k < k_count; k += across ? 1 : chunk) {
@@ -163,7 +163,7 @@ struct Pending {
   GroupProduct lanes[32];
   u32 warp;  // of its warpgroup
 };
-std::vector<std::deque<std::vector<Pending>>> in_flight(16 * 32);  // of each warp, in groups
+std::vector<std::vector<std::vector<Pending>>> in_flight(16 * 32);  // of each warp, in groups
 
 template <class Sum, class Element>
 void perform(const Pending& p, const Element& element) {
@@ -239,7 +239,7 @@ void wait_for_products(u32 left) {
         while (groups.size() > *(u32*)lanes[0] + 1) {
           for (const Pending& p : groups.front())
             p.lanes[0].sum_type == S32 ? perform<u32>(p, whole) : perform<float>(p, real);
-          groups.pop_front();
+          groups.erase(groups.begin());
         }
       },
       &left);

@@ -15,7 +15,15 @@ from tests.cpp import compiler
 from tests.support.cuda.emulated.inline_assembly import translated
 
 _HERE = Path(__file__).resolve().parent
-_FLAGS = ("-std=c++17", "-w", "-fno-sanitize=all", "-shared", "-fPIC", "-fno-strict-aliasing")
+_FLAGS = (
+    "-std=c++17",
+    "-w",
+    "-Wno-psabi",
+    "-fno-sanitize=all",
+    "-shared",
+    "-fPIC",
+    "-fno-strict-aliasing",
+)
 _DYNAMIC = re.compile(
     r"extern __shared__ (?:__align__\(((?:[^()]|\([^()]*\))*)\) )?(\w+) (\w+)\[\];"
 )
@@ -93,11 +101,13 @@ def _start(symbol: str, parameters: str) -> str:
 
 
 @cache
-def compiled(source: str, path: Path) -> ctypes.CDLL:
-    """The library of `host_text(source)`, made at `path`, with -O0: most kernels run for less time
-    than they take to compile.
+def compiled(source: str, folder: Path) -> ctypes.CDLL:
+    """The library of `host_text(source)`, made in `folder`, with -O0: most kernels run for less
+    time than they take to compile.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own: what has the name of a loaded library is taken for that library.
+    path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
+    folder.mkdir(parents=True, exist_ok=True)
     text = path.with_suffix(".cc")
     text.write_text(host_text(source))
     # What two kernels name alike is not the same: symbols are hidden.

@@ -9,10 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <deque>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "fibers.h"
@@ -41,9 +38,9 @@ struct Fiber {
   bool ended;
   u32 cluster_phase;
   std::vector<Copy> copies;
-  std::deque<size_t> groups;  // of copies: how many each has
-  size_t grouped;             // copies in these
-  std::deque<Group> stores;   // groups of bulk stores; the last one is not committed
+  std::vector<size_t> groups;  // of copies: how many each has
+  size_t grouped;              // copies in these
+  std::vector<Group> stores;   // groups of bulk stores; the last one is not committed
 };
 struct Barrier {
   u32 arrived, expected, votes, result;
@@ -74,7 +71,8 @@ Fiber* current;
 void* host;  // where emulate() goes on
 char message[1024];
 bool failed;
-std::deque<std::function<void()>> work;  // of the device's own engines
+Group work;  // of the device's own engines, from first_work on
+size_t first_work;
 u32 dynamic_bytes, dynamic_at, live, cluster_arrived, cluster_phase;
 
 void make_ready(Fiber* f) {
@@ -91,40 +89,33 @@ void enter(Fiber* f) {
   tracea_switch_stack(&nowhere, host);
   __builtin_unreachable();
 }
-// "threads 0 to 31 of block 1 wait for ..." of all that wait.
+// What all threads that have not ended wait for, those alike together.
 [[noreturn]] void report_deadlock() {
-  std::string text;
-  for (size_t k = 0; k < fibers.size();) {
+  char text[800] = "";
+  int used = 0;
+  for (size_t k = 0, end; k < fibers.size() && used < 600; k = end) {
     const Fiber& f = fibers[k];
-    size_t end = k + 1;
-    while (end < fibers.size() && fibers[end].block == f.block && fibers[end].ended == f.ended &&
-           fibers[end].waits == f.waits && (fibers[end].key == f.key || !f.key))
-      end++;
-    if (!f.ended) {
-      char part[200];
-      const u32 last = fibers[end - 1].thread;
-      const char* const behind = f.key ? (const char*)f.key - f.block->memory >= 0 &&
-                                                 (const char*)f.key - f.block->memory < WINDOW
-                                             ? " at "
-                                             : ""
-                                       : "";
-      snprintf(part, sizeof part, "%sthread%s %u%s%s of block %u wait for %s%s%s",
-               text.empty() ? "" : "; ", last > f.thread ? "s" : "", f.thread,
-               last > f.thread ? " to " : "", last > f.thread ? std::to_string(last).c_str() : "",
-               f.block->index.x, f.waits, behind,
-               *behind ? std::to_string((const char*)f.key - f.block->memory).c_str() : "");
-      if (text.size() < 700) text += part;
+    for (end = k + 1; end < fibers.size(); end++) {
+      const Fiber& next = fibers[end];
+      if (next.block != f.block || next.ended != f.ended || next.waits != f.waits ||
+          next.key != f.key)
+        break;
     }
-    k = end;
+    if (f.ended) continue;
+    used += snprintf(text + used, sizeof text - size_t(used),
+                     "%sthreads %u to %u of block %u wait for %s", used ? "; " : "", f.thread,
+                     fibers[end - 1].thread, f.block->index.x, f.waits);
+    const size_t at = size_t((const char*)f.key - f.block->memory);
+    if (at < WINDOW) used += snprintf(text + used, sizeof text - size_t(used), " at %x", u32(at));
   }
-  fail("no thread can go on: %s", text.c_str());
+  current = nullptr;
+  fail("no thread can go on: %s", text);
 }
 // Runs what is ready next; if nothing is, the device's engines work.
 void go_on() {
   while (!count_ready) {
-    if (work.empty()) report_deadlock();
-    const auto next = std::move(work.front());
-    work.pop_front();
+    if (first_work == work.size()) report_deadlock();
+    const auto next = std::move(work[first_work++]);
     next();
   }
   Fiber* const next = ready[first_ready];
@@ -159,7 +150,7 @@ void run_thread() {
   current->ended = true;
   Block* const block = current->block;
   live--, block->live--;
-  if (!live && !work.empty()) fail("copies into shared memory are under way at the end");
+  if (!live && first_work < work.size()) fail("copies into shared memory are under way at the end");
   if (!live) end_launch();
   Barrier& b = block->barriers[0];
   if (b.arrived && !b.expected && block->live) complete(block, b);
@@ -175,7 +166,7 @@ char* new_stack() {
 // Begins the blocks of a cluster, of which `first` is the first one's index.
 void begin_cluster(Dim3 first) {
   first_ready = count_ready = 0;
-  work.clear();
+  work.clear(), first_work = 0;
   clear_tensor_cores();
   live = (u32)fibers.size(), cluster_arrived = cluster_phase = 0;
   for (Block& b : blocks) {
@@ -221,6 +212,15 @@ void sleep(const char* what, const void* key) {
 void wake(const void* key) {
   for (Fiber& f : fibers)
     if (f.waits && f.key == key && !f.ended) make_ready(&f);
+}
+void wake_first(const void* key) {
+  for (size_t k = fibers.size(); k-- > 0;) {
+    Fiber& f = fibers[k];
+    if (!f.waits || f.key != key || f.ended) continue;
+    f.waits = nullptr;
+    first_ready = (first_ready + ready.size() - 1) % ready.size();
+    ready[first_ready] = &f, count_ready++;
+  }
 }
 void later(std::function<void()> next) { work.push_back(std::move(next)); }
 void store_later(std::function<void()> next) {
@@ -319,10 +319,11 @@ void commit_copies() {
   current->grouped = current->copies.size();
 }
 void wait_for_copies(u32 left) {
+  auto& groups = current->groups;
   size_t count = 0;
-  while (current->groups.size() > left) {
-    count += current->groups.front();
-    current->groups.pop_front();
+  while (groups.size() > left) {
+    count += groups.front();
+    groups.erase(groups.begin());
   }
   finish(current->copies.data(), count);
   current->copies.erase(current->copies.begin(), current->copies.begin() + (long)count);
@@ -341,7 +342,7 @@ void wait_for_stores(u32 left) {
   auto& groups = current->stores;
   while (groups.size() > left + 1) {
     for (const auto& store : groups.front()) store();
-    groups.pop_front();
+    groups.erase(groups.begin());
   }
 }
 
