@@ -120,6 +120,16 @@ OPTIONS = (
         "sync_launches", "0, 1", "0",
         "GPU: wait for every launch, so that an error names its kernel; for debugging",
     ),
+    Option(
+        "webgpu_adapter", "text", "",
+        "WebGPU: a part of the adapter's name, in place of the best one; `tracea-onnx doctor`"
+        " lists them",
+    ),
+    Option(
+        "wgpu_library", "path", "",
+        "WebGPU: the library of wgpu-native; `TRACEA_WGPU_LIBRARY` names it, too, and without"
+        " either it is the one of the wheel `wgpu`, else the system's",
+    ),
 )  # fmt: skip
 
 #: Session config that makes ONNX Runtime remember which provider got which node.
@@ -251,14 +261,15 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
     Raises TraceaError when there is no such device.
     """
     given = {k: str(v) for k, v in (options or {}).items()}
-    name = given.get("backend", "")
-    known, devices = name in backends.names(), _devices(ort)
-    own = next((d for d in devices if known and d.ep_metadata.get(_BACKEND) == name), None)
+    name, devices = given.get("backend", ""), _devices(ort)
+    own = next((d for d in devices if name and d.ep_metadata.get(_BACKEND) == name), None)
+    backend = None if own is not None else backends.named(name)
+    known = own is not None or backend is not None
     if own is not None:  # which the library has, and says all of
         host = own.ep_metadata.get(_DEVICE_ID, "-1") == "-1"
-    elif known:
-        backends.get(name).attach(_keep[0])
-        host = backends.get(name).host
+    elif backend is not None:
+        backend.attach(_keep[0])
+        host = backend.host or not backend.device_memory
     else:
         host = "device_id" not in given
     # by it ONNX Runtime finds the device

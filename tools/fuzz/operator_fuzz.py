@@ -33,6 +33,7 @@ from tools.fuzz import (
     operator_draws_move,
     operator_draws_quantised,
 )
+from tracea_onnx.codegen import backend as backends
 
 KINDS = {
     **operator_draws.KINDS,
@@ -249,7 +250,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--backend", default="cpu", choices=backends.names())
     parser.add_argument("--half", action="store_true")
     parser.add_argument(
         "--optimized", action="store_true", help="the model goes through `optimize` before"

@@ -62,12 +62,16 @@ class Launch(Protocol):
 
 
 class Backend(ABC):
-    """Devices of one kind. host: whether tensors lie in the host's memory, so that every machine
+    """Devices of one kind. host: whether they compute in the host's memory, so that every machine
     has one.
     """
 
     name: str
     host: bool = False
+    #: Other values of the provider option `backend` that mean some of its devices.
+    aliases: frozenset[str] = frozenset()
+    #: Whether ONNX Runtime is given its devices, so that tensors of a session may lie there.
+    device_memory: bool = True
 
     @property
     def families(self) -> frozenset[str]:
@@ -178,6 +182,13 @@ def get(name: str) -> Backend:
         )
     backend: Backend = discovery.module("kernels", name).BACKEND
     return backend
+
+
+def named(option: str) -> Backend | None:
+    """The backend that the provider option `backend` means; None where none is called so."""
+    if option in names():
+        return get(option)
+    return next((b for b in map(get, names()) if option in b.aliases), None) if option else None
 
 
 def usual_target(name: str) -> Target:

@@ -176,7 +176,7 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, co
     for (size_t k = 0; k < n; k++) delete static_cast<Compiled*>(infos[k]);
   };
   const Runtime& runtime = runtime_of(options_, device);
-  options_.backend = runtime.name;
+  options_.backend = runtime.backend();
   if (runtime.host && (device.ordinal >= 0 || options_.device_id >= 0))
     throw Failure("provider option backend=" + runtime.name + " takes no device_id");
   device_ = runtime.open(

@@ -27,21 +27,21 @@
 #include "plan/files.h"
 
 namespace tracea {
-namespace {
 
 #if defined(_WIN32)
 
-// Path of this library.
-std::string own_path() {
+std::string library_path() {
   HMODULE library = nullptr;
   wchar_t path[1 << 12] = {};
   constexpr DWORD kByAddress =
       GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
-  if (!GetModuleHandleExW(kByAddress, reinterpret_cast<const wchar_t*>(&own_path), &library) ||
+  if (!GetModuleHandleExW(kByAddress, reinterpret_cast<const wchar_t*>(&library_path), &library) ||
       GetModuleFileNameW(library, path, sizeof path / sizeof *path) == sizeof path / sizeof *path)
     return "";
   return utf8(path);
 }
+
+namespace {
 
 // A function of the program or of any of its libraries.
 void* function_of_process(const char* name) {
@@ -57,11 +57,13 @@ void* function_of_process(const char* name) {
 
 #else
 
-// Path of this library.
-std::string own_path() {
+std::string library_path() {
   Dl_info info;
-  return dladdr(reinterpret_cast<void*>(&own_path), &info) && info.dli_fname ? info.dli_fname : "";
+  return dladdr(reinterpret_cast<void*>(&library_path), &info) && info.dli_fname ? info.dli_fname
+                                                                                 : "";
 }
+
+namespace {
 
 // A function of the program or of any of its libraries.
 void* function_of_process(const char* name) { return dlsym(RTLD_DEFAULT, name); }
@@ -216,7 +218,7 @@ bool attach_own_python() {
     return false;
   const int state = ensure();
   Object* const module = import("tracea_onnx.provider");
-  Object* const done = module ? call(module, "attach", "s", own_path().c_str()) : nullptr;
+  Object* const done = module ? call(module, "attach", "s", library_path().c_str()) : nullptr;
   const bool attached = done;
   if (!attached) clear();
   if (done) unref(done);
@@ -242,7 +244,7 @@ std::string child_python(const std::string& wanted) {
   if (!wanted.empty()) return wanted;
   if (const char* named = getenv("TRACEA_PYTHON"); named && *named) return named;
   // PREFIX/lib/pythonX.Y/site-packages/tracea_onnx/LIBRARY
-  std::string path = own_path();
+  std::string path = library_path();
   std::string parts[4];
   for (std::string& part : parts) {
     const size_t slash = path.rfind('/');

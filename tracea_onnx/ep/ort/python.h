@@ -7,6 +7,9 @@
 
 namespace tracea {
 
+// Of this library; "" where the system does not tell.
+std::string library_path();
+
 // Whether this process has a Python, and it could import the package and set the callback.
 bool attach_own_python();
 

@@ -117,9 +117,11 @@ class Runtime {
   virtual ~Runtime() = default;
   Runtime(const Runtime&) = delete;
 
-  const std::string name;  // of the backend
-  const bool host;         // tensors lie in the host's memory
+  const std::string name;  // by which the provider option `backend` asks for it
+  const bool host;         // computes in the host's memory
 
+  // The backend whose Plans it runs: several runtimes may run those of one.
+  virtual const char* backend() const { return name.c_str(); }
   // Fills `launch` from one record of a plan whose buffers and expressions are known already.
   // `variant`: as a session gives it; "" = the machine's best. Throws Failure.
   virtual void read_launch(const Json& row, bool init, const Plan& plan, const char* variant,
