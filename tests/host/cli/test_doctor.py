@@ -24,7 +24,7 @@ def test_every_check_has_a_line_and_a_fix() -> None:
     assert {
         "python", "onnx", "onnxruntime", "provider library", "provider registers", "processor",
         "ONNX Runtime packages", "provider packages", "threads", "instruction set", "cache",
-        "CUDA driver", "NVRTC",
+        "CUDA driver", "NVRTC", "WebGPU",
     } == {c.name for c in checks if not c.name.startswith("GPU ")}  # fmt: skip
     assert all(c.detail and c.fix and "\n" not in c.detail for c in checks)
     assert all(c.ok for c in checks if c.name in ("python", "onnx", "onnxruntime"))
@@ -64,7 +64,8 @@ def test_a_backend_without_a_device_cannot_work(monkeypatch: pytest.MonkeyPatch)
     found = diagnosis.run("cuda", measure=False)
     lost = next(c for c in found.checks if c.name == "cuda devices")
     assert not found.ok and not lost.ok and lost.required and lost.detail == "no GPU at all"
-    assert lost.fix.endswith("another backend: cpu")
+    others = ", ".join(name for name in backends.names() if name != "cuda")
+    assert lost.fix.endswith(f"another backend: {others}")
     assert diagnosis.run(measure=False).ok
 
 
