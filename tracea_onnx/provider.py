@@ -269,7 +269,7 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
         host = own.ep_metadata.get(_DEVICE_ID, "-1") == "-1"
     elif backend is not None:
         backend.attach(_keep[0])
-        host = backend.host or not backend.device_memory
+        host = backend.on_host
     else:
         host = "device_id" not in given
     # by it ONNX Runtime finds the device

@@ -68,13 +68,13 @@ class WebGpu(Backend):
 
     def _asked(self, function: str, *given: bytes) -> tuple[bool, str]:
         """Whether a function of the native library succeeded, and its text."""
+        text = ctypes.create_string_buffer(4096)
         try:
             library = ctypes.CDLL(str(library_path()))
-        except (TraceaError, OSError) as e:
+            self.attach(library)
+            failed = getattr(library, function)(*given, text, ctypes.c_size_t(len(text)))
+        except (TraceaError, OSError, AttributeError) as e:  # none, or one of an older version
             return False, str(e)
-        self.attach(library)
-        text = ctypes.create_string_buffer(4096)
-        failed = getattr(library, function)(*given, text, ctypes.c_size_t(len(text)))
         return not failed, text.value.decode()
 
     def fault_of(self, launch: Launch) -> str:

@@ -342,7 +342,7 @@ def measure(
 ) -> Row:
     """Loads, compares and times all programs; the unavailable ones are left out, and added to."""
     shapes = {k: list(v) for k, v in batches.shapes_of(task.fed).items()}
-    row, device = Row(task.batch, shapes, {}, task.name), not backends.get(settings.backend).host
+    row, device = Row(task.batch, shapes, {}, task.name), not backends.get(settings.backend).on_host
     head = f"{row.title}: ".removeprefix(": ")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tracea-bench-")))

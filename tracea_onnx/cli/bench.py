@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 def _model(
     args: argparse.Namespace, settings: Settings, progress: Callable[[str], None]
 ) -> Comparison:
-    default = "ort-cpu" if backends.get(settings.backend).host else "ort-cuda"
+    default = "ort-cpu" if backends.get(settings.backend).on_host else "ort-cuda"
     batch = [_positive("--batch", text) for text in _split(args.batch or "")]
     written = [file for file in (args.plot, args.json) if file is not None]
     model_file.check_apart(model_file.load(args.model), None, written)

@@ -74,6 +74,11 @@ class Backend(ABC):
     device_memory: bool = True
 
     @property
+    def on_host(self) -> bool:
+        """Whether tensors of its sessions lie in the host's memory."""
+        return self.host or not self.device_memory
+
+    @property
     def families(self) -> frozenset[str]:
         """Those that the runtime has kernels for: their launches are written as they are."""
         return frozenset()
@@ -204,5 +209,5 @@ def default() -> Backend:
 
 def fastest() -> str:
     """Of those that have a device here, the one with the highest rate of arithmetic."""
-    usable = [name for name in names() if get(name).host or get(name).probe().devices]
-    return max(usable, key=lambda name: usual_target(name).rates.gflops)
+    by_rate = sorted(names(), key=lambda name: -usual_target(name).rates.gflops)
+    return next(name for name in by_rate if get(name).host or get(name).probe().devices)
