@@ -20,6 +20,9 @@ static inline int64_t pack_panels_of(int64_t OC, int64_t G) {
   return G * conv_div_up(OC / G, kConvPanel);
 }
 
+// Rows of a panel that are turned at once: read along a channel, written across channels.
+constexpr int64_t kTurned = 64;
+
 static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t OC, int64_t IC,
                                     int64_t taps, int64_t G, int64_t task, int64_t tasks) {
   const int64_t ocg = OC / G, icg = IC / G, depth = icg * taps,
@@ -29,11 +32,23 @@ static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t 
                   n = std::min(kConvPanel, ocg - j), width = conv_round_up(n, 16);
     float* out = packed + (g * conv_round_up(ocg, 16) + j) * depth;
     const float* from = s.w + (g * s.group_oc + j) * s.s_oc + g * s.group_ic * s.s_ic;
-    for (int64_t i = 0; i < icg; i++)
-      for (int64_t t = 0; t < taps; t++)
-        for (int64_t o = 0; o < n; o++)
-          out[(t * icg + i) * width + o] =
-              from[o * s.s_oc + i * s.s_ic + t] * (s.scale ? s.scale[g * ocg + j + o] : 1.f);
+    for (int64_t i0 = 0, t0 = 0, row = 0; row < depth;) {
+      float turned[kTurned][kConvPanel];
+      const int64_t rows = std::min(kTurned, depth - row);
+      for (int64_t o = 0; o < n; o++) {
+        const float* w = from + o * s.s_oc;
+        const float scale = s.scale ? s.scale[g * ocg + j + o] : 1.f;
+        for (int64_t r = 0, i = i0, t = t0; r < rows; r++) {
+          turned[r][o] = w[i * s.s_ic + t] * scale;
+          if (++t == taps) t = 0, i++;
+        }
+      }
+      for (int64_t r = 0; r < rows; r++) {
+        copy_channels(out + (t0 * icg + i0) * width, turned[r], n);
+        if (++t0 == taps) t0 = 0, i0++;
+      }
+      row += rows;
+    }
   }
 }
 
@@ -89,6 +104,9 @@ static void pack_deconv2d_run(const Launch& l, int64_t task, int64_t tasks, void
 // --- Winograd: [panel][16][ic][32 or 16], U = G g G^T in float64
 // ------------------------------------------------------------------
 
+// Filters of each channel that are turned at once.
+constexpr int64_t kTurnedFilters = 8;
+
 static int64_t pack_conv2d_wino_tasks(const Launch& l, int threads) {
   return std::min<int64_t>(conv_div_up(l.i[fam::pack_conv2d_wino::OC], kConvPanel), 4 * threads);
 }
@@ -100,22 +118,35 @@ static void pack_conv2d_wino_run(const Launch& l, int64_t task, int64_t tasks, v
     const int64_t j = q * kConvPanel, n = std::min(kConvPanel, oc - j),
                   width = conv_round_up(n, 16);
     float* out = (float*)l.buf[packed] + j * 16 * ic;
-    for (int64_t i = 0; i < ic; i++)
+    double s[kConvPanel] = {};
+    for (int64_t o = 0; o < n; o++) s[o] = scales ? scales[j + o] : 1.;
+    float turned[kTurnedFilters * 9][kConvPanel] = {};
+    for (int64_t i0 = 0; i0 < ic; i0 += kTurnedFilters) {
+      const int64_t filters = std::min(kTurnedFilters, ic - i0);
       for (int64_t o = 0; o < n; o++) {
-        const float* g = (const float*)l.buf[w] + ((j + o) * ic + i) * 9;
-        const double s = scales ? scales[j + o] : 1.;
-        double h[4][3];  // G g
-        for (int k = 0; k < 3; k++) {
-          h[0][k] = g[k], h[3][k] = g[6 + k];
-          h[1][k] = .5 * ((double)g[k] + g[3 + k] + g[6 + k]),
-          h[2][k] = .5 * ((double)g[k] - g[3 + k] + g[6 + k]);
-        }
-        for (int r = 0; r < 4; r++) {
-          const double u[4] = {h[r][0], .5 * (h[r][0] + h[r][1] + h[r][2]),
-                               .5 * (h[r][0] - h[r][1] + h[r][2]), h[r][2]};
-          for (int k = 0; k < 4; k++) out[((r * 4 + k) * ic + i) * width + o] = float(u[k] * s);
-        }
+        const float* from = (const float*)l.buf[w] + ((j + o) * ic + i0) * 9;
+        for (int64_t r = 0; r < filters * 9; r++) turned[r][o] = from[r];
       }
+      for (int64_t i = 0; i < filters; i++) {
+        const auto* g = turned + i * 9;
+        double h[4][3][kConvPanel];  // G g
+        for (int k = 0; k < 3; k++)
+          for (int64_t o = 0; o < kConvPanel; o++) {
+            const double a = g[k][o], b = g[3 + k][o], c = g[6 + k][o];
+            h[0][k][o] = a, h[3][k][o] = c;
+            h[1][k][o] = .5 * (a + b + c), h[2][k][o] = .5 * (a - b + c);
+          }
+        float u[16][kConvPanel];
+        for (int r = 0; r < 4; r++)
+          for (int64_t o = 0; o < kConvPanel; o++) {
+            const double a = h[r][0][o], b = h[r][1][o], c = h[r][2][o];
+            u[r * 4][o] = float(a * s[o]), u[r * 4 + 3][o] = float(c * s[o]);
+            u[r * 4 + 1][o] = float(.5 * (a + b + c) * s[o]);
+            u[r * 4 + 2][o] = float(.5 * (a - b + c) * s[o]);
+          }
+        for (int k = 0; k < 16; k++) copy_channels(out + (k * ic + i0 + i) * width, u[k], n);
+      }
+    }
   }
 }
 
