@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tracea_onnx.compiler import code_identity
 from tracea_onnx.support import discovery
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,10 @@ def _layer(module: str) -> int:
 
 def test_every_module_has_a_layer() -> None:
     assert {m.split(".")[1] for m in INSIDE if m != "tracea_onnx"} - {"ep"} == set(LAYERS)
+
+
+def test_plans_follow_from_no_later_layer() -> None:
+    assert set(LAYERS[LAYERS.index("compiler") + 1 :]) >= code_identity.ABOVE
 
 
 def test_imports_point_to_earlier_layers() -> None:

@@ -27,6 +27,11 @@ from tracea_onnx.support.library import library_path
 #: Nanoseconds after which a file that changes again has another stamp, whatever the file system.
 _SETTLED = 2_000_000_000
 _SUFFIXES = (".py", ".cuh", ".json")
+#: Packages that stand above the compiler, which imports nothing of them: an answer does not follow
+#: from their code.
+ABOVE = frozenset({
+    "rewrite", "verify", "pipeline", "torch", "explain", "tuning", "bench", "doctor", "cli",
+})  # fmt: skip
 #: What else Plans follow from.
 _LIBRARIES = ("onnx", "numpy")
 
@@ -85,13 +90,19 @@ def _files(backend: str) -> list[tuple[str, os.stat_result]]:
     for path in single:
         with contextlib.suppress(OSError):
             found[path] = Path(path).stat()
-    places = [str(Path(__file__).parents[1]), str(folder("fusion_rules")), str(folder("scheduler"))]
+    package = str(Path(__file__).parents[1])
+    above = {os.path.join(package, name) for name in ABOVE}  # noqa: PTH118 -- of scandir's paths
+    places = [package, str(folder("fusion_rules")), str(folder("scheduler"))]
     places += [str(own)] if own.is_dir() else []
     while places:
         with os.scandir(places.pop()) as entries:
             for e in entries:
                 if e.name.endswith(_SUFFIXES):
                     found[e.path] = e.stat()
-                elif e.name != "__pycache__" and e.is_dir(follow_symlinks=False):
+                elif (
+                    e.name != "__pycache__"
+                    and e.path not in above
+                    and e.is_dir(follow_symlinks=False)
+                ):
                     places.append(e.path)
     return sorted(found.items())
