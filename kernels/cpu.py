@@ -15,7 +15,6 @@ is what CMake runs; files that did not change keep their time stamp.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -602,6 +601,8 @@ def write_sources(
 
 
 if __name__ == "__main__":
+    import argparse
+
     parser = argparse.ArgumentParser(
         description="Write the CPU kernel library's translation units."
     )

@@ -43,7 +43,8 @@ class AttributeKind(IntEnum):
 
 class Field(NamedTuple):
     """A field of a message: its number, the wire type of one value, what makes a value of that,
-    what an absent one is (None: a message without fields), whether there may be several.
+    what an absent one is (None: a message without fields), whether there may be several; its tag,
+    and the one of a packed list.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Field(NamedTuple):
     read: Callable[[Any], Any]
     absent: object
     repeated: bool
+    tag: int
+    packed: int
 
 
 class Message:
@@ -68,24 +71,25 @@ class Message:
         field = self.fields.get(name)
         if field is None:
             raise AttributeError(name)
-        stored = self._found.get(field.number << 3 | field.wire, ())
+        _, _, wire, read, absent, repeated, tag, packed = field
+        stored = self._found.get(tag, ())
         value: Any
-        if field.repeated:
-            value = [field.read(v) for v in stored]
-            if field.wire != BYTES:
-                for packed in self._found.get(field.number << 3 | BYTES, ()):
-                    value += map(field.read, _unpack(packed, field.wire))
-        elif field.absent is None:
-            value = field.read(b"".join(stored))  # later ones add to those before
+        if repeated:
+            value = [read(v) for v in stored]
+            if wire != BYTES and packed in self._found:
+                for several in self._found[packed]:
+                    value += map(read, _unpack(several, wire))
+        elif absent is None:
+            value = read(b"".join(stored))  # later ones add to those before
         else:
-            value = field.read(stored[-1]) if stored else field.absent
+            value = read(stored[-1]) if stored else absent
         self.__dict__[name] = value
         return value
 
     def HasField(self, name: str) -> bool:
         """Whether the field was given."""
         field = self.fields[name]
-        return field.number << 3 | field.wire in self._found
+        return field.tag in self._found
 
     def ListFields(self) -> list[tuple[Field, Any]]:
         """The fields that were given, with their values."""
@@ -181,7 +185,9 @@ def _one(message: type[Message]) -> tuple[int, Callable[[bytes], Message], None]
 def _fields(cls: type[Message], **given: tuple[Any, ...]) -> None:
     """Name each field of a class: its number, its kind, and True where there may be several."""
     cls.fields = {
-        name: Field(name, number, wire, read, absent, bool(several))
+        name: Field(
+            name, number, wire, read, absent, bool(several), number << 3 | wire, number << 3 | BYTES
+        )
         for name, (number, (wire, read, absent), *several) in given.items()
     }
 

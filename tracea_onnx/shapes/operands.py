@@ -6,7 +6,6 @@ define, and for what only a run knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from string import ascii_letters
 
 import numpy as np
 
@@ -257,7 +256,8 @@ def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     operands = left.split(",")
     if len(operands) != len(ranks):
         raise Unsupported(f"Einsum '{equation}' is for {len(operands)} tensors, not {len(ranks)}")
-    free = [c for c in ascii_letters if c not in equation]
+    letters = map(chr, (*range(97, 123), *range(65, 91)))
+    free = [c for c in letters if c not in equation]
     wide = [r - len(t.replace("...", "")) for t, r in zip(operands, ranks, strict=True)]
     most = max((w for t, w in zip(operands, wide, strict=True) if "..." in t), default=0)
     dots = "".join(free[:most])

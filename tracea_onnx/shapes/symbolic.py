@@ -121,7 +121,7 @@ class Shapes:
                 self._dims[out] = tuple(
                     a
                     if (isinstance(a, int) and not isinstance(b, int))
-                    or b is dims.symbol(f"{out}:{axis}")
+                    or (isinstance(b, Dim) and b.name == f"{out}:{axis}")
                     else b
                     for axis, (a, b) in enumerate(zip(declared, derived, strict=True))
                 )

@@ -2,12 +2,14 @@
 
 Python 3.11 compiles up to seven functions for each data class. For those of the compiler that was
 half of the time of its import. Here one is compiled, `__init__`, and only when the first instance
-is made; the others are the same for all classes. `fields`, `replace` and `asdict` work as ever.
+is made; the others are the same for all classes. Fields are looked for when something asks for
+them, too. `fields`, `replace` and `asdict` work as ever.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from operator import attrgetter
 from reprlib import recursive_repr
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 C = TypeVar("C", bound=type)
 _set = object.__setattr__
+#: Held while the standard library changes a class, and those it is derived from.
+_looking = threading.RLock()
 #: Stands for the default of a field that a function makes anew.
 _MADE = object()
 
@@ -24,17 +28,20 @@ def _dataclass(
 ) -> Any:
     def made(cls: C) -> C:
         cls.__doc__ = cls.__doc__ or cls.__name__  # the standard library works out a signature
-        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
-        methods: dict[str, Any] = {"__init__": _first_init(cls, frozen), "__repr__": _repr}
+        members: dict[str, Any] = {
+            "__dataclass_fields__": _Fields(cls, kw_only),
+            "__init__": _first_init(cls, frozen),
+            "__repr__": _repr,
+        }
         if eq:
-            key = _key([f.name for f in dataclasses.fields(cls) if f.compare])
-            methods["__eq__"] = _eq(key)
-            methods["__hash__"] = (lambda self: hash(key(self))) if frozen else None
+            members |= {"__eq__": _first(cls, "__eq__", _eq), "__hash__": None}
+            if frozen:
+                members["__hash__"] = _first(cls, "__hash__", _hash)
         if frozen:
-            methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
-        for name, method in methods.items():
+            members |= {"__setattr__": _refuse, "__delattr__": _refuse}
+        for name, member in members.items():
             if name not in cls.__dict__:
-                setattr(cls, name, method)
+                setattr(cls, name, member)
         return cls
 
     return made if cls is None else made(cls)
@@ -44,6 +51,20 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
     dataclass = _dataclass
+
+
+class _Fields:
+    """Stands for the fields of a class until something asks for them."""
+
+    def __init__(self, cls: type, kw_only: bool) -> None:
+        self._cls, self._kw_only = cls, kw_only
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        cls = self._cls
+        with _looking:
+            if cls.__dict__["__dataclass_fields__"] is self:
+                dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only)(cls)
+        return cls.__dict__["__dataclass_fields__"]
 
 
 def _first_init(cls: type, frozen: bool) -> Callable[..., None]:
@@ -80,18 +101,33 @@ def _init(cls: type, frozen: bool) -> Callable[..., None]:
     return made
 
 
-def _key(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+def _first(cls: type, name: str, make: Callable[[Callable[[Any], Any]], Any]) -> Any:
+    """A method that makes the real one of what instances are compared by, and gives way to it."""
+
+    def method(self: Any, *other: object) -> Any:
+        made = make(_key([f.name for f in dataclasses.fields(cls) if f.compare]))
+        setattr(cls, name, made)
+        return made(self, *other)
+
+    return method
+
+
+def _key(names: list[str]) -> Callable[[Any], Any]:
     """What instances are compared by."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda self: tuple(getattr(self, name) for name in names)
 
 
-def _eq(key: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any, object], bool]:
+def _eq(key: Callable[[Any], Any]) -> Callable[[Any, object], bool]:
     def __eq__(self: Any, other: object) -> bool:
         return key(self) == key(other) if other.__class__ is self.__class__ else NotImplemented
 
     return __eq__
+
+
+def _hash(key: Callable[[Any], Any]) -> Callable[[Any], int]:
+    return lambda self: hash(key(self))
 
 
 @recursive_repr()
