@@ -7,10 +7,11 @@ The same rules that rewrite a file run here, so a model that was never optimised
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracea_onnx._version import __version__
@@ -149,11 +150,14 @@ def compile_graph(
     writer = writer or writer_of({})
     graph.quantised_products = "gemm_int8" in writer.target.families
     chosen = choose(graph, writer.target.rates)
-    result = Compiled()
+    ops = _ops(graph, chosen, trust)
+    probe = _Probe(graph, ops, writer)
+    whole = _whole(graph, ops, probe, writer, everything)
+    if whole is not None:
+        return _compiled(ops, {}, {tuple(range(len(ops))): whole})
     split_nodes: set[int] = set()
     while True:
-        ops = _ops(graph, chosen, trust)
-        reasons, values = _probe(graph, ops, writer)
+        reasons = dict(probe.reasons)
         if not everything:
             faster = writer.target.faster_integers
             reasons |= quantised_groups.left(graph, ops, reasons, faster=faster)
@@ -163,14 +167,15 @@ def compile_graph(
                 for k, op in enumerate(ops)
                 if op.nodes[0].proto.domain == DOMAIN
             }
-        lost = [op for k, op in enumerate(ops) if k in reasons] + _unread(
-            graph, ops, [k not in reasons for k in range(len(ops))]
-        )
+        groups = partitioning.groups(ops, [k not in reasons for k in range(len(ops))], graph)
+        lost = [op for k, op in enumerate(ops) if k in reasons] + _unread(graph, ops, groups)
         failed = {id(n) for op in lost for n in op.nodes} & {id(n) for m in chosen for n in m.nodes}
         if not failed:
             break
         split_nodes |= failed
         chosen = [m for m in chosen if not any(id(n) in failed for n in m.nodes)]
+        ops = _ops(graph, chosen, trust)
+        probe = _Probe(graph, ops, writer)
     # by their ops: where one op turns out to fail, the groups that do not change are not lowered
     # again
     parts: dict[tuple[int, ...], _Part] = {}
@@ -186,7 +191,7 @@ def compile_graph(
             if members not in parts:
                 try:
                     parts[members] = _part(
-                        graph, [ops[k] for k in members], values, writer, everything, split_nodes
+                        graph, [ops[k] for k in members], probe, writer, everything, split_nodes
                     )
                 except _Failed as e:
                     bad.append(e)
@@ -196,9 +201,16 @@ def compile_graph(
             reasons[next(k for k, op in enumerate(ops) if op is failed_late.op)] = str(
                 failed_late.reason
             )
+    return _compiled(ops, reasons, {members: parts[members] for members in found})
+
+
+def _compiled(
+    ops: Sequence[Op], reasons: Mapping[int, str], parts: Mapping[tuple[int, ...], _Part]
+) -> Compiled:
+    result = Compiled()
     result.refused = [(n, reasons[k]) for k, op in enumerate(ops) if k in reasons for n in op.nodes]
-    for members in found:
-        part, nodes = parts[members], [n for k in members for n in ops[k].nodes]
+    for members, part in parts.items():
+        nodes = [n for k in members for n in ops[k].nodes]
         if part.refusal is not None:
             result.refused += [(n, part.refusal) for n in nodes]
         elif part.builder is not None:
@@ -213,6 +225,37 @@ def compile_graph(
     return result
 
 
+def _whole(
+    graph: Graph, ops: Sequence[Op], probe: _Probe, writer: Writer, everything: bool
+) -> _Part | None:
+    """All ops as one partition, without looking first which can be lowered: most models run whole.
+    None where that fails, or may not be.
+    """
+    together = list(range(len(ops)))
+    try:
+        if (
+            any(op.nodes[0].proto.domain == DOMAIN for op in ops)
+            or not (everything or any(op.kind in COMPUTE for op in ops))
+            or partitioning.groups(ops, [True] * len(ops), graph) != [together]
+            or _unread(graph, ops, [together])
+            or (
+                not everything
+                and quantised_groups.left(graph, ops, (), faster=writer.target.faster_integers)
+            )
+        ):
+            return None
+        builder = _lower_group(graph, ops, probe, writer, lower)
+        plan = builder.to_json() if builder is not None else {}
+        if builder is None or everything:
+            return _Part(builder, plan, None)
+        why = profitability.unprofitable_reason(graph, ops, plan, writer.target.rates)
+        return _Part(builder, plan, why)
+    except MemoryError:
+        raise
+    except Exception:  # what looks at each op alone says which one it is
+        return None
+
+
 @dataclass(frozen=True)
 class _Part:
     """One partition: a Plan, or why ONNX Runtime runs it; neither where nothing would run."""
@@ -225,7 +268,7 @@ class _Part:
 def _part(
     graph: Graph,
     ops: Sequence[Op],
-    known: dict[str, Value],
+    known: Mapping[str, Value],
     writer: Writer,
     everything: bool,
     split_nodes: set[int],
@@ -235,7 +278,7 @@ def _part(
     Raises _Failed where one of them cannot be lowered in this company.
     """
     try:
-        builder = _lower_group(graph, ops, known, writer)
+        builder = _lower_group(graph, ops, known, writer, _lower)
         plan = builder.to_json() if builder is not None else {}
         why = (
             profitability.unprofitable_reason(graph, ops, plan, writer.target.rates, split_nodes)
@@ -256,12 +299,12 @@ def _part(
     return _Part(builder, plan, why)
 
 
-def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[Op]:
+def _unread(graph: Graph, ops: Sequence[Op], groups: Iterable[Sequence[int]]) -> list[Op]:
     """Fused ops with an operand that no node of their partition reads or makes (a value before a
     view that stayed outside): ORT would not pass it.
     """
     out: list[Op] = []
-    for members in partitioning.groups(ops, supported, graph):
+    for members in groups:
         seen = {name for k in members for n in ops[k].nodes for name in (*n.inputs, *n.outputs)}
         out += [
             ops[k]
@@ -314,39 +357,63 @@ def _plain(node: Node, graph: Graph, trust: bool) -> Op:
         return of_plain(node)
 
 
-def _probe(
-    graph: Graph, ops: Sequence[Op], writer: Writer
-) -> tuple[dict[int, str], dict[str, Value]]:
-    """Lower every op once into a Plan that is thrown away: which cannot be, and why; and the dims
-    of every value.
+class _Probe(Mapping[str, Value]):
+    """What lowering every op once, into a Plan that is thrown away, finds: the dims of every value.
+    It is done where something asks for more than inputs of the graph.
     """
-    ctx = Lowering(graph, writer.plan("probe", True), writer.target)
-    for name in graph.inputs:
-        _foreign(ctx, name)
-    reasons: dict[int, str] = {}
-    for k, op in enumerate(ops):
-        try:
-            for name in op.inputs:
-                if (
-                    name
-                    and name not in ctx.values
-                    and not graph.is_const(name)
-                    and not _foreign(ctx, name)
-                ):
-                    raise Unsupported(f"the type or rank of '{name}' is not known")
-            _lower(ctx, op)
-            if op.fused and op.nodes[0].proto.domain == DOMAIN:
-                _agrees(graph, op, ctx)
-            for name in filter(ctx.values.__contains__, op.outputs):
-                if ctx.values[name].counted is not None:
-                    del ctx.values[name]  # other partitions read it, with the size that it has
-                    _foreign(ctx, name)
-        except Unsupported as e:
-            reasons[k] = str(e)
-            for o in [o for n in op.nodes for o in n.outputs if o]:
-                ctx.values.pop(o, None)
-                _foreign(ctx, o)
-    return reasons, ctx.values
+
+    def __init__(self, graph: Graph, ops: Sequence[Op], writer: Writer) -> None:
+        self._ops = ops
+        self._ctx = Lowering(graph, writer.plan("probe", True), writer.target)
+        for name in graph.inputs:
+            _foreign(self._ctx, name)
+        self._given = dict(self._ctx.values)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._given[name] if name in self._given else self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Which ops cannot be lowered, and why."""
+        return self._found[0]
+
+    @property
+    def _values(self) -> dict[str, Value]:
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[dict[int, str], dict[str, Value]]:
+        ctx = self._ctx
+        found: dict[int, str] = {}
+        for k, op in enumerate(self._ops):
+            try:
+                for name in op.inputs:
+                    if (
+                        name
+                        and name not in ctx.values
+                        and not ctx.graph.is_const(name)
+                        and not _foreign(ctx, name)
+                    ):
+                        raise Unsupported(f"the type or rank of '{name}' is not known")
+                _lower(ctx, op)
+                if op.fused and op.nodes[0].proto.domain == DOMAIN:
+                    _agrees(ctx.graph, op, ctx)
+                for name in filter(ctx.values.__contains__, op.outputs):
+                    if ctx.values[name].counted is not None:
+                        del ctx.values[name]  # other partitions read it, with the size that it has
+                        _foreign(ctx, name)
+            except Unsupported as e:
+                found[k] = str(e)
+                for o in [o for n in op.nodes for o in n.outputs if o]:
+                    ctx.values.pop(o, None)
+                    _foreign(ctx, o)
+        return found, ctx.values
 
 
 def _agrees(graph: Graph, op: Op, ctx: Lowering) -> None:
@@ -438,9 +505,13 @@ class _Failed(Exception):
 
 
 def _lower_group(
-    graph: Graph, ops: Sequence[Op], known: dict[str, Value], writer: Writer
+    graph: Graph,
+    ops: Sequence[Op],
+    known: Mapping[str, Value],
+    writer: Writer,
+    one: Callable[[Lowering, Op], None],
 ) -> PlanBuilder | None:
-    """One partition as a Plan; None when nothing would run."""
+    """One partition as a Plan; None when nothing would run. one: lowers an op."""
     made = [o for op in ops for n in op.nodes for o in n.outputs if o]
     inside = set(made)
     mine = {id(n) for op in ops for n in op.nodes}
@@ -464,7 +535,7 @@ def _lower_group(
     _plan_storage(ctx, graph, ops, known, outputs)
     for op in ops:
         try:
-            _lower(ctx, op)
+            one(ctx, op)
         except Unsupported as e:
             raise _Failed(op, e) from None
     try:
@@ -520,7 +591,11 @@ def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
 
 
 def _plan_storage(
-    ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[str, Value], outputs: Sequence[str]
+    ctx: Lowering,
+    graph: Graph,
+    ops: Sequence[Op],
+    known: Mapping[str, Value],
+    outputs: Sequence[str],
 ) -> None:
     """Look ahead: borders that convolutions will read, outputs that are mere reshapes, and
     concatenations written in place.

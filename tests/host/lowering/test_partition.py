@@ -18,7 +18,8 @@ from onnx import helper, numpy_helper
 from tests.host.pipeline_models import parse
 from tests.host.rules.rules_oracle import node
 from tracea_onnx.compiler import partition_compiler, partitioning, plan_writer
-from tracea_onnx.compiler.lower.op import of_node
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.op import Op, of_node
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import PlanBuilder
@@ -119,7 +120,7 @@ def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
     )
     assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
     assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5
-    assert len(made) == len(weights)
+    assert len(made) == len(weights) + 1  # before any of them fails, all are tried together
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
@@ -135,3 +136,32 @@ def test_floats_that_hold_sizes_are_read_by_expressions(backend: str) -> None:
             Graph(m), plan_writer.writer_of({"backend": backend}), everything=True
         )
     assert len(made.entries) == 1 and not made.refused
+
+
+@pytest.mark.parametrize("join", ["Add (p, x)", "Concat <axis = 1> (p, x)"])
+def test_a_graph_that_is_lowered_at_once_has_the_plan_of_one_that_was_probed(
+    join: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a Concat asks for dims of values before they are made."""
+    w = np.random.default_rng(0).standard_normal((16, 16, 3, 3), np.float32)
+    m = parse(
+        f"""g (float[n, 16, 8, 8] x) => (float[n, c, 8, 8] y) {{
+      p = Conv <pads = [1, 1, 1, 1]> (x, w) q = {join} y = Relu (q)
+    }}""",
+        w=w,
+    )
+    onnx_inference.infer(m, onnx_inference.user_types(m))
+    probed: list[str] = []
+    lower = partition_compiler._lower
+
+    def noted(ctx: Lowering, op: Op) -> None:
+        probed.append(op.kind)
+        lower(ctx, op)
+
+    monkeypatch.setattr(partition_compiler, "_lower", noted)
+    whole = partition_compiler.compile_graph(Graph(m))
+    assert bool(probed) == join.startswith("Concat")
+    monkeypatch.setattr(partition_compiler, "_whole", lambda *_: None)
+    parts = partition_compiler.compile_graph(Graph(m))
+    assert [e[1:] for e in whole.entries] == [e[1:] for e in parts.entries] != []
+    assert whole.refused == parts.refused == []
