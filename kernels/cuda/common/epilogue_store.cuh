@@ -30,6 +30,7 @@ DEV void gather_chunks(u32 (&o)[4], int lane) {
       o[k + 2] = other;
   }
 }
+#if !IS_INT8
 DEV void store8(T* y, const u32 (&o)[4], int count) {
   if (Y_VECTOR && (WHOLE_CHUNKS || count >= 8)) {
     *(uint4*)y = make_uint4(o[0], o[1], o[2], o[3]);
@@ -39,3 +40,4 @@ DEV void store8(T* y, const u32 (&o)[4], int count) {
       if (k < count) y[k].bits = (u16)(o[k / 2] >> (k % 2 * 16));
   }
 }
+#endif

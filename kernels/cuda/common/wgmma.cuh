@@ -1,6 +1,7 @@
 // wgmma.mma_async: d[64 x N] = a b^T + (add ? d : 0), with N = 8, 16, ..., 256.
-// b is a descriptor of shared memory; a is one, or registers. k is 16 elements of 2 bytes, or 8 of
-// f32, which are truncated to TF32. A_ACROSS, B_ACROSS: the operand is contiguous along m or n, not
+// b is a descriptor of shared memory; a is one, or registers. k is 16 elements of 2 bytes, 32 of
+// one (IS_INT8; of MMA_TYPE and WEIGHT_TYPE, with sums of integers), or 8 of f32, which are
+// truncated to TF32. A_ACROSS, B_ACROSS: the operand is contiguous along m or n, not
 // along k.
 #pragma once
 #ifndef GENERATED
@@ -44,7 +45,11 @@
 #define R30 R29 ", %116, %117, %118, %119"
 #define R31 R30 ", %120, %121, %122, %123"
 #define R32 R31 ", %124, %125, %126, %127"
+#if IS_INT8
+#define D4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#else
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#endif
 #define D8(i) D4(i), D4(i + 4)
 #define D16(i) D8(i), D8(i + 8)
 #define D32(i) D16(i), D16(i + 16)
@@ -70,7 +75,17 @@
                  : LISTED OUTPUTS                                                                 \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                 \
   }
-#if IS_F32
+#define WGMMA_BYTES(N, RESULTS, OUTPUTS, i0, i1, i2, i3, i4, i5)                                   \
+  template <int A_ACROSS = 0, int B_ACROSS = 0>                                                    \
+  DEV void wgmma(int (&d)[N / 2], u64 a, u64 b, int add) {                                         \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k32.s32." MMA_TYPE "." WEIGHT_TYPE " {" RESULTS "}, %" #i0 ", %" #i1 ", p;}"     \
+                 : LISTED OUTPUTS                                                                  \
+                 : "l"(a), "l"(b), "r"(add));                                                      \
+  }
+#if IS_INT8
+#define WGMMA_OF(N, ...) WGMMA_BYTES(N, __VA_ARGS__)
+#elif IS_F32
 #define WGMMA_OF(N, ...) WGMMA_REGISTERS(N, 8, "", __VA_ARGS__)
 #else
 #define WGMMA_OF(N, ...)       \

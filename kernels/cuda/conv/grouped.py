@@ -130,10 +130,12 @@ def mma_scale(r: Request) -> float:
     return 0.5 + stage_mmas(r) / 8
 
 
-def constants(r: Request | None = None) -> str:
-    """Constants of kernels about the groups of their columns; None: there are no groups."""
+def constants(r: Request | None = None, mmas: int = 4) -> str:
+    """Constants of kernels about the groups of their columns; None: there are no groups, and a
+    stage has so many MMAs.
+    """
     if r is None or r.ints["G"] == 1:
-        one = {"STAGE_MMAS": 4 if r is None else stage_mmas(r)}
+        one = {"STAGE_MMAS": mmas if r is None else stage_mmas(r)}
         return constexprs({**one, "MERGED_COLUMNS": 0, "MERGED_CHANNELS": 0}) + "#define MIXED 0\n"
     b, i, g = of(r), r.ints, int(r.ints["G"])
     own = {

@@ -10,6 +10,8 @@
 //   1: from registers, 16 bytes a lane.
 //   2: by TMA from a buffer: fewer instructions and less power, but the last stores finish later.
 //   3: from a buffer, 16 bytes a lane, 128 contiguous bytes of a row by 8 lanes.
+// Sums of 8-bit products are integers up to the epilogue. Results leave from registers: of 8 bits
+// 16 bytes a lane, others two columns a lane.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
@@ -76,6 +78,25 @@ DEV Tile tile_at(int t, int rows, int columns) {
   return {band * BAND + r % height, r / height};
 }
 
+#if IS_INT8
+// words[k] of lane l has columns 2 l and 2 l + 1 of chunks (of 8 columns) 2 k and 2 k + 1: lane l
+// stores chunks 2 l and 2 l + 1, of which `count` columns exist.
+template <class Y>
+DEV void store_bytes(Y* y, u32 (&words)[4], int lane, int count) {
+  gather_chunks(words, lane);
+  u32 o[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    o[k] = __byte_perm(words[k % 2 * 2], words[k % 2 * 2 + 1], k < 2 ? 0x5410 : 0x7632);
+  if (Y_VECTOR && count >= 16) {
+    *(uint4*)y = make_uint4(o[0], o[1], o[2], o[3]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 16; k++)
+      if (k < count) y[k] = Y(o[k / 4] >> k % 4 * 8);
+  }
+}
+#else
 // Stores the first `count` of 64 columns of an unaligned row: lane l has columns 2 l and 2 l + 1.
 DEV void store_row(T* y, u32 word, int count, int lane) {
   const bool odd = (u64)y & 2;
@@ -88,6 +109,7 @@ DEV void store_row(T* y, u32 word, int count, int lane) {
   else if (c < count)
     y[c].bits = (u16)word;
 }
+#endif
 
 #if NORMED
 #define NORMS(i, half) , norms[2 * i + half]
@@ -133,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #if SOURCE == 1
   const int steps = KH * KW * chunks;
 #else
-  const int steps = (K + 63) / 64, chunks = 1, KW = 1;
+  const int steps = (K + STAGE_K - 1) / STAGE_K, chunks = 1, KW = 1;
 #endif
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -235,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31,
               row_warp = (warp & 3) * 16;
-    float sum[WGMMAS_M][BN / 2];
+    Partial sum[WGMMAS_M][BN / 2];
     const bool signals = thread < CLUSTER &&
                          (CLUSTER_M == 1 || CLUSTER_N == 1 || thread / CLUSTER_N == cluster_row ||
                           thread % CLUSTER_N == cluster_column);  // shares copies with CTA `thread`
@@ -269,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       const int matrix = t / (tiles_m * tiles_n);
       T* const to = y + matrix / B1 * y_0 + matrix % B1 * y_1;
 #elif STORE != 2
-      T* const to = y;
+      auto* const to = y;
 #endif
       Columns columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
@@ -349,6 +371,26 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             for (int c = 0; c < 8; c++)
               columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
 #endif
+#if IS_INT8
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const int m = row + half * 8;
+            const i64 read = min(m, M - 1);
+            u32 words[4] = {};
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+              const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
+              int v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
+              finish(epilogue, columns[AHEAD ? c : k], v, int(read), read * ldr, n, end - n);
+              words[k / 2] |= (u32(u8(v[0])) | u32(u8(v[1])) << 8) << k % 2 * 16;
+              if (sizeof(Result) == 4 && m < M)
+                store_results<Y_VECTOR>(to + m * ldy + n, v, end - n);
+            }
+            const int n = n0 + panel * 64 + (lane & 3) * 16;
+            if (sizeof(Result) == 1)
+              store_bytes(to + m * ldy + n, words, lane, m < M ? end - n : 0);
+          }
+#else
           u32 out[2][2][4];  // [row half][k / 4][k % 4]: chunk k of 8 columns
 #pragma unroll
           for (int half = 0; half < 2; half++) {
@@ -461,6 +503,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
                           lane);
           }
           __syncwarp();
+#endif
 #endif
 #endif
           if (STAGING && ++buffer == STAGING) buffer = 0, buffer_phase ^= 1;

@@ -65,7 +65,7 @@ class Problem:
     along every axis; full: of the residual. mn_major: whether A, B are contiguous along their rows;
     depth: k of matrices; groups: whether columns belong to groups of a convolution; grid_yz: CTAs
     along grid axes y and z; swapped: rows of the problem are columns of y (swap-AB); transposed: a
-    transposed convolution.
+    transposed convolution. stage_mmas: of a stage, where there are no groups.
     """
 
     request: Request
@@ -84,6 +84,7 @@ class Problem:
     grid_yz: tuple[DimLike, DimLike] = (1, 1)
     swapped: bool = False
     transposed: bool = False
+    stage_mmas: int = 4
     constants: Mapping[str, bool | int] = field(default_factory=dict)
 
     def column_tiles(self, width: int) -> DimLike:
@@ -290,7 +291,7 @@ def kernel(
             **problem.constants,
             **constants,
         },
-        text=_grouped.constants(r if problem.groups else None) + "\n",
+        text=_grouped.constants(r if problem.groups else None, problem.stage_mmas) + "\n",
         smem=tile.smem,
         cluster=tile.cluster_size,
     )

@@ -1,6 +1,7 @@
 // Main loop of the GEMM kernels of Hopper: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit
 // types, by TMA copies into a ring of stages, each 64 of k, and wgmma. Two schedulers use it:
-// gemm/persistent_sm90.cuh and gemm/cluster_splitk_sm90.cuh.
+// gemm/persistent_sm90.cuh and gemm/cluster_splitk_sm90.cuh. Of 8-bit integers a stage has 128 of
+// k, and a wgmma 32: what is said of 64 and 16 of k is of bytes.
 //
 // SOURCE: the operands:
 //   0: matrices.
@@ -32,7 +33,13 @@ constexpr int STAGES = 4;           // of the ring
 #include "conv/grouped.cuh"
 #endif
 
-constexpr int PANEL = 64 * 128;  // bytes of 64 rows of a stage
+#if IS_INT8
+typedef int Partial;  // of a sum
+#else
+typedef float Partial;
+#endif
+constexpr int STAGE_K = 128 / sizeof(T);  // of k, in a stage
+constexpr int PANEL = 64 * 128;           // bytes of 64 rows of a stage
 // Descriptor of an operand of a stage.
 template <bool MN_MAJOR>
 DEV u64 operand(u32 address) {
@@ -40,7 +47,7 @@ DEV u64 operand(u32 address) {
 }
 // COUNT wgmma (of 16 k) of a stage, for each 64 rows of A.
 template <int COUNT, bool A_MN_MAJOR, bool B_MN_MAJOR, int WGMMAS, int RESULTS>
-DEV void multiply_stage(float (&sum)[WGMMAS][RESULTS], u64 a, u64 b, int k) {
+DEV void multiply_stage(Partial (&sum)[WGMMAS][RESULTS], u64 a, u64 b, int k) {
   constexpr int A_STEP = A_MN_MAJOR ? 128 : 2,
                 B_STEP = B_MN_MAJOR ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
   wgmma_fence();
@@ -118,26 +125,26 @@ template <bool SHARED>
 DEV void copy_filters(u32 to, const TensorMap* map, u32 b, const Step& s, int tap, int row,
                       u32 ctas) {
   if (SHARED)
-    tma_load_3d_multicast(to, map, b, s.chunk * 64, tap, row, (u16)ctas);
+    tma_load_3d_multicast(to, map, b, s.chunk * STAGE_K, tap, row, (u16)ctas);
   else
-    tma_load_3d(to, map, b, s.chunk * 64, tap, row);
+    tma_load_3d(to, map, b, s.chunk * STAGE_K, tap, row);
 }
 // Pixels from a window on, at its tap (dw, dh).
 template <bool SHARED>
 DEV void copy_pixels(u32 to, const TensorMap* map, u32 b, const Step& s, int channel,
                      const Window& at, u16 dw, u16 dh, u32 ctas) {
   if (SHARED)
-    tma_load_im2col_multicast(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh,
+    tma_load_im2col_multicast(to, map, b, channel + s.chunk * STAGE_K, at.w, at.h, at.image, dw, dh,
                               (u16)ctas);
   else
-    tma_load_im2col(to, map, b, channel + s.chunk * 64, at.w, at.h, at.image, dw, dh);
+    tma_load_im2col(to, map, b, channel + s.chunk * STAGE_K, at.w, at.h, at.image, dw, dh);
 }
 #else
 template <bool SHARED>
 DEV void copy_matrix(u32 to, const TensorMap* map, u32 b, int k, int row, u32 ctas) {
   if (SHARED)
-    tma_load_2d_multicast(to, map, b, k * 64, row, (u16)ctas);
+    tma_load_2d_multicast(to, map, b, k * STAGE_K, row, (u16)ctas);
   else
-    tma_load_2d(to, map, b, k * 64, row);
+    tma_load_2d(to, map, b, k * STAGE_K, row);
 }
 #endif

@@ -92,6 +92,10 @@ def _convolutions() -> Iterator[Product]:
     yield conv(h=7, w=7, ic=304, oc=130, **_PADDED)
     yield conv(n=2, h=8, w=8, ic=48, oc=24, s=(2, 2), res=I8, mode=1, act="silu", spread=3)
     yield conv(n=8, h=14, w=14, ic=256, oc=256, **_PADDED)
+    # by im2col copies
+    yield conv(n=8, h=14, w=14, ic=256, oc=256, x_zero=False, res=U8, mode=1, **_PADDED)
+    yield conv(n=16, h=29, w=27, ic=64, oc=72, x_zero=False, s=(2, 2), x=I8, y=I8, **_PADDED)
+    yield conv(n=16, h=28, w=28, ic=208, oc=128, s=(2, 2), y=F32)
 
     def depthwise(ic: int, **more: Any) -> Product:
         return Product("conv2d_int8_dw", ic=ic, oc=ic, g=ic, **more)

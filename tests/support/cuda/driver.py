@@ -14,7 +14,7 @@ from tracea_onnx.codegen.kernel_request import TensorMap
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import evaluate
 
-_MAP_TYPES = {DType.F32: 7, DType.F16: 6, DType.BF16: 9, DType.U8: 0, DType.I32: 3}
+_MAP_TYPES = {DType.F32: 7, DType.F16: 6, DType.BF16: 9, DType.U8: 0, DType.I32: 3, DType.I8: 0}
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTION = {64: 1, 128: 2, 256: 3}
 

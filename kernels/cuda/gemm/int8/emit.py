@@ -23,7 +23,8 @@ from ...common.instantiate import ints, longs, pointer, sizes
 from ...conv import problem
 from .. import select
 from ..multistage_sm80 import tiles as multistage
-from . import requantise
+from ..persistent_sm90 import HopperTile
+from . import hopper, requantise
 from .requantise import dtype
 
 _SIZES = ("IH", "IW", "OH", "OW", *problem.WINDOW, "PT", "PL")
@@ -52,6 +53,7 @@ def conv2d(r: Request) -> list[Kernel]:
 def _rows(
     r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike
 ) -> list[Kernel]:
+    product = hopper.Product(r, m, n, k, ldw, 0, ldx, ldy, ldr)
     steps = {"a_m": ldx, "a_k": 1, "b_n": ldw, "b_k": 1, "ldy": ldy, "ldr": ldr}
     parameters: list[Parameter] = [
         *_pointers(r), *ints({"M": m, "N": n, "K": k}), *longs(steps)
@@ -61,7 +63,7 @@ def _rows(
     operands = select.Operands(
         parameters, _copies(rows_of), select.Access(16), (ldr,), _vector(r, (ldy,)), m, n, 1
     )
-    return _by_price(r, operands, n, k, 1, "", lambda o, tile: select.emit(
+    return _by_price(r, operands, n, k, 1, "", product, lambda o, tile: select.emit(
         _bytes(r), tile, o, finish=epilogue, more=_macros(r)
     ))  # fmt: skip
 
@@ -92,7 +94,12 @@ def _windows(r: Request, ic: int, oc: int, taps: int) -> list[Kernel]:
         1,
         grid_z=g,
     )
-    return _by_price(r, operands, oc, taps * pitch, g, "conv", lambda o, tile: select.emit(
+    product = None
+    if g == 1 and problem.flat(r):
+        product = hopper.Product(
+            r, rows, oc, ic * taps, pitch, taps, 0, i["y_cs"], i.get("r_cs", 0)
+        )
+    return _by_price(r, operands, oc, taps * pitch, g, "conv", product, lambda o, tile: select.emit(
         _bytes(r), tile, o, source=1,
         macros={"TRANSPOSED": False, "FILLED": "x_zero" in r.operands},
         constants={"Y_FLAT": problem.flat(r)}, group=group, finish=epilogue, more=_macros(r),
@@ -106,6 +113,7 @@ def _by_price(
     depth: int,
     groups: int,
     windows: str,
+    product: hopper.Product | None,
     emit: Callable[[select.Operands, multistage.Tile], list[Kernel]],
 ) -> list[Kernel]:
     """A stage of 128 terms takes the time of one of 64 in 16 bits: mma.sync has twice the rate."""
@@ -113,19 +121,25 @@ def _by_price(
     # sums of rows are not divided
     split = "w_zero" not in r.operands and (r.arch >= 90 or groups == 1)
 
+    mapped = product is not None and product.able()
+
     def prices(rows: int) -> Any:
         alignment = None
         if not whole and not windows:
             # bytes go through registers, as elements of 16 bits do
             alignment = multistage.Alignment(max(operands.a.bytes, 2), 16, True)
-        return select.prices(
+        costs = select.prices(
             rows, columns, -(-depth // 2), groups, _bytes(r), alignment=alignment,
             split=split, windows=windows,
         )  # fmt: skip
+        return costs | product.prices(rows) if product is not None and mapped else costs
 
     kernels: list[Kernel] = []
     for tile, active in select.choose(operands.rows, prices):
-        kernels += emit(replace(operands, active=active), tile)
+        if product is not None and isinstance(tile, HopperTile):
+            kernels.append(product.emit(tile, active))
+        else:
+            kernels += emit(replace(operands, active=active), tile)
     return select.shared_scratch(kernels)
 
 

@@ -34,12 +34,15 @@ struct Extras {};  // operands of columns
 // WIDTH neighbours p[0..count), zeros behind them.
 template <bool VECTOR, class A>
 DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
+  constexpr int SIZE = WIDTH * sizeof(A);
   if (VECTOR && count >= WIDTH) {
-    if (sizeof(A) == 4) {
+    if constexpr (SIZE == 32) {
       *(uint4*)v = *(const uint4*)p;
       *(uint4*)(v + 4) = *(const uint4*)(p + 4);
-    } else {
+    } else if constexpr (SIZE == 8) {
       *(uint2*)v = *(const uint2*)p;
+    } else {
+      *(u16*)v = *(const u16*)p;
     }
   } else {
 #pragma unroll
@@ -69,8 +72,8 @@ DEV Steps steps_of(const float* scale, const Q* zero) {
   return {s, inverse, z, (SIGNED ? -128.f : 0.f) - z, (SIGNED ? 127.f : 255.f) - z};
 }
 
-// Operands of eight columns, and those of all. start: what is added to their sums for the zero
-// point of x; zero: of the weights.
+// Operands of neighbouring columns, and those of all. start: what is added to their sums for the
+// zero point of x; zero: of the weights.
 struct Columns {
   alignas(16) float scale[WIDTH];
   alignas(16) float bias[WIDTH];
@@ -80,6 +83,7 @@ struct Columns {
   float r_scale, r_zero;
   Extras extras;
 };
+DEV void touch_columns(const Epilogue&, int) {}
 DEV Columns columns_at(const Epilogue& e, int n, int end) {
   const int count = end - n;
   Columns c;
@@ -167,9 +171,13 @@ DEV void store_result(Y* y, int v) {
 template <bool VECTOR, class Y>
 DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
   if (VECTOR && count >= WIDTH) {
-    if (sizeof(Y) == 4) {
+    if constexpr (sizeof(Y) == 4 && WIDTH == 2) {
+      *(int2*)y = make_int2(v[0], v[1]);
+    } else if constexpr (sizeof(Y) == 4) {
       *(int4*)y = make_int4(v[0], v[1], v[2], v[3]);
       *((int4*)y + 1) = make_int4(v[4], v[5], v[6], v[7]);
+    } else if constexpr (WIDTH == 2) {
+      *(u16*)y = u16(v[0] & 255 | v[1] << 8);
     } else {
       u32 w[2] = {};
 #pragma unroll

@@ -13,7 +13,7 @@ from ...common.templates import template
 
 #: Element types of 8 bits.
 BYTES = (DType.U8, DType.I8)
-WIDTH = 8
+WIDTH = 8  # columns at a time
 
 
 def dtype(r: Request, operand: str, default: DType = DType.U8) -> DType:
@@ -36,11 +36,16 @@ def aligned(r: Request, operand: str, size: int, *strides: DimLike) -> bool:
 
 
 def epilogue(
-    r: Request, depth: int, sums: int, pitches: tuple[DimLike, ...], group: DimLike = 0
+    r: Request,
+    depth: int,
+    sums: int,
+    pitches: tuple[DimLike, ...],
+    group: DimLike = 0,
+    width: int = WIDTH,
 ) -> Epilogue:
     """depth: terms of a sum. sums: bytes in front of the weights' sums behind the packed weights.
     pitches: of the residual and of a convolution's full operands. group: columns of a group of a
-    convolution, 0: there is one.
+    convolution, 0: there is one. width: columns at a time, 8 or 2.
     """
     out = dtype(r, "y", DType.F32)
     residual = "res" in r.operands and r.program is None and bool(r.ints.get("res_mode", 0))
@@ -66,9 +71,9 @@ def epilogue(
         for n in extras
     )
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
-    columns = [o for o in ("w_scale", "w_zero", "bias") if o in r.operands]
+    columns = [o for o in ("w_scale", "w_zero", "bias") if o in r.operands] + ["sums"]
     source = (
-        f"#define WIDTH {WIDTH}\ntypedef {typed(r, 'w')} Weight;\n"
+        f"#define WIDTH {width}\ntypedef {typed(r, 'w')} Weight;\n"
         f"typedef {C_TYPES[dtype(r, 'r') if residual else DType.U8]} Residual;\n"
         f"typedef {typed(r, 'm')} Middle;\ntypedef {C_TYPES[out]} Result;\n"
         + constexprs(

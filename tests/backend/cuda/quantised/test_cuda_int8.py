@@ -66,6 +66,12 @@ def forms() -> dict[str, Request]:
         )
         pointwise = conv(h=14, w=14, ic=256, oc=64, act="silu", y=I8)
         made[f"sm_{arch} batch"] = launch(pointwise, arch, ints={"N": symbol("n")})
+    for x, w in ((U8, I8), (I8, U8)):
+        wide = gemm(8192, 384, 1536, x=x, wt=w, y=w, res=x, mode=1, middle=U8, act="relu")
+        made[f"wgmma {x.name} {w.name}"] = launch(wide)
+        image = conv(n=32, h=28, w=28, ic=64, oc=128, x=x, wt=w, x_zero=False, y=F32, **PADDED)
+        made[f"wgmma window {x.name} {w.name}"] = launch(image)
+    made["wgmma sums"] = launch(gemm(8192, 384, 1536, y=I32))
     return made
 
 
@@ -78,6 +84,18 @@ def test_compiles(name: str) -> None:
     r = FORMS[name]
     kernels = kernels_of(r)
     compile_kernels(kernels, r.arch)
+    assert not name.startswith("wgmma") or kernels[0].symbol == "gemm_persistent_sm90"
+
+
+def test_images_with_a_zero_point_are_not_filled_with_zeros() -> None:
+    """As copies by tensor maps would; nor are those of which weights have zero points."""
+    shape: dict[str, Any] = {"n": 16, "h": 28, "w": 28, "ic": 64, "oc": 128}
+    for padded in (True, False):
+        window = PADDED if padded else {"s": (2, 2)}
+        (kernel,) = kernels_of(launch(conv(**shape, **window)))
+        assert (kernel.symbol == "gemm_multistage") == padded
+    (kernel,) = kernels_of(launch(gemm(8192, 384, 1536, wt=U8, w_zero="same")))
+    assert kernel.symbol == "gemm_multistage"
 
 
 @pytest.mark.sampled(2)

@@ -1,0 +1,155 @@
+"""8-bit products on Hopper by wgmma and TMA (`gemm/persistent_sm90`): of matrices, and of windows
+that im2col copies reach.
+
+Such copies fill what lies outside of an image with zeros. Where that counts, the zero point of x
+must be 0, and weights must have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support.data_classes import dataclass
+
+from ...common.epilogue import Parameter
+from ...common.instantiate import MMA_TYPE, ints, longs, pointer
+from .. import persistent_sm90, sm90
+from ..persistent_sm90 import HopperTile
+from . import requantise
+from .requantise import dtype
+
+_MAP = "const __grid_constant__ TensorMap"
+_STAGE = 128  # terms
+_MMA = 32
+
+
+@dataclass(frozen=True)
+class Product:
+    """y[rows, columns]. depth: terms of a sum; pitch: of a packed tap; taps: 0 for matrices. ldx:
+    of rows of x; ldy, ldr: of y and a residual.
+    """
+
+    request: Request
+    rows: DimLike
+    columns: int
+    depth: int
+    pitch: int
+    taps: int
+    ldx: DimLike
+    ldy: DimLike
+    ldr: DimLike
+
+    @property
+    def chunks(self) -> int:
+        """Stages of a tap, or of a matrix."""
+        return -(-self.depth // max(self.taps, 1) // _STAGE)
+
+    @property
+    def row(self) -> int:
+        """Bytes of a packed row."""
+        return max(self.taps, 1) * self.pitch
+
+    def able(self) -> bool:
+        """Whether tensor maps reach the operands, and zeros stand for what is not there."""
+        r = self.request
+        pitches = [self.ldx]
+        if self.taps:
+            pitches = [r.ints[f"x_{p}"] for p in ("cs", "rs", "ns")]
+        reached = (
+            r.arch == 90
+            and "x" not in r.unaligned
+            and all(multiple_of(p) >= 16 for p in pitches)
+            and "w_zero" not in r.operands
+            and self.depth > 0
+        )
+        if not reached or not self.taps:
+            return reached
+        inside = r.ints["PT"] == r.ints["PL"] == 0 and self.taps == 1
+        return sm90.corners(r) is not None and (inside or "x_zero" not in r.operands)
+
+    def prices(self, rows: int) -> dict[Any, float]:
+        """Clocks of the tiles: a stage takes as long as one of 16 bits."""
+        r, steps = self.request, max(self.taps, 1) * self.chunks
+        expensive = r.program is not None or bool(r.ints.get("res_mode", 0))
+        sizes = sm90.Sizes(rows, self.columns, steps, r.sms, False, expensive)
+        return {t: c for t, c in persistent_sm90.prices(sizes).items() if not t.tma}
+
+    def emit(self, tile: HopperTile, active: DimLike) -> Kernel:
+        """active: 0 empties the grid."""
+        r, ldr = self.request, self.ldr
+        sums = self.columns * self.row
+        epilogue = requantise.epilogue(r, self.depth, sums, (ldr,), width=2)
+        bytes_of = replace(r, dtype=dtype(r, "x"))
+        maps = self._maps(tile)
+        parameters: list[Parameter] = [
+            (_MAP, f"map_{k}", m) for k, m in zip("ab", maps, strict=True)
+        ]
+        parameters += [pointer("Result", "y"), *longs({"ldy": self.ldy})]
+        parameters += [*ints({"M": self.rows, "N": self.columns}), *longs({"ldr": ldr})]
+        if self.taps:
+            names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
+            parameters += ints({"chunks": self.chunks, **{n: r.ints[n] for n in names}})
+        else:
+            parameters += ints({"K": self.depth})
+        tiles_m = D.ceildiv(self.rows, tile.bm * tile.multicast_b)
+        tiles_n = -(-self.columns // tile.bn)
+        if tile.resident_b:
+            grid = D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n)
+        else:
+            clusters = D.minimum(D.mul(tiles_m, tiles_n), r.sms // tile.cluster_size)
+            grid = D.mul(clusters, tile.cluster_size)
+        problem = sm90.Problem(
+            bytes_of, int(self.taps > 0), self.rows, self.columns, self.ldy, ldr, lambda *_: maps,
+            (), (self.ldy,), (ldr,), stage_mmas=self._mmas(whole=True),
+        )  # fmt: skip
+        return sm90.kernel(
+            problem, "gemm/persistent_sm90", parameters, epilogue, tile.bn,
+            (D.mul(grid, active), 1, 1), 384, tile, False,
+            {
+                "IS_INT8": True, "STORE": 1, "SWAP": False, "NORMED": False, "MEASURED": False,
+                "WEIGHT_TYPE": f'"{MMA_TYPE[dtype(r, "w")]}"',
+                "Y_VECTOR": self._vector(),
+            },
+            {
+                "BM": tile.bm, "BN": tile.bn, "CLUSTER": tile.cluster_size, "CLUSTER_N": 1,
+                "PINGPONG": tile.pingpong, "RESIDENT_B": tile.resident_b, "STAGING": 0,
+                "A_MN_MAJOR": False, "B_MN_MAJOR": False,
+                "LAST_STAGE_MMAS": self._mmas(whole=False),
+            },
+        )  # fmt: skip
+
+    def _mmas(self, *, whole: bool) -> int:
+        """MMAs of the last stage of a tap, or of the others (whole)."""
+        last = self.depth // max(self.taps, 1) % _STAGE
+        others = self.chunks > 1 and (whole or self.taps > 0)
+        return 4 if others or not last else -(-last // _MMA)
+
+    def _vector(self) -> bool:
+        """Whether rows of y are aligned to 16 bytes."""
+        size = dtype(self.request, "y", DType.F32).size
+        return "y" not in self.request.unaligned and multiple_of(self.ldy) * size >= 16
+
+    def _maps(self, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
+        r, part = self.request, tile.bn // tile.multicast_b
+        weight, x = Pointer("w"), Pointer("x")
+        if not self.taps:
+            return (
+                TensorMap(x, DType.U8, (self.depth, self.rows), (self.ldx,), (_STAGE, tile.bm)),
+                TensorMap(weight, DType.U8, (self.depth, self.columns), (self.pitch,),
+                          (_STAGE, part)),
+            )  # fmt: skip
+        i, box = r.ints, sm90.corners(r)
+        assert box is not None
+        image = TensorMap(
+            x, DType.U8, (int(i["IC"]), i["IW"], i["IH"], i["N"]),
+            tuple(i[f"x_{p}"] for p in ("cs", "rs", "ns")), (), 128, (*box, _STAGE, tile.bm),
+            (1, int(i["SW"]), int(i["SH"]), 1),
+        )  # fmt: skip
+        sizes = (self.pitch, self.taps, self.columns)
+        filters = TensorMap(weight, DType.U8, sizes, (self.pitch, self.row), (_STAGE, 1, part))
+        return image, filters
