@@ -64,9 +64,11 @@ def aligned(a: Array) -> Array:
     return out
 
 
-def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
-    """Runs a launch whose sizes are numbers. places: what operands are; null where not named.
-    folder: for what is compiled. Returns whether the kernel met a fault.
+def run(
+    kernel: Kernel, places: Mapping[str, Array | int], folder: Path, env: Mapping[str, int] = {}
+) -> bool:
+    """Runs a launch. places: what operands are, or their addresses; null where not named. folder:
+    for what is compiled. env: values of symbols. Returns whether the kernel met a fault.
 
     Raises EmulationError, and NoEmulation where the kernel cannot be translated.
     """
@@ -76,9 +78,9 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     maps: list[_Map] = []
     for a in kernel.args:
         if isinstance(a, Int32):
-            values.append(ctypes.c_int32(evaluate(a.value, {})))
+            values.append(ctypes.c_int32(evaluate(a.value, env)))
         elif isinstance(a, Int64):
-            values.append(ctypes.c_int64(evaluate(a.value, {})))
+            values.append(ctypes.c_int64(evaluate(a.value, env)))
         elif isinstance(a, Float32):
             values.append(ctypes.c_float(a.value))
         elif isinstance(a, FaultWord):
@@ -87,16 +89,16 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
             words = (ctypes.c_uint32 * a.count)()
             values.append(ctypes.c_uint64(ctypes.addressof(words)))
         elif isinstance(a, TensorMap):
-            maps.append(_map(a, _address(a.pointer, places)))
+            maps.append(_map(a, _address(a.pointer, places, env), env))
             encoded = aligned(np.zeros(16, np.uint64))
             encoded[0] = ctypes.addressof(maps[-1])
             values.append(encoded)
         else:
-            values.append(ctypes.c_uint64(_address(a, places)))
+            values.append(ctypes.c_uint64(_address(a, places, env)))
     pointers = (ctypes.c_void_p * len(values))(
         *[v.ctypes.data if isinstance(v, np.ndarray) else ctypes.addressof(v) for v in values]
     )
-    grid = (ctypes.c_uint * 3)(*[evaluate(d, {}) for d in kernel.grid])
+    grid = (ctypes.c_uint * 3)(*[evaluate(d, env) for d in kernel.grid])
     if not all(grid):
         return False
     start = library[f"start_{kernel.symbol}"]
@@ -107,10 +109,12 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     return bool(fault.value)
 
 
-def _address(p: Pointer, places: Mapping[str, Array]) -> int:
+def _address(p: Pointer, places: Mapping[str, Array | int], env: Mapping[str, int]) -> int:
     if p.operand not in places:
         return 0
-    return int(places[p.operand].ctypes.data) + int(evaluate(p.offset, {}))
+    place = places[p.operand]
+    start = place if isinstance(place, int) else int(place.ctypes.data)
+    return start + int(evaluate(p.offset, env))
 
 
 class _Map(ctypes.Structure):
@@ -126,13 +130,13 @@ class _Map(ctypes.Structure):
     )  # fmt: skip
 
 
-def _map(m: TensorMap, base: int) -> _Map:
+def _map(m: TensorMap, base: int, env: Mapping[str, int]) -> _Map:
     """As the launcher encodes it: an empty dimension is one of 1."""
     rank = len(m.dims)
     encoded = _Map(magic=0x70616D20726F736E, base=base, rank=rank, bytes=m.dtype.size)
     encoded.swizzle = m.swizzle or 16
-    encoded.dims[:rank] = [max(int(evaluate(d, {})), 1) for d in m.dims]
-    encoded.strides[:rank] = [m.dtype.size, *(int(evaluate(s, {})) for s in m.strides)]
+    encoded.dims[:rank] = [max(int(evaluate(d, env)), 1) for d in m.dims]
+    encoded.strides[:rank] = [m.dtype.size, *(int(evaluate(s, env)) for s in m.strides)]
     if base % 16 or any(s % 16 for s in encoded.strides[1:rank]):
         raise EmulationError(f"a tensor map of {m.pointer.operand} that is not aligned")
     encoded.steps[:rank] = list(m.element_strides or (1,) * rank)

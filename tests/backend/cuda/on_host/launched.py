@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.backend.cuda import cuda_host
-from tests.support.cuda.case import Array, poisoned, rounding, stored, value
+from tests.support.cuda import launch_case, runner
+from tests.support.cuda.case import Array, Case, poisoned, rounding, stored, value
+from tests.support.cuda.driver import assumed
 from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import evaluate
 
 
 def matmul_ints(m: int, n: int, k: int, trans: tuple[int, int], b0: int = 1) -> dict[str, int]:
@@ -93,7 +96,39 @@ def check_convolution(r: Request, kernels: Iterable[Kernel], folder: Path, terms
     _check(y[..., :oc], np.maximum(want + bias, 0), magnitude + abs(bias), r.dtype, terms)
 
 
-def launch(kernels: Iterable[Kernel], places: dict[str, Array], folder: Path) -> None:
+def worst_error(c: Case, folder: Path) -> float:
+    """Worst error over its bound of a case of `tests/gpu/cases`, by the kernels for a usual device
+    of sm_90.
+    """
+    with assumed(90, 132):
+        kernels = runner.kernels(launch_case.request_of(c))
+
+    def upload(a: Array) -> tuple[int, Array]:
+        """With NaN before and behind it."""
+        raw = np.full(a.nbytes + 512, 0xFF, np.uint8)
+        raw[256:-256] = np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8)
+        raw = cuda_host.aligned(raw)
+        return int(raw.ctypes.data) + 256, raw
+
+    inputs, kept = launch_case.place(c, upload)
+    outputs = {name: upload(poisoned(o.count, o.dtype)) for name, o in c.outputs.items()}
+    places: dict[str, Array | int] = {**inputs, **{n: at for n, (at, _) in outputs.items()}}
+    for kernel in kernels:
+        for j, size in enumerate(kernel.scratch):
+            scratch = np.full(int(evaluate(size, c.env)), 0xFF, np.uint8)
+            places.setdefault(f"scratch{j}", cuda_host.aligned(scratch))
+    for kernel in kernels:
+        cuda_host.run(kernel, places, folder, c.env)
+    del kept
+    worst = 0.0
+    for name, o in c.outputs.items():
+        raw = outputs[name][1]
+        assert (raw[:256] == 0xFF).all() and (raw[-256:] == 0xFF).all(), name
+        worst = max(worst, o.error(raw[256:-256].view(poisoned(1, o.dtype).dtype)))
+    return worst
+
+
+def launch(kernels: Iterable[Kernel], places: dict[str, Array | int], folder: Path) -> None:
     """Scratch buffers begin as NaN."""
     for kernel in kernels:
         for j, size in enumerate(kernel.scratch):
