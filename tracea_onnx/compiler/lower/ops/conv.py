@@ -72,7 +72,8 @@ def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
     """Where only a run says how many channels an image has, there must be as many as the weight
     reads.
     """
-    if not isinstance(x.shape[1], int) and ctx.plan.require(x.shape[1], channels):
+    what = "channels of an image and those that a convolution's weight takes"
+    if not isinstance(x.shape[1], int) and ctx.plan.require(x.shape[1], channels, what):
         x.shape = (x.shape[0], channels, *x.shape[2:])
 
 
