@@ -144,10 +144,10 @@ def say(lines: Sequence[str]) -> None:
 
 
 def emit(value: Any) -> None:
-    """JSON for programs goes to stdout; a NaN or infinity becomes a string, since JSON has
-    neither.
+    """JSON for programs goes to stdout, before what is said later, should both be one file. A NaN
+    or infinity becomes a string, since JSON has neither.
     """
-    print(json.dumps(plain(value), indent=2))
+    print(json.dumps(plain(value), indent=2), flush=True)
 
 
 def plain(value: Any) -> Any:
