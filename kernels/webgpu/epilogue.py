@@ -9,6 +9,23 @@ from .programs import activation, program
 from .shader import Shader, static
 
 
+def activated(shader: Shader, at: str) -> tuple[str, list[str]]:
+    """WGSL text of `activate`, and lines that apply it to `v` and add the residual before or behind
+    it. at: the place in the residual.
+    """
+    mode = static(shader.request.ints.get("res_mode", 0), "residual") if shader.has("res") else 0
+    lines = []
+    if mode:
+        shader.read("res")
+        lines.append(f"  let residual = load_res({at});")
+    if mode == 1:
+        lines.append("  v = v + residual;")
+    lines.append("  v = activate(v);")
+    if mode == 2:
+        lines.append("  v = v + residual;")
+    return activation(shader), lines
+
+
 def epilogue(shader: Shader, sizes: dict[str, DimLike], full: str) -> str:
     """WGSL text of `finish(sum, row, column, at)`; `at` is the place in the residual. full: the
     place in operand {0} of a program that is as large as the result.
@@ -30,17 +47,8 @@ def epilogue(shader: Shader, sizes: dict[str, DimLike], full: str) -> str:
         text = program(shader, r.program)
         lines.append(f"  v = compute({', '.join(values)});")
     else:
-        act, mode = static(sizes["act"], "activation"), static(sizes["res_mode"], "residual")
-        mode = mode if shader.has("res") else 0
-        text = activation(shader, act, r.floats.get("p0", 0.0), r.floats.get("p1", 0.0))
-        if mode:
-            shader.read("res")
-            lines.append("  let residual = load_res(at);")
-        if mode == 1:
-            lines.append("  v = v + residual;")
-        lines.append("  v = activate(v);")
-        if mode == 2:
-            lines.append("  v = v + residual;")
+        text, after = activated(shader, "at")
+        lines += after
     body = "\n".join(lines)
     return (
         f"{text}fn finish(sum: f32, row: i32, column: i32, at: i32) -> f32 {{\n"

@@ -11,9 +11,8 @@ from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
-from .epilogue import epilogue
-from .programs import activation
-from .shader import THREADS, Launch, Shader, parameters, static
+from .epilogue import activated, epilogue
+from .shader import THREADS, Launch, Shader, parameters
 
 #: Threads along each side of a tile, and terms of a step.
 _SIDE, _STEP = 16, 16
@@ -136,26 +135,16 @@ def matmul(r: Request) -> list[Launch]:
     names = ("B1", "a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy")
     shader.sizes({k: p[k] for k in names})
     shader.number("alpha", r.floats.get("alpha", 0.0))
-    lines = ["var v = p.alpha * sum;"]
+    lines = ["  var v = p.alpha * sum;"]
     if shader.has("bias"):
         shader.read("bias")
-        lines.append("v = v + load_bias(n);")
-    mode = static(p["res_mode"], "residual") if shader.has("res") else 0
-    if mode:
-        shader.read("res")
+        lines.append("  v = v + load_bias(n);")
+    if shader.has("res"):
         own = any(p[k] != 0 for k in ("r_0", "r_1", "ldr"))
         pitches = ("r_0", "r_1", "ldr") if own else ("y_0", "y_1", "ldy")
         shader.sizes({f"res_{j}": p[k] for j, k in enumerate(pitches)})
-        lines.append("let residual = load_res(b0 * p.res_0 + b1 * p.res_1 + m * p.res_2 + n);")
-    if mode == 1:
-        lines.append("v = v + residual;")
-    lines.append("v = activate(v);")
-    if mode == 2:
-        lines.append("v = v + residual;")
-    act = activation(
-        shader, static(p["act"], "activation"), r.floats.get("p0", 0.0), r.floats.get("p1", 0.0)
-    )
-    steps = "\n  ".join(lines)
+    act, after = activated(shader, "b0 * p.res_0 + b1 * p.res_1 + m * p.res_2 + n")
+    steps = "\n".join((*lines, *after))
     before = f"""{act}struct Row {{ at: i32 }}
 struct Term {{ at: i32 }}
 fn row_of(b: i32, m: i32) -> Row {{
@@ -168,7 +157,7 @@ fn right_of(b: i32, k: i32, n: i32) -> f32 {{
 }}
 fn put(b: i32, m: i32, n: i32, sum: f32) {{
   let b0 = b / p.B1; let b1 = b % p.B1;
-  {steps}
+{steps}
   store_y(b0 * p.y_0 + b1 * p.y_1 + m * p.ldy + n, v);
 }}
 """

@@ -158,9 +158,7 @@ def _groups(r: Request, last: bool) -> list[Launch]:
         if shader.has(name):
             shader.read(name)
             scaled += text
-    act = activation(
-        shader, static(p["act"], "activation"), r.floats.get("p0", 0.0), r.floats.get("p1", 0.0)
-    )
+    act = activation(shader)
     loop = f"for (var k = thread; k < p.each * p.pixels; k += {THREADS})"
     load = f"{find} let x = load_x({at.format('x')});"
     body = f"""  let g = group % p.G; let n = group / p.G;

@@ -13,7 +13,7 @@ from typing import Any
 from tracea_onnx.codegen.kernel_request import NoKernel
 from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE, OPCODES
 
-from .shader import Shader, float_text
+from .shader import Shader, float_text, static
 
 #: Of each opcode, its value; {0}, {1}, {2} are its operands.
 _FLOAT = {
@@ -52,8 +52,8 @@ def _value(name: str, operands: Sequence[str]) -> str:
     return text.format(*(f"({o})" for o in operands))
 
 
-def program(shader: Shader, given: Mapping[str, Any], name: str = "compute") -> str:
-    """WGSL text of a function of its inputs, all f32."""
+def program(shader: Shader, given: Mapping[str, Any]) -> str:
+    """WGSL text of `compute`, a function of the program's inputs, all f32."""
     if given.get("stages"):
         raise NoKernel("the WebGPU backend computes one expression a kernel")
     if given["type"]:
@@ -68,23 +68,25 @@ def program(shader: Shader, given: Mapping[str, Any], name: str = "compute") -> 
             if math.isfinite(value):
                 text = float_text(value)
             else:
-                shader.number(f"{name}{at}", value)
-                text = f"p.{name}{at}"
+                shader.number(f"compute{at}", value)
+                text = f"p.compute{at}"
         else:
             text = _value(opcode.name, [f"r{int(r)}" for r in (a, b, c)[: opcode.arity]])
         lines.append(f"  r{int(target)} = {text};")
+    lines.append(f"  return r{int(given['out'])};")
     body = "\n".join(lines)
-    return f"fn {name}({', '.join(inputs)}) -> f32 {{\n{body}\n  return r{int(given['out'])};\n}}\n"
+    return f"fn compute({', '.join(inputs)}) -> f32 {{\n{body}\n}}\n"
 
 
-def activation(shader: Shader, act: int, p0: float, p1: float, suffix: str = "") -> str:
-    """WGSL text of `activate(v)`, of a built-in activation."""
-    name = ACTIVATIONS[act]
+def activation(shader: Shader) -> str:
+    """WGSL text of `activate(v)`, of the request's built-in activation."""
+    request = shader.request
+    name = ACTIVATIONS[static(request.ints.get("act", 0), "activation")]
     if name == "none":
         value = "v"
     else:
         arity = OPCODE[name].arity
-        for k, given in enumerate((p0, p1)[: arity - 1]):
-            shader.number(f"act{suffix}{k}", given)
-        value = _value(name, ["v", f"p.act{suffix}0", f"p.act{suffix}1"][:arity])
-    return f"fn activate{suffix}(v: f32) -> f32 {{ return {value}; }}\n"
+        for k in range(arity - 1):
+            shader.number(f"act{k}", request.floats.get(f"p{k}", 0.0))
+        value = _value(name, ["v", "p.act0", "p.act1"][:arity])
+    return f"fn activate(v: f32) -> f32 {{ return {value}; }}\n"

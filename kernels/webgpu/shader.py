@@ -31,8 +31,10 @@ MOST_BUFFERS = 8
 #: Bytes that a workgroup shares, of which every adapter has so many.
 SHARED = 16384
 
-_SIGNED = {DType.I8: 8, DType.I16: 16}
-_UNSIGNED = {DType.U8: 8, DType.BOOL: 8, DType.U16: 16}
+#: Smaller types: what `load_<name>` makes of their elements.
+_PARTS = {
+    DType.I8: "i32", DType.I16: "i32", DType.U8: "u32", DType.BOOL: "u32", DType.U16: "u32"
+}  # fmt: skip
 #: Types whose elements are words of 32 bits.
 _WORDS = {DType.F32: "f32", DType.I32: "i32", DType.U32: "u32"}
 #: By bytes of an element: the type that a copy moves.
@@ -196,6 +198,13 @@ def raw(elem: DimLike) -> DType:
     return _BITS[static(elem, "size of elements")]
 
 
+def _part(dtype: DType) -> tuple[str, int]:
+    """Of a type smaller than a word, what `load_<name>` makes of it, and its bits."""
+    if dtype not in _PARTS:
+        raise NoKernel(f"the WebGPU backend has no elements of type {dtype.name}")
+    return _PARTS[dtype], 8 * dtype.size
+
+
 def _load(name: str, dtype: DType) -> str:
     head = f"fn load_{name}(i: i32) -> "
     if dtype in _WORDS:
@@ -205,17 +214,13 @@ def _load(name: str, dtype: DType) -> str:
             f"{head}vec2<u32> {{ let k = (p.{name}_at >> 2u) + 2u * u32(i); "
             f"return vec2<u32>(in_{name}[k], in_{name}[k + 1u]); }}\n"
         )
-    bits = _SIGNED.get(dtype) or _UNSIGNED.get(dtype)
-    if bits is None:
-        raise NoKernel(f"the WebGPU backend has no elements of type {dtype.name}")
+    kind, bits = _part(dtype)
     word = f"in_{name}[k >> 2u]"
-    signed = dtype in _SIGNED
     value = (
         f"(i32({word} << ({32 - bits}u - 8u * (k & 3u))) >> {32 - bits}u)"
-        if signed
+        if kind == "i32"
         else f"(({word} >> (8u * (k & 3u))) & {(1 << bits) - 1}u)"
     )
-    kind = "i32" if signed else "u32"
     return f"{head}{kind} {{ let k = p.{name}_at + {bits // 8}u * u32(i); return {value}; }}\n"
 
 
@@ -228,14 +233,12 @@ def _store(name: str, dtype: DType) -> str:
             f"{head}vec2<u32>) {{ let k = (p.{name}_at >> 2u) + 2u * u32(i); "
             f"in_{name}[k] = v.x; in_{name}[k + 1u] = v.y; }}\n"
         )
-    bits = _SIGNED.get(dtype) or _UNSIGNED.get(dtype)
-    if bits is None:
-        raise NoKernel(f"the WebGPU backend has no elements of type {dtype.name}")
+    kind, bits = _part(dtype)
     # neighbours in the same word are other threads'
-    given = "bitcast<u32>(v)" if dtype in _SIGNED else "v"
+    given = "bitcast<u32>(v)" if kind == "i32" else "v"
     mask = (1 << bits) - 1
     return (
-        f"{head}{'i32' if dtype in _SIGNED else 'u32'}) {{ "
+        f"{head}{kind}) {{ "
         f"let k = p.{name}_at + {bits // 8}u * u32(i); let shift = 8u * (k & 3u); "
         f"atomicAnd(&in_{name}[k >> 2u], ~({mask}u << shift)); "
         f"atomicOr(&in_{name}[k >> 2u], ({given} & {mask}u) << shift); }}\n"
@@ -246,7 +249,7 @@ def as_float(dtype: DType, value: str) -> str:
     """A loaded element as f32."""
     if dtype == DType.F32:
         return value
-    return f"float_of_{dtype.name.lower()}({value})" if dtype in _WIDE else f"f32({value})"
+    return f"float_of_i64({value})" if dtype == DType.I64 else f"f32({value})"
 
 
 def from_float(dtype: DType, value: str) -> str:
@@ -261,6 +264,3 @@ def from_float(dtype: DType, value: str) -> str:
         return f"i64_of_float({value})"
     low = f"i64_of_float({value}).x"
     return low if dtype in (DType.U32, DType.U8, DType.U16) else f"bitcast<i32>({low})"
-
-
-_WIDE = (DType.I64,)
