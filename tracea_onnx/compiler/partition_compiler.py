@@ -7,7 +7,7 @@ The same rules that rewrite a file run here, so a model that was never optimised
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import field
@@ -244,12 +244,7 @@ def _whole(
             )
         ):
             return None
-        builder = _lower_group(graph, ops, probe, writer, lower)
-        plan = builder.to_json() if builder is not None else {}
-        if builder is None or everything:
-            return _Part(builder, plan, None)
-        why = profitability.unprofitable_reason(graph, ops, plan, writer.target.rates)
-        return _Part(builder, plan, why)
+        return _weighed(graph, ops, probe, writer, everything, lower)
     except MemoryError:
         raise
     except Exception:  # what looks at each op alone says which one it is
@@ -278,24 +273,30 @@ def _part(
     Raises _Failed where one of them cannot be lowered in this company.
     """
     try:
-        builder = _lower_group(graph, ops, known, writer, _lower)
-        plan = builder.to_json() if builder is not None else {}
-        why = (
-            profitability.unprofitable_reason(graph, ops, plan, writer.target.rates, split_nodes)
-            if builder is not None and not everything
-            else None
-        )
+        return _weighed(graph, ops, known, writer, everything, _lower, split_nodes)
     except (_Failed, TraceaError, MemoryError):
         raise
     except Exception as e:
-        builder, plan, why = (
-            None,
-            {},
-            _fault(
-                f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: "
-                f"{e})"
-            ),
-        )
+        why = f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})"
+        return _Part(None, {}, _fault(why))
+
+
+def _weighed(
+    graph: Graph,
+    ops: Sequence[Op],
+    known: Mapping[str, Value],
+    writer: Writer,
+    everything: bool,
+    one: Callable[[Lowering, Op], None],
+    split_nodes: Collection[int] = (),
+) -> _Part:
+    """Ops as a Plan, with why it would not pay. one: lowers an op."""
+    builder = _lower_group(graph, ops, known, writer, one)
+    plan = builder.to_json() if builder is not None else {}
+    if builder is None or everything:
+        return _Part(builder, plan, None)
+    rates = writer.target.rates
+    why = profitability.unprofitable_reason(graph, ops, plan, rates, split_nodes)
     return _Part(builder, plan, why)
 
 
