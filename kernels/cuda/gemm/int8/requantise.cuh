@@ -50,6 +50,17 @@ DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
   }
 }
 
+// Those of columns n.. among p[0..all); p[0] of every column where all is 1.
+template <class A>
+DEV void load_columns(const A* p, int all, int n, int count, A (&v)[WIDTH]) {
+  if (all == 1) {
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) v[k] = *p;
+  } else {
+    load_neighbours<VECTORS>(p + n, count, v);
+  }
+}
+
 // How integers stand for numbers: (q - zero) * scale.
 struct Steps {
   float scale, inverse, zero, lo, hi;  // lo, hi: q - zero of the least and the largest q
@@ -89,28 +100,14 @@ DEV Columns columns_at(const Epilogue& e, int n, int end) {
   Columns c;
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) c.scale[k] = 1.f, c.bias[k] = 0.f, c.start[k] = 0, c.zero[k] = 0;
-  if (e.w_scale) {
-    if (e.w_scales == 1) {
-#pragma unroll
-      for (int k = 0; k < WIDTH; k++) c.scale[k] = *e.w_scale;
-    } else {
-      load_neighbours<VECTORS>(e.w_scale + n, count, c.scale);
-    }
-  }
+  if (e.w_scale) load_columns(e.w_scale, e.w_scales, n, count, c.scale);
   if (e.x_scale) {
     const float x_scale = *e.x_scale;
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) c.scale[k] = __fmul_rn(c.scale[k], x_scale);
   }
   if (e.bias) load_neighbours<VECTORS>(e.bias + n, count, c.bias);
-  if (e.w_zero) {
-    if (e.w_zeros == 1) {
-#pragma unroll
-      for (int k = 0; k < WIDTH; k++) c.zero[k] = *e.w_zero;
-    } else {
-      load_neighbours<VECTORS>(e.w_zero + n, count, c.zero);
-    }
-  }
+  if (e.w_zero) load_columns(e.w_zero, e.w_zeros, n, count, c.zero);
   if (e.x_zero) {
     const u32 x_zero = u32(int(*e.x_zero));
     load_neighbours<VECTORS>(e.sums + n, count, c.start);
