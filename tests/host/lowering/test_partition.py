@@ -138,6 +138,20 @@ def test_floats_that_hold_sizes_are_read_by_expressions(backend: str) -> None:
     assert len(made.entries) == 1 and not made.refused
 
 
+def test_bits_of_floats_behind_a_product_stay_outside() -> None:
+    """No valid model has them; what ONNX Runtime says of it is not ours to say."""
+    m = parse("""g (float[4, 8] x) => (float[4, 8] y) {
+      p = MatMul (x, w) t = Tanh (p) b = BitwiseAnd (t, h) y = Mul (p, b)
+    }""", opset=18, w=np.eye(8, dtype=np.float32), h=np.array(0.5, np.float32))  # fmt: skip
+    onnx_inference.infer(m, onnx_inference.user_types(m))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        made = partition_compiler.compile_graph(
+            Graph(m), plan_writer.writer_of({}), everything=True
+        )
+    assert "BitwiseAnd" in [n.op for n, _ in made.refused]
+
+
 @pytest.mark.parametrize("join", ["Add (p, x)", "Concat <axis = 1> (p, x)"])
 def test_a_graph_that_is_lowered_at_once_has_the_plan_of_one_that_was_probed(
     join: str, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.epilogue_kinds import FULL, operand_kind
@@ -18,6 +18,18 @@ from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.expr_program import classify_activation, classify_epilogue, compile_program
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.support.data_classes import dataclass
+
+
+def program_of(
+    expr: Expr, *, type: Literal["f32", "i64"], joins: bool, named: bool = True
+) -> dict[str, Any]:
+    """As `compile_program`. Raises Unsupported where it refuses: a constant of an exporter's (-inf,
+    1e38) or an operation on bits in the wrong type, or too many registers.
+    """
+    try:
+        return compile_program(expr, type=type, joins=joins, named=named)
+    except ValueError as e:
+        raise Unsupported(f"no program computes the pointwise expression: {e}") from None
 
 
 @dataclass
@@ -66,7 +78,7 @@ def plan_epilogue(
             epi.residual = extras[r]
             epi.ints["res_mode"] = known.res_mode
             return epi
-    epi = Epilogue(program=compile_program(expr, type="f32", joins=joins))
+    epi = Epilogue(program=program_of(expr, type="f32", joins=joins))
     for k, (v, kind) in enumerate(zip(extras, kinds, strict=True)):
         assert kind is not None
         epi.ints[f"o{k}_kind"] = kind

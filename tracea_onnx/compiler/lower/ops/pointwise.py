@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering, element_type
+from tracea_onnx.compiler.lower.epilogue import program_of
 from tracea_onnx.compiler.lower.epilogue_kinds import (
     CHANNEL,
     CHANNEL_F32,
@@ -21,7 +22,6 @@ from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir.abi import I64_OPCODES, INTEGERS, KERNEL_FLOATS, DType
 from tracea_onnx.ir.activations import unrounded
 from tracea_onnx.ir.expr import Expr, Instr
-from tracea_onnx.ir.expr_program import compile_program
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
 from tracea_onnx.ir.refusals import Refuse
@@ -192,7 +192,7 @@ def _image(
         {"y": dst.ref},
         ints,
         None,
-        compile_program(expr, type="f32", joins=not exact, named=not exact),
+        program_of(expr, type="f32", joins=not exact, named=not exact),
         whole=False,
         dtype=dtype,
     )
@@ -228,14 +228,7 @@ def _plain(
         raise Unsupported(
             f"the expression reads {len(inputs)} tensors; the kernel takes {_PLAIN_INPUTS}"
         )
-    try:
-        program = compile_program(
-            expr, type="i64" if integer else "f32", joins=not exact, named=not exact
-        )
-    except (
-        ValueError
-    ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
-        raise Unsupported(f"no program computes the pointwise expression: {e}") from None
+    program = program_of(expr, type="i64" if integer else "f32", joins=not exact, named=not exact)
     if byte_images.keeps(inputs, dtype) and not ctx.is_given_storage(name):
         images = [byte_images.channels_last(ctx, v, len(shape)) for v in inputs]
         if _fits(ctx, images, byte_images.last(shape)):
