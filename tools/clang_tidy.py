@@ -1,9 +1,11 @@
 """clang-tidy over the native sources: the provider, and the CPU kernels as one unit per template.
 
-    python -m tools.clang_tidy                       # all of them; what CI runs
+    python -m tools.clang_tidy                       # all of them
     python -m tools.clang_tidy tracea_onnx/ep/plan/bound.cc kernels/cpu/rows.h
+    python -m tools.clang_tidy --commit HEAD         # what CI runs
 
-The checks are in `.clang-tidy`. Headers come from zig's C++ library, the one that the build uses
+CI reads the units that the commit changes, and of the others the quarter that its hash draws. The
+checks are in `.clang-tidy`. Headers come from zig's C++ library, the one that the build uses
 where the machine has no compiler. Exit status 1 when clang-tidy has a finding.
 """
 
@@ -15,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _EP, _TEMPLATES = ROOT / "tracea_onnx" / "ep", ROOT / "kernels" / "cpu"
 #: The instruction set whose units are read: the templates differ only in the vector width.
 _ISA = "base"
+#: Of so many units that a commit does not change one is drawn.
+_DRAWN = 4
 
 
 def _library_flags(folder: Path) -> list[str]:
@@ -69,10 +74,29 @@ def _check(tool: str, flags: list[str], source: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + (done.stderr if done.returncode else "")
 
 
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def _draw(units: list[Path], commit: str) -> list[Path]:
+    """The units that a commit changes, and the quarter of the others that its hash draws."""
+    text = _git("rev-parse", commit).strip()
+    paths = map(Path, _git("diff-tree", "-r", "--name-only", "--no-commit-id", commit).split())
+    changed = {name for p in paths for name in (str(p.with_suffix(".cc")), f"{p.stem}_{_ISA}.cc")}
+    names = (str(p.relative_to(ROOT)) if p.is_relative_to(ROOT) else p.name for p in units)
+    return [
+        p
+        for p, name in zip(units, names, strict=True)
+        if name in changed or not zlib.crc32(f"{text} {name}".encode()) % _DRAWN
+    ]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run clang-tidy on the sources that are named, or on all of them; returns the exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("sources", nargs="*", type=Path, help="sources; a kernel template's header")
+    parser.add_argument("--commit", default="", help="units that it changes, and draws")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(arguments)
     beside = Path(sys.executable).parent
@@ -85,11 +109,14 @@ def main(arguments: list[str] | None = None) -> int:
         flags = [
             *("-std=gnu++17", "--target=x86_64-linux-gnu", "-nostdinc++", "-nostdlibinc"),
             *_library_flags(Path(work)),
+            "-D_LIBCPP_REMOVE_TRANSITIVE_INCLUDES",  # as the build
             *(f"-I{generated}", f"-I{_EP}", f"-I{_TEMPLATES}", '-DTRACEA_VERSION="0"'),
         ]
         wanted = [p.resolve() for p in args.sources] or sorted(
             [*_EP.glob("*/*.cc"), *generated.glob(f"*_{_ISA}.cc")]
         )
+        if args.commit:
+            wanted = _draw(wanted, args.commit)
         sources = [generated / f"{p.stem}_{_ISA}.cc" if p.suffix == ".h" else p for p in wanted]
         with ThreadPoolExecutor(args.jobs) as pool:
             results = list(pool.map(lambda p: _check(tool, flags, p), sources))
