@@ -88,11 +88,14 @@ def gemm(m: int, n: int, k: int, **more: Any) -> Case:
 
 
 def _sums(case: Case, x: Array, w: Array, x_zero: int, w_zero: Array) -> Array:
-    """In int64, [N, OH, OW, OC]; w is [OC, IC / G, KH, KW]."""
+    """In int64, [N, OH, OW, OC]; w is [OC, IC / G, KH, KW]. They are summed in float64, which holds
+    every sum of fewer than 2^53 / 255^2 products exactly, and which NumPy has a fast product of.
+    """
+    assert np.prod(w.shape[1:]) < 2**53 // 255**2
     (top, left, bottom, right), (oh, ow) = case.pads, case.out
-    wide = np.pad(x.astype(np.int64) - x_zero, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    filters = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
-    out = np.zeros((case.n, oh, ow, case.oc), np.int64)
+    wide = np.pad(x.astype(np.float64) - x_zero, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    filters = w.astype(np.float64) - w_zero.astype(np.float64).reshape(-1, 1, 1, 1)
+    out = np.zeros((case.n, oh, ow, case.oc), np.float64)
     icg, ocg = case.ic // case.g, case.oc // case.g
     for i in range(case.k[0]):
         for j in range(case.k[1]):
@@ -105,7 +108,7 @@ def _sums(case: Case, x: Array, w: Array, x_zero: int, w_zero: Array) -> Array:
                 out[..., q * ocg : (q + 1) * ocg] += (
                     seen[..., q * icg : (q + 1) * icg] @ filters[q * ocg : (q + 1) * ocg, :, i, j].T
                 )
-    return out.astype(np.int32).astype(np.int64)
+    return out.astype(np.int64).astype(np.int32).astype(np.int64)
 
 
 def _quantise(v: Array, scale: Array, zero: Array, dtype: DType) -> Array:

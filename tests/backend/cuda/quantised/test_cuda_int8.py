@@ -4,6 +4,8 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,36 +44,38 @@ def conv(**more: Any) -> Case:
 PADDED: dict[str, Any] = {"k": (3, 3), "pads": (1, 1, 1, 1)}
 
 
-def forms() -> dict[str, Request]:
+def forms() -> dict[str, Callable[[], Request]]:
     """One of each kind of text."""
-    made: dict[str, Request] = {}
+    made: dict[str, Callable[[], Request]] = {}
     for arch in (80, 89, 90):
         for x, w in ((U8, I8), (I8, I8), (U8, U8), (I8, U8)):
             name = f"sm_{arch} {x.name} {w.name}"
-            made[f"{name} wide"] = launch(gemm(512, 256, 384, x=x, wt=w), arch)
-            made[f"{name} few"] = launch(gemm(7, 131, 2000, x=x, wt=w, y=F32, spread=1), arch)
+            made[f"{name} wide"] = partial(launch, gemm(512, 256, 384, x=x, wt=w), arch)
+            made[f"{name} few"] = partial(
+                launch, gemm(7, 131, 2000, x=x, wt=w, y=F32, spread=1), arch
+            )
         zeros = gemm(100, 96, 100, wt=U8, w_zero="each", y=I8, res=I8, mode=1, middle=U8)
-        made[f"sm_{arch} zeros"] = launch(zeros, arch)
-        made[f"sm_{arch} sums"] = launch(gemm(100, 96, 100, y=I32), arch)
+        made[f"sm_{arch} zeros"] = partial(launch, zeros, arch)
+        made[f"sm_{arch} sums"] = partial(launch, gemm(100, 96, 100, y=I32), arch)
         image = conv(n=2, h=14, w=14, ic=64, oc=64, act="relu", res=U8, mode=1, **PADDED)
-        made[f"sm_{arch} window"] = launch(image, arch)
+        made[f"sm_{arch} window"] = partial(launch, image, arch)
         stem = conv(h=31, w=31, ic=3, oc=64, k=(7, 7), s=(2, 2), pads=(3, 3, 3, 3))
-        made[f"sm_{arch} stem"] = launch(stem, arch)
+        made[f"sm_{arch} stem"] = partial(launch, stem, arch)
         groups = conv(h=9, w=9, ic=96, oc=96, g=4, x=I8, y=F32, res=F32, mode=2, **PADDED)
-        made[f"sm_{arch} groups"] = launch(groups, arch)
+        made[f"sm_{arch} groups"] = partial(launch, groups, arch)
         kinds = {f"o{k}_kind": k for k in range(4)} | {"o0_ld": 96}
         given = gemm(100, 96, 100, y=F32)
-        made[f"sm_{arch} program"] = launch(
-            given, arch, program=GATED, ints=kinds, operands=[f"o{k}" for k in range(4)]
+        made[f"sm_{arch} program"] = partial(
+            launch, given, arch, program=GATED, ints=kinds, operands=[f"o{k}" for k in range(4)]
         )
         pointwise = conv(h=14, w=14, ic=256, oc=64, act="silu", y=I8)
-        made[f"sm_{arch} batch"] = launch(pointwise, arch, ints={"N": symbol("n")})
+        made[f"sm_{arch} batch"] = partial(launch, pointwise, arch, ints={"N": symbol("n")})
     for x, w in ((U8, I8), (I8, U8)):
         wide = gemm(8192, 384, 1536, x=x, wt=w, y=w, res=x, mode=1, middle=U8, act="relu")
-        made[f"wgmma {x.name} {w.name}"] = launch(wide)
+        made[f"wgmma {x.name} {w.name}"] = partial(launch, wide)
         image = conv(n=32, h=28, w=28, ic=64, oc=128, x=x, wt=w, x_zero=False, y=F32, **PADDED)
-        made[f"wgmma window {x.name} {w.name}"] = launch(image)
-    made["wgmma sums"] = launch(gemm(8192, 384, 1536, y=I32))
+        made[f"wgmma window {x.name} {w.name}"] = partial(launch, image)
+    made["wgmma sums"] = partial(launch, gemm(8192, 384, 1536, y=I32))
     return made
 
 
@@ -81,7 +85,7 @@ FORMS = forms()
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_compiles(name: str) -> None:
-    r = FORMS[name]
+    r = FORMS[name]()
     kernels = kernels_of(r)
     compile_kernels(kernels, r.arch)
     assert not name.startswith("wgmma") or kernels[0].symbol == "gemm_persistent_sm90"
