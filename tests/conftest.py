@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import zlib
+from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -120,6 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if id(item) not in gone]
 
 
+@cache
 def _topic(path: Path) -> str:
     """The folder of tests/ that a module belongs to."""
     return path.relative_to(_HERE).parts[0] if path.is_relative_to(_HERE) else ""
