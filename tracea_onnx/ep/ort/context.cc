@@ -1,5 +1,6 @@
 #include "ort/context.h"
 
+#include <cstdlib>
 #include <cstring>
 
 #include "ort/options.h"
