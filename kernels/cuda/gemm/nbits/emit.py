@@ -18,7 +18,7 @@ from tracea_onnx.codegen.kernel_request import (
 from tracea_onnx.codegen.size_ranges import dispatch
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.ir.dims import multiple_of
+from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.plan.kernel_families import weight_pitch
 from tracea_onnx.support.data_classes import dataclass
 
@@ -66,7 +66,10 @@ def tiles(r: Request, at: Layout, rows: int) -> Iterator[FewRows]:
         and at.pieces >= 4 * warps * split
     ):
         split *= 2
-    ahead = max(1, 4 // (column_tiles * max(1, subs // 2) * max(1, row_tiles // 2)))
+    # two CTAs of an SM have as much on its way as four
+    alone = row_tiles == 1 and ctas * split <= 2 * r.sms
+    most = 8 if alone and at.pieces >= 8 * warps * split else 4
+    ahead = max(1, most // (column_tiles * max(1, subs // 2) * max(1, row_tiles // 2)))
     yield FewRows(row_tiles, column_tiles, warps, split, ahead)
 
 
@@ -148,13 +151,16 @@ def gemm_nbits(r: Request) -> list[Kernel]:
     def fewer(rows: int) -> list[Kernel]:
         return [few_rows(r, at, next(tiles(r, at, rows)))]
 
-    if few == 1:
-        for rows in (_FRAGMENT, 2 * _FRAGMENT):
-            if known(D.less(m, rows + 1)) == 1:
-                return fewer(rows)
-        return fewer(_FEW)
-    use = D.less(m, _FEW + 1)
-    return dispatch([(use, fewer(_FEW)), (D.sub(1, use), dequantised(r, at))])
+    choices: list[tuple[DimLike, list[Kernel]]] = []
+    low = 0
+    for rows in (_FRAGMENT, 2 * _FRAGMENT, _FEW):
+        if (within := known(D.less(m, rows + 1))) != 0:
+            above: DimLike = D.less(low, m) if low else 1
+            choices.append((D.mul(above, D.less(m, rows + 1)), fewer(rows)))
+            if within == 1:
+                return choices[0][1] if len(choices) == 1 else dispatch(choices)
+            low = rows
+    return dispatch([*choices, (D.less(_FEW, m), dequantised(r, at))])
 
 
 FAMILIES = {"gemm_nbits": gemm_nbits}
