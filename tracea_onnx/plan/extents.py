@@ -529,6 +529,23 @@ def _zero_border(p: Launch) -> dict[str, Extent]:
     return {"y": (D.select(some, low - shift, 0), D.select(some, high - shift, 0))}
 
 
+def _rope_cache(p: Launch) -> dict[str, Extent]:
+    width = D.maximum(p["D"], D.mul(D.floordiv(p["rot"], 2), 2))
+
+    def rows(o: str, heads: DimLike) -> Extent:
+        axes = (p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (heads, p[f"{o}_h"])
+        return p.span(*axes, (width, 1))
+
+    table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (D.floordiv(p["rot"], 2), 1))
+    old, new = (p.line(p["B"], p["KVH"], p[rows_], width) for rows_ in "PT")
+    return {
+        "q": rows("q", p["H"]), "k": rows("k", p["KVH"]), "v": rows("v", p["KVH"]),
+        "cos": table, "sin": table, "past_k": old, "past_v": old,
+        "at": p.line(p["B"], size=size_of(p["at_dtype"])),
+        "y": p.line(p["B"], p["S"], p["H"], width), "keys": new, "values": new,
+    }  # fmt: skip
+
+
 def _rope(p: Launch) -> dict[str, Extent]:
     width = D.select(p["full"], p["rot"], D.floordiv(p["rot"], 2))
     table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (width, 1))
@@ -731,7 +748,8 @@ _TABLE: dict[str, Table] = {
         b2=p.line(p["C"], size=_F32)
     ),
     "fft": _fft,
-    "copy": _copy, "copies": _copies, "pad": _pad, "rope": _rope, "pointwise": _pointwise,
+    "copy": _copy, "copies": _copies, "pad": _pad, "rope": _rope,
+    "rope_cache": _rope_cache, "pointwise": _pointwise,
     "fill": lambda p: {"y": p.line(p["count"], size=p["elem"])},
     "store_ints": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
     "range": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
@@ -788,6 +806,7 @@ _OTHER_RESULTS = {
     **dict.fromkeys(("nonzero", "compress", "unique", "nms_list"), frozenset({"y", "count"})),
     **dict.fromkeys(("scatter_along", "scatter_tuples"), frozenset({"y", "idx"})),
     "cache_write": frozenset({"y"}),
+    "rope_cache": frozenset({"y", "keys", "values"}),
     "quantise_dynamic": frozenset({"y", "scale", "zero"}),
 }
 

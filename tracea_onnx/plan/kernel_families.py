@@ -528,6 +528,16 @@ FAMILIES: dict[str, Family] = {
         ("x", "cos", "sin", "y"),
         _names("B S H D rot x_b x_s x_h y_b y_s y_h c_b c_s interleaved full"),
     ),
+    # A step of attention over caches, CUDA only: y [B, S, H, D] is `rope` of q, keys and values are
+    # `cache_write` of `rope` of k [B, S, KVH, D] and of v, into past_k and past_v; strides of q, k
+    # and v as attention's.
+    "rope_cache": Family(
+        _names("q k v cos sin past_k? past_v? at y keys values"),
+        _names(
+            "B S H KVH P T D rot q_b q_s q_h k_b k_s k_h v_b v_s v_h c_b c_s interleaved at_dtype"
+            " at_add"
+        ),
+    ),
     # Several copies into one tensor, CUDA only: of x<k>, [n0, n1, n2] elements of strides x0, x1,
     # x2 (of the family's ints, p<k>_ before them) go to element `at` of y and those after it, y0,
     # y1 and 1 apart. What they write does not overlap.

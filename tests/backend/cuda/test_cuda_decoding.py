@@ -15,6 +15,7 @@ import pytest
 from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import attention, compile_kernels, copied, kernels_of, request
 from tracea_onnx.codegen.kernel_request import Kernel, NoKernel, Request, TensorMap
+from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
@@ -47,6 +48,18 @@ def _writing(elem: int, d: int, arch: int) -> Request:
     return request("cache_write", DType.F32, ints, operands=operands, arch=arch)
 
 
+def _turning(dtype: DType, d: int, arch: int = 90, **sizes: DimLike) -> Request:
+    given: dict[str, DimLike] = {n: symbol(n) for n in ("B", "S", "P", "T")}
+    given |= {"H": 4, "KVH": 2, "rot": d, **sizes}
+    for n, heads in (("q", 4), ("k", 2), ("v", 2)):
+        given |= {f"{n}_b": D.mul(given["S"], heads * d), f"{n}_s": heads * d, f"{n}_h": d}
+    half = D.floordiv(given["rot"], 2)
+    given |= {"c_b": D.mul(given["S"], half), "c_s": half, "D": d}
+    given |= {"at_dtype": int(DType.I32), "at_add": -1}
+    names = ("q", "k", "v", "cos", "sin", "past_k", "past_v", "at", "y", "keys", "values")
+    return request("rope_cache", dtype, given, operands=names, arch=arch)
+
+
 @pytest.mark.parametrize(("dtype", "arch"), [(DType.F32, 90), (DType.F16, 80)])
 def test_caches_compile(dtype: DType, arch: int) -> None:
     sizes: dict[str, Any] = {"s": symbol("S"), "t": symbol("T"), "b": symbol("B"), "arch": arch}
@@ -55,6 +68,7 @@ def test_caches_compile(dtype: DType, arch: int) -> None:
     r = replace(r, ints={**r.ints, "window": 0 if wide else 4096})
     compile_kernels(kernels_of(r), arch)
     compile_kernels(kernels_of(_writing(dtype.size, 64, arch)), arch)
+    compile_kernels(kernels_of(_turning(dtype, 64, arch)), arch)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +146,57 @@ def test_rows_are_written_into_a_cache(elem: int, keep: int, circular: int, tmp_
         np.testing.assert_array_equal(places["y"], want)
     places["at"][0] = -1
     assert cuda_host.run(k, places, tmp_path)
+
+
+@pytest.mark.parametrize(("d", "rot", "interleaved"), [(16, 16, 0), (6, 4, 1), (7, 4, 0)])
+def test_queries_and_caches_are_turned_at_once(
+    d: int, rot: int, interleaved: int, tmp_path: Path
+) -> None:
+    """Caches made anew, and in place; a row that does not fit is a fault."""
+    b, s, heads, kv, p, room = 2, 3, 4, 2, 8, 11
+    sizes: dict[str, DimLike] = {"B": b, "S": s, "T": room, "rot": rot, "interleaved": interleaved}
+    rng, starts = np.random.default_rng(2), [7, 0]
+    shapes = {
+        "q": (b, s, heads, d), "k": (b, s, kv, d), "v": (b, s, kv, d), "cos": (b, s, rot // 2),
+        "sin": (b, s, rot // 2), "past_k": (b, kv, p, d), "past_v": (b, kv, p, d),
+        "y": (b, s, heads, d), "keys": (b, kv, room, d), "values": (b, kv, room, d),
+    }  # fmt: skip
+    places = {
+        n: cuda_host.aligned(rng.standard_normal(x).astype(np.float32)) for n, x in shapes.items()
+    }
+    places["at"] = np.array(starts, np.int32) + 1
+    at = np.arange(rot // 2)
+    first, second = (2 * at, 2 * at + 1) if interleaved else (at, at + rot // 2)
+
+    def turned(x: Any) -> Any:
+        out, (cos, sin) = x.astype(np.float64), (places[n][:, :, None] for n in ("cos", "sin"))
+        out[..., first] = x[..., first] * cos - x[..., second] * sin
+        out[..., second] = x[..., second] * cos + x[..., first] * sin
+        return out
+
+    def check(name: str, new: Any, old: Any) -> None:
+        want = np.zeros((b, kv, room, d)) if old is None else old.copy()
+        for i, start in enumerate(starts):
+            if old is None:
+                want[i, :, :start] = places[f"past_{name[0]}"][i, :, :start]
+            want[i, :, start : start + s] = new[i].transpose(1, 0, 2)
+        np.testing.assert_allclose(places[name], want, rtol=1e-6, atol=1e-6)
+
+    (kernel,) = cuda.emit(_turning(DType.F32, d, 90, P=p, **sizes))
+    assert not cuda_host.run(kernel, places, tmp_path)
+    np.testing.assert_allclose(places["y"], turned(places["q"]), rtol=1e-6, atol=1e-6)
+    check("keys", turned(places["k"]), None)
+    check("values", places["v"], None)
+    old = {n: rng.standard_normal(shapes[n]).astype(np.float32) for n in ("keys", "values")}
+    places |= {n: cuda_host.aligned(x) for n, x in old.items()}
+    places |= {"past_k": places["keys"], "past_v": places["values"]}
+    (kernel,) = cuda.emit(_turning(DType.F32, d, 90, P=room, **sizes))
+    assert not cuda_host.run(kernel, places, tmp_path)
+    check("keys", turned(places["k"]), old["keys"])
+    check("values", places["v"], old["values"])
+    for wrong in (-1, room):
+        places["at"][0] = wrong
+        assert cuda_host.run(kernel, places, tmp_path)
 
 
 def test_sinks_and_other_windows_have_no_kernel() -> None:

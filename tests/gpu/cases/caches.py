@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.gpu.cases.attention import Shape, bound_of, reference
-from tests.support.cuda.case import Array, Case, plain, stored, value
+from tests.support.cuda.case import Array, Case, plain, rounding, stored, value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
 
@@ -97,4 +97,49 @@ def writing(rng: np.random.Generator) -> Iterator[Case]:
         )
 
 
-FAMILIES = {"cached attention": attention, "cache writing": writing}
+def turning(rng: np.random.Generator) -> Iterator[Case]:
+    """Into new caches."""
+    h, kv, p = 6, 2, 37
+    for dtype, (b, s, d, rot, interleaved) in itertools.product(
+        (DType.F32, DType.F16, DType.BF16),
+        ((1, 1, 64, 64, 0), (3, 4, 17, 8, 1), (2, 9, 128, 96, 0)),
+    ):
+        shapes: dict[str, tuple[int, ...]] = {
+            "q": (b, s, h, d), "k": (b, s, kv, d), "v": (b, s, kv, d),
+        }  # fmt: skip
+        shapes |= dict.fromkeys(("past_k", "past_v"), (b, kv, p, d))
+        shapes |= dict.fromkeys(("cos", "sin"), (b, s, rot // 2))
+        data = {n: stored(rng.standard_normal(x), dtype) for n, x in shapes.items()}
+        exact = {n: value(x, dtype) for n, x in data.items()}
+        starts, room, at = rng.integers(0, p + 1, b), p + s, np.arange(rot // 2)
+        first, second = (2 * at, 2 * at + 1) if interleaved else (at, at + rot // 2)
+        cos, sin = (exact[n][:, :, None] for n in ("cos", "sin"))
+        for n in "qk":
+            x, turned = exact[n], exact[n].copy()
+            turned[..., first] = x[..., first] * cos - x[..., second] * sin
+            turned[..., second] = x[..., second] * cos + x[..., first] * sin
+            exact[n] = turned
+        caches = {n: np.zeros((b, kv, room, d)) for n in "kv"}
+        for n, i in itertools.product("kv", range(b)):
+            caches[n][i, :, : starts[i]] = exact[f"past_{n}"][i, :, : starts[i]]
+            caches[n][i, :, starts[i] : starts[i] + s] = exact[n][i].transpose(1, 0, 2)
+        ints: dict[str, DimLike] = {
+            "B": b, "S": symbol("S"), "H": h, "KVH": kv, "P": symbol("P"), "T": symbol("T"), "D": d,
+            "rot": rot, "interleaved": interleaved, "c_b": s * rot // 2, "c_s": rot // 2,
+            "at_dtype": int(DType.I64), "at_add": -2,
+        }  # fmt: skip
+        for n, heads in (("q", h), ("k", kv), ("v", kv)):
+            ints |= {f"{n}_b": s * heads * d, f"{n}_s": heads * d, f"{n}_h": d}
+        made = {"y": exact["q"], "keys": caches["k"], "values": caches["v"]}
+        yield Case(
+            f"rope_cache {b}x{s}x{d}/{rot} interleaved={interleaved}",
+            "rope_cache",
+            dtype,
+            ints,
+            {**data, "at": np.array(starts + 2, np.int64)},
+            {n: plain(dtype, x, rounding(x, dtype, 16)) for n, x in made.items()},
+            env={"S": s, "P": p, "T": room},
+        )
+
+
+FAMILIES = {"cached attention": attention, "cache turning": turning, "cache writing": writing}

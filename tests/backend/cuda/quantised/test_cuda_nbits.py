@@ -153,7 +153,7 @@ def test_rows_known_in_a_run_choose_the_kernel() -> None:
     for b, s, tiles in ((1, 1, 1), (2, 4, 1), (3, 3, 2), (16, 1, 2), (1, 17, 4), (4, 8, 4)):
         (found,) = running(kernels, b=b, s=s)
         assert f"ROW_TILES = {tiles};" in found.source
-    assert [k.symbol for k in running(kernels, b=3, s=11)][0] == "dequantise"
+    assert running(kernels, b=3, s=11)[0].symbol == "dequantise"
 
 
 def test_plans() -> None:

@@ -401,6 +401,31 @@ def _halves(ctx: Lowering, table: Value, half: int) -> Value:
     return out
 
 
+def require_even_part(rot: int, dim: int) -> None:
+    """Refuse a rotary embedding that turns no pairs of the elements of a head."""
+    if not 0 < rot <= dim or rot % 2:
+        raise Unsupported(
+            f"the rotary embedding rotates {rot} of {dim} elements; an even part is required"
+        )
+
+
+def turns(
+    ctx: Lowering, tables: tuple[str, str], pos: Value, tokens: Dims, rot: int, dtype: DType
+) -> tuple[Ref, Ref, DimLike, DimLike]:
+    """Rows of rotary tables [places, rot / 2] for tokens [batch, sequence] at these positions, and
+    their strides by batch and sequence.
+    """
+    cos, sin = (_rows(ctx, ctx.value(t), pos) for t in tables)
+    if cos.shape != sin.shape or cos.dtype != dtype or cos.shape[-1] != rot // 2:
+        raise Unsupported(
+            "the rotary tables need one constant width, equal shapes and the type of their operand"
+        )
+    c, s = ctx.plain(cos), ctx.plain(sin)
+    aligned = (*tokens, rot // 2)
+    strides = broadcast_strides(ctx.plan, View(c, contiguous(cos.shape)), cos.shape, aligned)
+    return c, s, strides[0], strides[1]
+
+
 def rope(ctx: Lowering, op: Op) -> None:
     """Rotary embedding of [b, h, s, d] or [b, s, h, d]; cos/sin rows broadcast over heads."""
     x, spec = ctx.value(op.role("x")), RopeSpec.of(op.attrs)
@@ -420,10 +445,7 @@ def rope(ctx: Lowering, op: Op) -> None:
     h = heads_of(ctx, x, {"layout": layout}, spec.num_heads or 0)
     ctx.require(x, "rotary embedding")
     rot = spec.rot or h.dim
-    if not 0 < rot <= h.dim or rot % 2:
-        raise Unsupported(
-            f"the rotary embedding rotates {rot} of {h.dim} elements; an even part is required"
-        )
+    require_even_part(rot, h.dim)
     if op.role("pos"):
         cos, sin = (_rows(ctx, t, ctx.value(op.role("pos"))) for t in (cos, sin))
     known = cos.rank > 0 and isinstance(cos.shape[-1], int)

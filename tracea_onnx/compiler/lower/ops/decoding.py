@@ -14,16 +14,17 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.attention import (
     Cached,
-    Heads,
     appended,
     cache_name,
     heads_of,
+    require_even_part,
     rope,
+    turns,
 )
 from tracea_onnx.compiler.lower.ops.attention import attention as attention_of
 from tracea_onnx.compiler.lower.ops.contrib import counted
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -47,18 +48,20 @@ def grouped(ctx: Lowering, op: Op) -> None:
     q, k, v = _projections(ctx, op, (heads, kv_heads, kv_heads), size)
     batch, seq = q.shape[:2]
     ctx.same(lens.elements, batch, f"the lengths of {op.kind} '{op.label}' and its rows")
+    total = _total(ctx, op)
     if op.attr("do_rotary", 0):
         pos = ctx.value(op.input(9)) if op.input(9) else _positions(ctx, lens, batch, seq)
-        q = _rotated(ctx, op, q, pos, heads)
-        k = _rotated(ctx, op, k, pos, kv_heads)
-    total = _total(ctx, op)
+        if "rope_cache" in ctx.target.families:
+            q, caches = _in_one_launch(ctx, op, (q, k, v), pos, lens)
+        else:
+            q, k = (_rotated(ctx, op, x, pos, n) for x, n in ((q, heads), (k, kv_heads)))
+            caches = _written(ctx, op, (k, v), kv_heads, lens, seq)
+    else:
+        caches = _written(ctx, op, (k, v), kv_heads, lens, seq)
     kept: list[str] = []
-    for which, x in enumerate((k, v)):
-        new = heads_of(ctx, x, {"layout": "bsx"}, kv_heads)
-        dims = result(ctx, op, 1 + which)
-        cache = _written(ctx, op, which, new, dims, lens, D.sub(1, seq), x.dtype)
-        seen = ctx.define(f"{cache.name}\0seen", x.dtype, (*dims[:2], total, size))
-        seen.view = View(ctx.plain(cache), contiguous(dims))
+    for cache in caches:
+        seen = ctx.define(f"{cache.name}\0seen", cache.dtype, (*cache.shape[:2], total, size))
+        seen.view = View(ctx.plain(cache), contiguous(cache.shape))
         kept.append(seen.name)
     window = int(op.attr("local_window_size", -1))
     smooth, sink = op.attr("smooth_softmax", 0) == 1, ctx.optional(op.input(11))
@@ -144,18 +147,21 @@ def _positions(ctx: Lowering, lens: Value, batch: DimLike, seq: DimLike) -> Valu
     return ctx.value(name)
 
 
-def _rotated(ctx: Lowering, op: Op, x: Value, pos: Value, heads: int) -> Value:
+def _tables(ctx: Lowering, op: Op) -> tuple[str, str, int]:
+    """The rotary tables, and how many elements they turn."""
     cos, sin = op.input(7), op.input(8)
     if not cos or not sin or ctx.value(cos).rank != 2:
         raise Unsupported(f"{op.kind} '{op.label}' has no tables of rank 2 to rotate by")
     half = ctx.value(cos).shape[1]
     if not isinstance(half, int):
         raise Unsupported(f"the width of the rotary tables of {op.kind} is not known")
+    return cos, sin, 2 * half
+
+
+def _rotated(ctx: Lowering, op: Op, x: Value, pos: Value, heads: int) -> Value:
+    cos, sin, rot = _tables(ctx, op)
     spec = RopeSpec(
-        layout="bsx",
-        interleaved=bool(op.attr("rotary_interleaved", 0)),
-        rot=2 * half,
-        num_heads=heads,
+        layout="bsx", interleaved=bool(op.attr("rotary_interleaved", 0)), rot=rot, num_heads=heads
     )
     name = f"{op.outputs[0]}\0rotated {x.name}"
     roles = {"x": x.name, "cos": cos, "sin": sin, "pos": pos.name}
@@ -175,34 +181,75 @@ def _total(ctx: Lowering, op: Op) -> DimLike:
     return total
 
 
-def _written(
-    ctx: Lowering,
-    op: Op,
-    which: int,
-    new: Heads,
-    dims: Dims,
-    at: Value,
-    behind: DimLike,
-    dtype: DType,
-) -> Value:
-    """The cache `dims` with new keys (0) or values (1) in it, from row at + behind on."""
-    out = ctx.define(cache_name(op, which), dtype, dims)
+def _past(ctx: Lowering, op: Op, which: int, dtype: DType) -> Value | None:
     past = ctx.optional(op.input(3 + which))
     if past is not None and past.dtype != dtype:
         raise Unsupported(f"the cache of {op.kind} has type {past.dtype.name}, not {dtype.name}")
-    ctx.run(
-        "cache_write",
-        {"past": past, "x": new.ref, "at": at},
-        out,
+    return past
+
+
+def _written(
+    ctx: Lowering, op: Op, given: Sequence[Value], heads: int, at: Value, seq: DimLike
+) -> list[Value]:
+    """The caches with new keys and values in them, the last of which is in row `at`."""
+    caches: list[Value] = []
+    for which, x in enumerate(given):
+        new, past = heads_of(ctx, x, {"layout": "bsx"}, heads), _past(ctx, op, which, x.dtype)
+        dims = result(ctx, op, 1 + which)
+        caches.append(ctx.define(cache_name(op, which), x.dtype, dims))
+        ctx.run(
+            "cache_write",
+            {"past": past, "x": new.ref, "at": at},
+            caches[-1],
+            {
+                "elem": x.dtype.size, "B": new.batch, "H": new.heads, "S": new.seq,
+                "P": 0 if past is None else past.shape[2], "T": dims[2], "D": new.dim,
+                "x_b": new.b, "x_s": new.s, "x_h": new.h,
+                "at_dtype": int(at.dtype), "at_add": D.sub(1, seq),
+            },
+            whole=False,
+        )  # fmt: skip
+    return caches
+
+
+def _in_one_launch(
+    ctx: Lowering, op: Op, given: tuple[Value, Value, Value], pos: Value, at: Value
+) -> tuple[Value, list[Value]]:
+    """Rotated queries, and the caches with rotated keys and with values in them."""
+    cos, sin, rot = _tables(ctx, op)
+    heads, kv_heads, size = grouped_heads(ctx, op)
+    q, k, v = (
+        heads_of(ctx, x, {"layout": "bsx"}, n)
+        for x, n in zip(given, (heads, kv_heads, kv_heads), strict=True)
+    )
+    dtype = given[0].dtype
+    ctx.require(given[0], "rotary embedding")
+    require_even_part(rot, size)
+    cosines, sines, c_b, c_s = turns(ctx, (cos, sin), pos, (q.batch, q.seq), rot, dtype)
+    pasts = [_past(ctx, op, which, dtype) for which in range(2)]
+    dims = [result(ctx, op, 1 + which) for which in range(2)]
+    out = ctx.define(f"{op.outputs[0]}\0rotated {given[0].name}", dtype, given[0].shape)
+    caches = [ctx.define(cache_name(op, which), dtype, dims[which]) for which in range(2)]
+    operands = {"q": q.ref, "k": k.ref, "v": v.ref, "cos": cosines, "sin": sines}
+    old = {n: ctx.plain(p) if p else None for n, p in zip(("past_k", "past_v"), pasts, strict=True)}
+    held = [0 if p is None else p.shape[2] for p in pasts]
+    for a, b in (held, [d[2] for d in dims]):
+        ctx.same(a, b, f"the lengths of the caches of {op.kind} '{op.label}'")
+    steps = {f"{n}_{a}": getattr(x, a) for n, x in (("q", q), ("k", k), ("v", v)) for a in "bsh"}
+    ctx.plan.launch(
+        "rope_cache",
+        {**operands, **old, "at": ctx.plain(at)},
+        dict(zip(("y", "keys", "values"), map(ctx.new_plain, (out, *caches)), strict=True)),
         {
-            "elem": dtype.size, "B": new.batch, "H": new.heads, "S": new.seq,
-            "P": 0 if past is None else past.shape[2], "T": dims[2], "D": new.dim,
-            "x_b": new.b, "x_s": new.s, "x_h": new.h,
-            "at_dtype": int(at.dtype), "at_add": behind,
+            "B": q.batch, "S": q.seq, "H": heads, "KVH": kv_heads, "P": held[0], "T": dims[0][2],
+            "D": size, "rot": rot, **steps, "c_b": c_b, "c_s": c_s,
+            "interleaved": int(bool(op.attr("rotary_interleaved", 0))),
+            "at_dtype": int(at.dtype), "at_add": D.sub(1, q.seq),
         },
         whole=False,
+        dtype=dtype,
     )  # fmt: skip
-    return out
+    return out, caches
 
 
 def cached(ctx: Lowering, op: Op) -> None:
