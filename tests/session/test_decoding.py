@@ -13,7 +13,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from tests.golden.record import gpu, sources_for_cubins
 from tracea_onnx import provider
+from tracea_onnx.compiler.partition_compiler import compile_graph
+from tracea_onnx.compiler.plan_writer import BackendPlan
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.shapes import onnx_inference
 
 EXAMPLE = run_path(str(Path(__file__).resolve().parents[2] / "examples" / "python" / "generate.py"))
 
@@ -37,3 +42,22 @@ def test_tokens(options: dict[str, Any]) -> None:
     assert len({i for row in want for i in row}) > 10, "the text says one thing over and over"
     for room in (0, 31, 40):
         assert _tokens(session, prompts, room) == want
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_launches_of_a_layer_on_a_gpu(packed: bool) -> None:
+    """Queries, keys and values are one product, what turns them and writes the caches one launch,
+    and so are the halves of the gated unit.
+    """
+    model = EXAMPLE["build"](layers=1, positions=64, packed=packed)
+    onnx_inference.infer(model, {})
+    with sources_for_cubins():
+        found = compile_graph(Graph(model), gpu(90, 132), everything=True)
+    (plan,) = found.builders
+    assert isinstance(plan, BackendPlan)
+    asked = [r.family for r in {id(r): r for r in plan.asked}.values()]  # a request has kernels
+    light = {"range", "store_ints", "pointwise", "gather"}  # of positions, and of the unit's gate
+    assert [f for f in asked[asked.index("gemm") :] if f not in light] == [
+        *("gemm", "rope_cache", "attention", "gemm", "layernorm", "gemm", "gemm", "layernorm"),
+        "gemm",
+    ]

@@ -150,7 +150,7 @@ _ROWS: tuple[tuple[str, Trait, str | None], ...] = (
     (f"{_ORT}MultiHeadAttention", _HEAVY, "mask_filter_value num_heads scale unidirectional"),
     (
         f"{_ORT}GroupQueryAttention",
-        _HEAVY,
+        _HEAVY | T.SLICE,
         (
             "causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size"
             " num_heads qk_norm_epsilon qk_output rotary_interleaved scale sliding_window_cache"

@@ -28,7 +28,7 @@ def configs(request: Request, p: Problem) -> list[tuple[Any, DimLike]]:
     """Configurations worth having, and for each whether it is the one for the sizes of a run."""
     cached = "lens" in request.operands
     few, all_rows = (
-        (decode.cached_configs(request), False) if cached else select.configs(request, p)
+        (decode.simt_configs(request, p), False) if cached else select.configs(request, p)
     )
     if all_rows:
         return few

@@ -72,15 +72,20 @@ def test_caches_compile(dtype: DType, arch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("s", "wide", "sms", "window"),
-    [(3, True, 4, 0), (3, False, 1, 31), (3, True, 4, 70), (37, True, 4, 0), (37, False, 4, 5)],
-)
-def test_attention_over_a_cache(s: int, wide: bool, sms: int, window: int, tmp_path: Path) -> None:
-    """Few rows, with keys divided, and not; many rows; behind the last key of a row lies what no
-    one may read.
+    ("s", "wide", "sms", "window", "arch", "t"),
+    [
+        (3, True, 8, 0, 86, 1100), (3, False, 1, 31, 86, 1100), (3, True, 20, 70, 90, 1024),
+        (37, True, 4, 0, 86, 100), (37, False, 4, 5, 86, 100),
+    ],
+)  # fmt: skip
+def test_attention_over_a_cache(
+    s: int, wide: bool, sms: int, window: int, arch: int, t: int, tmp_path: Path
+) -> None:
+    """Few rows, with keys divided among CTAs, and those of a cluster, and not; many rows; behind
+    the last key of a row lies what no one may read.
     """
     d, lens = 16, [90, 2]
-    r = _cached(DType.F32, d, wide=wide, s=s, t=100, b=2, heads=4, kv=2, arch=86)
+    r = _cached(DType.F32, d, wide=wide, s=s, t=t, b=2, heads=4, kv=2, arch=arch)
     r = replace(r, ints={**r.ints, "window": window}, caps=replace(r.caps, sms=sms))
     rng = np.random.default_rng(0)
     places = {
@@ -100,7 +105,8 @@ def test_attention_over_a_cache(s: int, wide: bool, sms: int, window: int, tmp_p
     places["lens"] = np.array(lens, np.int64 if wide else np.int32) - (not wide)
     places["scratch0"] = cuda_host.aligned(np.full(1 << 18, 0xAB, np.uint8))
     kernels = cuda.emit(r)
-    assert len(kernels) == 1 + (s == 3 and sms > 1)
+    divided = s == 3 and arch == 86 and sms > 1
+    assert len(kernels) == 1 + divided and (kernels[0].cluster > 1) == (arch == 90)
     seen = slice(0 if wide else None, None)
     for j, k in enumerate(kernels):
         assert not cuda_host.run(k, places, tmp_path / str(j))
@@ -108,7 +114,7 @@ def test_attention_over_a_cache(s: int, wide: bool, sms: int, window: int, tmp_p
     if not wide:  # of tokens that are there
         rows, want = np.where(_there(lens, s), (rows, want), 0)
     np.testing.assert_allclose(rows[:, seen], want[:, seen], rtol=1e-5, atol=1e-6)
-    places["lens"][1] = 101
+    places["lens"][1] = t + 1
     assert cuda_host.run(kernels[0], places, tmp_path / "0")
 
 

@@ -12,7 +12,6 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.golden.record import gpu, sources_for_cubins
 from tracea_onnx import provider
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.ir.graph import Graph
@@ -184,14 +183,3 @@ def test_what_no_kernel_computes_is_left(attrs: dict[str, Any], lens: list[int],
     found = partition_compiler.compile_graph(Graph(m), plan, everything=True)
     ((node, reason),) = [(n.name, r) for n, r in found.refused if n.name == "gqa"]
     assert node == "gqa" and why in reason
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_gpu_turns_and_writes_in_one_launch(packed: bool) -> None:
-    feeds = _feeds([8], 1, 7, packed=packed)
-    m = _model(feeds, _tables(D // 2), KV, do_rotary=1)
-    with sources_for_cubins():
-        found = partition_compiler.compile_graph(Graph(m), gpu(90, 132), everything=True)
-    ((_, plan, _),) = found.entries
-    symbols = [launch["symbol"] for launch in plan["run"]]
-    assert symbols.count("rope_cache") == 1 and not {"rope", "cache_write"} & set(symbols)

@@ -15,8 +15,6 @@ from ..problem import Problem
 #: The most rows that read the same keys; more where a head has no more than so many of them, since
 #: tiles of one head would be almost empty.
 _MOST_ROWS, _MOST_OF_HEAD = 8, 2
-#: Rows of a CTA that reads a cache.
-_CACHED_ROWS = 4
 #: Warps of a CTA of simt and mma; keys of a thread and stages that simt has on their way.
 _WARPS, _AT_ONCE, _STAGES = 8, 4, 3
 #: Split-KV where each CTA of a cluster would read more bytes; the most shares.
@@ -138,14 +136,14 @@ def few_rows(request: Request) -> DimLike:
 
 def simt_configs(request: Request, p: Problem) -> list[tuple[DecodeConfig, DimLike]]:
     """Those worth having, each with whether it is for the sizes of a run; none is where rows are
-    many.
+    many. Over a cache, of which a tensor says how many keys count, all may.
     """
     exact, keys = known(rows_of(request)), parameters(request)["T"]
     rows = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
     count = items(request, rows)
     most: tuple[int, ...] = (1,)
     if request.arch >= 90:
-        most = (1, 2, 4, 8) if exact is not None else (1, 8)
+        most = (1, 2, 4, 8) if exact is not None or "lens" in request.operands else (1, 8)
     most = tuple(n for n in most if n <= request.caps.cluster)
     fill = D.floordiv(2 * sms_of_clusters(request.sms, most[-1]), D.maximum(count, 1))
     together = D.minimum(most[-1], D.maximum(fill, 1))
@@ -159,15 +157,6 @@ def simt_configs(request: Request, p: Problem) -> list[tuple[DecodeConfig, DimLi
         for n, use in divided
     ]
     found.append((DecodeConfig("simt", rows, split_kv=True), D.mul(few, split)))
-    return [(config, use) for config, use in found if use != 0]
-
-
-def cached_configs(request: Request) -> list[tuple[DecodeConfig, DimLike]]:
-    """For few rows over a cache, of which a tensor says how many keys count."""
-    many, few = D.less(2 * request.sms, items(request, _CACHED_ROWS)), few_rows(request)
-    split = DecodeConfig("simt", _CACHED_ROWS, split_kv=True)
-    found = [(DecodeConfig("simt", _CACHED_ROWS), D.mul(few, many))]
-    found.append((split, D.mul(few, D.sub(1, many))))
     return [(config, use) for config, use in found if use != 0]
 
 

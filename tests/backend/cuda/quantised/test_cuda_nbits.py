@@ -148,8 +148,8 @@ def test_rows_known_in_a_run_choose_the_kernel() -> None:
         assert (symbols == ["few_rows"]) == bool(few), symbols
         assert few != 0 or (symbols[0] == "dequantise" and len(symbols) > 1), symbols
         assert few is not None or not symbols
-    m = D.mul(symbol("b"), symbol("s"))  # whose range no kernel is emitted for
-    kernels = kernels_of(gemm(F16, m, 4096, 4096, 4, 32, scale=F16))
+    rows = D.mul(symbol("b"), symbol("s"))  # whose range no kernel is emitted for
+    kernels = kernels_of(gemm(F16, rows, 4096, 4096, 4, 32, scale=F16))
     for b, s, tiles in ((1, 1, 1), (2, 4, 1), (3, 3, 2), (16, 1, 2), (1, 17, 4), (4, 8, 4)):
         (found,) = running(kernels, b=b, s=s)
         assert f"ROW_TILES = {tiles};" in found.source
