@@ -6,7 +6,7 @@
     python -m benchmarks.models lstm:100/1/128 gru:100/16/256
     python -m benchmarks.models nbits:2048/8192/4/32 decoder:16/4/32
     python -m benchmarks.models bytes:2048/512 --isa avx2
-    python -m benchmarks.models int8:resnet50/qdq int8:minilm/dynamic
+    python -m benchmarks.models int8:resnet50/qdq int8:minilm/dynamic [--backend cuda]
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
@@ -16,7 +16,8 @@ decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may 
 int8:NAME/FORM is a model of the zoo that ONNX Runtime's tool quantised (qdq, operators, dynamic),
 all of which the provider takes. On the CPU: the provider, and the optimized file on stock ONNX
 Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32
-without TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`.
+without TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`, and
+of a model in 8 bits the same model in fp16 on the provider (`fp16`).
 Results are compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed.
 Times are medians; a ratio is a peer's time over ours (above 1: ours is faster).
 """
@@ -53,12 +54,13 @@ ZOO_SIZES = {"batch": 1, "sequence": 128}
 ON_GPU = ("resnet50", "mobilenet_v3", "efficientnet_b0", "bert_base", "vit_b16", "gpt2")
 #: Operators that are quantised in a static way: of convolutional models, and of others, whose masks
 #: are sums with numbers that leave no bits to the rest.
-_IMAGES = ["Add", "Conv", "Gemm", "GlobalAveragePool", "MaxPool"]
+_IMAGES = ["Add", "Clip", "Conv", "Gemm", "GlobalAveragePool", "MaxPool", "Relu"]
 _OTHERS = ["Gemm", "MatMul"]
 #: Tokens of a prompt, where they are not --sequence.
 _SEQUENCE = {"gpt2": 512}
 #: Differences beyond these are no rounding: nothing is timed. (Random weights amplify rounding.)
 _LARGEST = {"cpu": 5e-3, "int8": 5e-2, "fp16": 0.1, "fp32": 1e-3}
+CUDA = {"backend": "cuda"}
 
 
 def stft(frame: int, step: int) -> onnx.ModelProto:
@@ -249,17 +251,22 @@ def _on_cpu(
 
 
 def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
-    further = name.startswith("further:")
-    if further:
+    further, bits8 = name.startswith("further:"), name.startswith("int8:")
+    wide: ort.InferenceSession | None = None
+    if bits8:
+        name, _, form = name.partition(":")[2].partition("/")
+        wider = half(discovery.module("models", name).build()).SerializeToString()
+        wide, full = provider.create_session(wider, CUDA), int8(name, cast(Form, form))
+    elif further:
         path = further_models.optimized(name.partition(":")[2], args.folder)
         full = onnx.load(str(path))
     else:
         zoo = name in discovery.names("models")
         full = discovery.module("models", name).build() if zoo else onnx.load(name)
     plain = ort.InferenceSession(full.SerializeToString(), providers=["CPUExecutionProvider"])
-    source = (full if further or args.single else half(full)).SerializeToString()
+    source = (full if further or bits8 or args.single else half(full)).SerializeToString()
     began = time.perf_counter()
-    made = provider.create_session(source, {"backend": "cuda"})
+    made = provider.create_session(source, CUDA | ({"claim": "all"} if bits8 else {}))
     load = time.perf_counter() - began
     left = sorted(
         n.op_type
@@ -277,11 +284,13 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
         ours = Bound(made, x, [w.shape for w in want], NVIDIA)
         for _ in range(3):  # the third run replays a graph
             ours()
-        error, title = ours.error(want), f"{name} b{batch}"
-        if not error <= _LARGEST["fp32" if args.single else "fp16"]:
+        error, title = ours.error(want), f"{'int8 ' * bits8}{name} b{batch}"
+        if not error <= _LARGEST["int8" if bits8 else "fp32" if args.single else "fp16"]:
             report.fail(title, f"differs by {error:.1e}")
             continue
         runs: dict[str, Callable[[], None]] = {harness.OURS: ours}
+        if wide is not None:
+            runs["fp16"] = Bound(wide, x, [w.shape for w in want], NVIDIA)
         failed = {}
         for kind in args.peers:
             try:

@@ -6,7 +6,7 @@ replay of all of them as a graph.
 
 A launch's own time is that of a graph of many of it, so its operands lie in cache and neighbours
 overlap as they do in the whole; the sum of all can be above or below the replay. Models are of the
-zoo, in fp16.
+zoo, in fp16, or as `benchmarks.models` quantises them (int8:resnet50/qdq).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnxruntime as ort
+from onnx import ModelProto
 
+from benchmarks.models import int8
 from tests.support.cuda.models import half, input_shapes
+from tests.support.quantised_models import Form
 from tracea_onnx.codegen import backend
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import evaluate
@@ -72,6 +75,15 @@ def report(
         print(f"  {sum(t):7.1f} = {len(t):2d} x {sum(t) / len(t):6.2f}  {family:16s} {text[:150]}")
 
 
+def given(name: str) -> tuple[ModelProto, dict[str, str]]:
+    """A model and the provider's options with which it runs whole."""
+    options, (kind, _, of) = {"backend": "cuda"}, name.partition(":")
+    if kind != "int8":
+        return half(discovery.module("models", name).build()), options
+    zoo, _, form = of.partition("/")
+    return int8(zoo, cast(Form, form)), options | {"claim": "all"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -86,8 +98,8 @@ def main() -> None:
     everything: dict[str, Any] = {}
     ort.set_default_logger_severity(4)
     for name in args.model:
-        model = half(discovery.module("models", name).build())
-        requests = measure.requests_of(model.SerializeToString(), {"backend": "cuda"})
+        model, options = given(name)
+        requests = measure.requests_of(model.SerializeToString(), options)
         for batch in args.batch:
             shapes = input_shapes(model, batch, args.sequence)
             for request in requests:

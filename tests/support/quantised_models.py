@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import onnx
+import onnxruntime as ort
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -39,9 +40,16 @@ def quantise(
     dynamic: with scales of a run. fed: what the ranges are taken from.
     """
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        given, source, to = (Path(folder, f"{k}.onnx") for k in ("given", "folded", "int8"))
+        given, folded, source, to = (
+            Path(folder, f"{k}.onnx") for k in ("given", "folded", "source", "int8")
+        )
         onnx.save(model, given)
-        quant_pre_process(given, source, skip_symbolic_shape=True)
+        # as the tool would, had it folded norms in each of its versions
+        basic = ort.SessionOptions()
+        basic.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        basic.optimized_model_filepath = str(folded)
+        ort.InferenceSession(given, basic, providers=["CPUExecutionProvider"])
+        quant_pre_process(folded, source, skip_optimization=True, skip_symbolic_shape=True)
         if form == "dynamic":
             quantize_dynamic(source, to, weight_type=QuantType.QInt8, **options)
         else:

@@ -25,7 +25,8 @@ constexpr int RESIDENT_B =
 constexpr int STAGING = 1;  // buffers of a warpgroup: 0 to 4
 constexpr bool A_MN_MAJOR = false, B_MN_MAJOR = false;
 #define STORE 1
-#define SWAP 0  // M counts columns of y and N its rows (SOURCE 2)
+#define RES_ROWS 0  // rows of a residual of bytes are read as 16 bytes a lane
+#define SWAP 0      // M counts columns of y and N its rows (SOURCE 2)
 #define PARAMETERS                                                                                 \
   const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, T *y, i64 ldy, \
       int M, int N, int K, i64 ldr
@@ -40,7 +41,14 @@ constexpr int STAGE_BYTES = A_BYTES + (RESIDENT_B ? 0 : B_BYTES);
 constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;  // CTAs of a cluster along rows
 // Whether the epilogue's operands of a tile's columns are read ahead into registers, else with each
 // panel. NORMED: they are in shared memory.
-constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
+#if IS_INT8
+typedef ColumnOperands Operands;
+#define OPERANDS_AT column_operands_at
+#else
+typedef Columns Operands;
+#define OPERANDS_AT columns_at
+#endif
+constexpr bool AHEAD = !NORMED && sizeof(Operands) * (BN / 8) <= 256;
 #if NORMED
 constexpr int TABLE = 2 * BN * sizeof(Column);
 #else
@@ -79,6 +87,15 @@ DEV Tile tile_at(int t, int rows, int columns) {
 }
 
 #if IS_INT8
+// 16 bytes of a residual's row become words as `store_bytes` takes them.
+template <class R>
+DEV void load_bytes(const R* from, u32 (&words)[4], int lane, bool there) {
+  uint4 o = make_uint4(0, 0, 0, 0);
+  if (there) o = *(const uint4*)from;
+  words[0] = __byte_perm(o.x, o.z, 0x5410), words[1] = __byte_perm(o.x, o.z, 0x7632);
+  words[2] = __byte_perm(o.y, o.w, 0x5410), words[3] = __byte_perm(o.y, o.w, 0x7632);
+  gather_chunks(words, lane);
+}
 // words[k] of lane l has columns 2 l and 2 l + 1 of chunks (of 8 columns) 2 k and 2 k + 1: lane l
 // stores chunks 2 l and 2 l + 1, of which `count` columns exist.
 template <class Y>
@@ -88,9 +105,9 @@ DEV void store_bytes(Y* y, u32 (&words)[4], int lane, int count) {
 #pragma unroll
   for (int k = 0; k < 4; k++)
     o[k] = __byte_perm(words[k % 2 * 2], words[k % 2 * 2 + 1], k < 2 ? 0x5410 : 0x7632);
-  if (Y_VECTOR && count >= 16) {
+  if (Y_VECTOR && whole<16>(count)) {
     *(uint4*)y = make_uint4(o[0], o[1], o[2], o[3]);
-  } else {
+  } else if (!(Y_VECTOR && UNIT % 16 == 0)) {
 #pragma unroll
     for (int k = 0; k < 16; k++)
       if (k < count) y[k] = Y(o[k / 4] >> k % 4 * 8);
@@ -278,6 +295,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     Column* const column_table = (Column*)(shared + (table - smem_address(shared))) + w * BN;
 #endif
     wait_for_producers();  // operands of the epilogue
+#if IS_INT8
+    const Scalars scalars = scalars_of(epilogue);
+#endif
     int buffer = 0;
     u32 buffer_phase = 0;
     bool fresh = true;  // this warpgroup has not yet waited for the resident B
@@ -293,11 +313,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #elif STORE != 2
       auto* const to = y;
 #endif
-      Columns columns[AHEAD ? BN / 8 : 8];
+      Operands columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
 #pragma unroll
         for (int c = 0; c < BN / 8; c++)
-          columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
+          columns[c] = OPERANDS_AT(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
 #if NORMED
       // Inputs are loaded before the main loop; norms are computed after it if registers hold the
       // inputs until then (LATE).
@@ -369,26 +389,37 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           if (!AHEAD)
 #pragma unroll
             for (int c = 0; c < 8; c++)
-              columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
+              columns[c] = OPERANDS_AT(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
 #endif
 #if IS_INT8
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const int m = row + half * 8;
             const i64 read = min(m, M - 1);
+            const int own = n0 + panel * 64 + (lane & 3) * 16;
             u32 words[4] = {};
+#if RES_ROWS
+            u32 residual[4];
+            load_bytes(epilogue.res + read * ldr + own, residual, lane, own < end);
+#endif
 #pragma unroll
             for (int k = 0; k < 8; k++) {
               const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
               int v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
-              finish(epilogue, columns[AHEAD ? c : k], v, int(read), read * ldr, n, end - n);
+#if RES_ROWS
+              const u32 pair = residual[k / 2] >> k % 2 * 16;
+              finish(epilogue, scalars, columns[AHEAD ? c : k], v,
+                     {Residual(pair), Residual(pair >> 8)}, int(read), read * ldr, n, end - n);
+#else
+              finish(epilogue, scalars, columns[AHEAD ? c : k], v, int(read), read * ldr, n,
+                     end - n);
+#endif
               words[k / 2] |= (u32(u8(v[0])) | u32(u8(v[1])) << 8) << k % 2 * 16;
               if (sizeof(Result) == 4 && m < M)
                 store_results<Y_VECTOR>(to + m * ldy + n, v, end - n);
             }
-            const int n = n0 + panel * 64 + (lane & 3) * 16;
             if (sizeof(Result) == 1)
-              store_bytes(to + m * ldy + n, words, lane, m < M ? end - n : 0);
+              store_bytes(to + m * ldy + own, words, lane, m < M ? end - own : 0);
           }
 #else
           u32 out[2][2][4];  // [row half][k / 4][k % 4]: chunk k of 8 columns

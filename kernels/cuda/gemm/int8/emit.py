@@ -59,7 +59,7 @@ def _rows(
         *_pointers(r), *ints({"M": m, "N": n, "K": k}), *longs(steps)
     ]  # fmt: skip
     rows_of = select.access(_bytes(r), "x", 0 if m == 1 else ldx, 1)
-    epilogue = requantise.epilogue(r, k, n * ldw, (ldr,))
+    epilogue = requantise.epilogue(r, k, n * ldw, (ldr,), columns=n)
     operands = select.Operands(
         parameters, _copies(rows_of), select.Access(16), (ldr,), _vector(r, (ldy,)), m, n, 1
     )
@@ -81,7 +81,7 @@ def _windows(r: Request, ic: int, oc: int, taps: int) -> list[Kernel]:
     ]
     apart = (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ()))
     epilogue = requantise.epilogue(
-        r, ic * taps, g * oc * taps * pitch, problem.pitches(r, "r"), group
+        r, ic * taps, g * oc * taps * pitch, problem.pitches(r, "r"), group, columns=oc
     )
     operands = select.Operands(
         parameters,

@@ -83,7 +83,7 @@ class Product:
         """active: 0 empties the grid."""
         r, ldr = self.request, self.ldr
         sums = self.columns * self.row
-        epilogue = requantise.epilogue(r, self.depth, sums, (ldr,), width=2)
+        epilogue = requantise.epilogue(r, self.depth, sums, (ldr,), width=2, columns=self.columns)
         bytes_of = replace(r, dtype=dtype(r, "x"))
         maps = self._maps(tile)
         parameters: list[Parameter] = [
@@ -113,7 +113,7 @@ class Product:
             {
                 "IS_INT8": True, "STORE": 1, "SWAP": False, "NORMED": False, "MEASURED": False,
                 "WEIGHT_TYPE": f'"{MMA_TYPE[dtype(r, "w")]}"',
-                "Y_VECTOR": self._vector(),
+                "Y_VECTOR": self._vector(), "RES_ROWS": self._residual_rows(),
             },
             {
                 "BM": tile.bm, "BN": tile.bn, "CLUSTER": tile.cluster_size, "CLUSTER_N": 1,
@@ -133,6 +133,13 @@ class Product:
         """Whether rows of y are aligned to 16 bytes."""
         size = dtype(self.request, "y", DType.F32).size
         return "y" not in self.request.unaligned and multiple_of(self.ldy) * size >= 16
+
+    def _residual_rows(self) -> bool:
+        """Whether 16 bytes of a row of the residual can be read at a time."""
+        r = self.request
+        given = "res" in r.operands and r.program is None and bool(r.ints.get("res_mode", 0))
+        whole = self.columns % 16 == 0 and multiple_of(self.ldr) >= 16
+        return given and dtype(r, "r").size == 1 and "res" not in r.unaligned and whole
 
     def _maps(self, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
         r, part = self.request, tile.bn // tile.multicast_b

@@ -15,6 +15,7 @@ constexpr bool SUMS = false;       // whether results are the sums
 constexpr int RES_MODE = 1;        // 0: none, 1: added before the activation, 2: behind it
 constexpr bool VECTORS = true;     // operands of columns 0, 8, 16, ... are aligned to 16 bytes
 constexpr bool RES_VECTOR = true;  // so are rows of the residual, or to as many as 8 elements have
+constexpr int UNIT = 64;           // divides the number of columns: a power of two, at most 64
 struct Epilogue {
   const float *x_scale, *w_scale, *bias, *r_scale, *m_scale, *y_scale;
   const T* x_zero;
@@ -31,11 +32,16 @@ struct Extras {};  // operands of columns
 #define AFTER(e, c, f, k, m) f
 #endif  // GENERATED
 
+// Whether SIZE columns exist, of which `count` do, as vectors take them.
+template <int SIZE>
+DEV bool whole(int count) {
+  return UNIT % SIZE == 0 ? count > 0 : count >= SIZE;
+}
 // WIDTH neighbours p[0..count), zeros behind them.
 template <bool VECTOR, class A>
 DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
   constexpr int SIZE = WIDTH * sizeof(A);
-  if (VECTOR && count >= WIDTH) {
+  if (VECTOR && whole<WIDTH>(count)) {
     if constexpr (SIZE == 32) {
       *(uint4*)v = *(const uint4*)p;
       *(uint4*)(v + 4) = *(const uint4*)(p + 4);
@@ -46,7 +52,8 @@ DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < WIDTH; k++) v[k] = k < count ? p[k] : A(0);
+    for (int k = 0; k < WIDTH; k++)
+      v[k] = !(VECTOR && UNIT % WIDTH == 0) && k < count ? p[k] : A(0);
   }
 }
 
@@ -61,43 +68,65 @@ DEV void load_columns(const A* p, int all, int n, int count, A (&v)[WIDTH]) {
   }
 }
 
-// How integers stand for numbers: (q - zero) * scale.
+// How integers stand for numbers: (q - zero) * scale. A scale beyond normal numbers is taken for
+// the nearest of these.
 struct Steps {
-  float scale, inverse, zero, lo, hi;  // lo, hi: q - zero of the least and the largest q
-  // q - zero of a number: its quotient by the scale, rounded half to even; a NaN becomes lo. A
-  // product by the reciprocal tells it, except where that is near a tie: of quotients up to 383,
-  // beyond which all saturate, it is off by 7e-5 at most.
-  METHOD float round(float v) const {
-    const float quotient = __fmul_rn(v, inverse);
-    float n = rintf(quotient);
-    if (!(fabsf(__fsub_rn(quotient, n)) <= 0.4998f)) n = rintf(v / scale);
-    return fminf(fmaxf(n, lo), hi);
+  float scale, inverse, least, most;  // of a number: what saturates, a quarter of a step beyond
+  int offset;                         // from the bits of `nearest` to q
+  // q - zero + SHIFT of a number: its quotient by the scale, rounded half to even; a NaN becomes
+  // the least q. The quotient is a product by the reciprocal with one correction (Markstein), which
+  // makes it the division's.
+  static constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: floats around it are integers
+  METHOD float nearest(float v) const {
+    v = fminf(fmaxf(v, least), most);
+    const float q = __fmul_rn(v, inverse);
+    return __fadd_rn(__fmaf_rn(__fmaf_rn(-q, scale, v), inverse, q), SHIFT);
   }
+  METHOD float round(float v) const { return __fmul_rn(__fsub_rn(nearest(v), SHIFT), scale); }
+  METHOD int integer(float v) const { return __float_as_int(nearest(v)) + offset; }
 };
 template <class Q>
 DEV Steps steps_of(const float* scale, const Q* zero) {
   constexpr bool SIGNED = Q(-1) < Q(0);
-  const float z = zero ? float(*zero) : 0.f, s = scale ? *scale : 1.f;
-  // of other scales no product tells
-  const float inverse = s > 1e-37f && s < 1e37f ? 1.f / s : __int_as_float(0x7fffffff);
-  return {s, inverse, z, (SIGNED ? -128.f : 0.f) - z, (SIGNED ? 127.f : 255.f) - z};
+  constexpr float LARGEST = 3.402823466e38f, NORMAL = 8.507059173e37f;  // 2^126
+  const int z = zero ? int(*zero) : 0;
+  const float given = scale ? *scale : 1.f,
+              s = copysignf(fminf(fmaxf(fabsf(given), 1.f / NORMAL), NORMAL), given);
+  const float a = s * ((SIGNED ? -128.25f : -0.25f) - z),
+              b = s * ((SIGNED ? 127.25f : 255.25f) - z);
+  return {s, 1.f / s, fmaxf(fminf(a, b), -LARGEST), fminf(fmaxf(a, b), LARGEST),
+          z - __float_as_int(Steps::SHIFT)};
 }
 
-// Operands of neighbouring columns, and those of all. start: what is added to their sums for the
-// zero point of x; zero: of the weights.
-struct Columns {
-  alignas(16) float scale[WIDTH];
-  alignas(16) float bias[WIDTH];
-  alignas(16) int start[WIDTH];
-  alignas(16) Weight zero[WIDTH];
+// What is the same for all columns.
+struct Scalars {
   Steps middle, result;
   float r_scale, r_zero;
+};
+DEV Scalars scalars_of(const Epilogue& e) {
+  Scalars s;
+  if (e.m_scale) s.middle = steps_of(e.m_scale, e.m_zero);
+  if (sizeof(Result) == 1) s.result = steps_of(e.y_scale, e.y_zero);
+  if (sizeof(Residual) == 1) {
+    s.r_scale = e.r_scale ? *e.r_scale : 1.f;
+    s.r_zero = e.r_zero ? float(*e.r_zero) : 0.f;
+  }
+  return s;
+}
+
+// Operands of neighbouring columns. start: what is added to their sums for the zero point of x;
+// zero: of the weights.
+constexpr int ALIGNED = WIDTH < 4 ? 4 * WIDTH : 16;
+struct ColumnOperands {
+  alignas(ALIGNED) float scale[WIDTH];
+  alignas(ALIGNED) float bias[WIDTH];
+  alignas(ALIGNED) int start[WIDTH];
+  alignas(ALIGNED) Weight zero[WIDTH];
   Extras extras;
 };
-DEV void touch_columns(const Epilogue&, int) {}
-DEV Columns columns_at(const Epilogue& e, int n, int end) {
+DEV ColumnOperands column_operands_at(const Epilogue& e, int n, int end) {
   const int count = end - n;
-  Columns c;
+  ColumnOperands c;
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) c.scale[k] = 1.f, c.bias[k] = 0.f, c.start[k] = 0, c.zero[k] = 0;
   if (e.w_scale) load_columns(e.w_scale, e.w_scales, n, count, c.scale);
@@ -115,45 +144,59 @@ DEV Columns columns_at(const Epilogue& e, int n, int end) {
     for (int k = 0; k < WIDTH; k++)
       c.start[k] = int(x_zero * (u32(e.depth) * u32(int(c.zero[k])) - u32(c.start[k])));
   }
-  if (e.m_scale) c.middle = steps_of(e.m_scale, e.m_zero);
-  if (sizeof(Result) == 1) c.result = steps_of(e.y_scale, e.y_zero);
-  if (sizeof(Residual) == 1) {
-    c.r_scale = e.r_scale ? *e.r_scale : 1.f;
-    c.r_zero = e.r_zero ? float(*e.r_zero) : 0.f;
-  }
   READ_EXTRAS(e, c.extras, n, count)
   return c;
 }
 
+struct Columns : Scalars, ColumnOperands {};
+DEV void touch_columns(const Epilogue&, int) {}
+DEV Columns columns_at(const Epilogue& e, int n, int end) {
+  return {scalars_of(e), column_operands_at(e, n, end)};
+}
+
 // Takes the weights' zero points times the sum of the row of x from the sums.
-DEV void subtract_row(const Columns& c, int (&v)[WIDTH], int row) {
+DEV void subtract_row(const ColumnOperands& c, int (&v)[WIDTH], int row) {
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) - u32(int(c.zero[k])) * u32(row));
 }
 
+DEV float number_of(u8 v) {  // a conversion takes four times as long
+  return __fsub_rn(__int_as_float(0x4b000000 | v), 8388608.f);
+}
+DEV float number_of(signed char v) { return __fsub_rn(number_of(u8(v ^ 0x80)), 128.f); }
+DEV float number_of(float v) { return v; }
+
 // Columns n.. of row m, of which `count` exist, from sums to results: integers, or the bits of
 // floats. full: offset of the row in operands shaped as the result.
-DEV void finish(const Epilogue& e, const Columns& c, int (&v)[WIDTH], int m, i64 full, int n,
-                int count) {
+DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
+                const Residual (&residual)[WIDTH], int m, i64 full, int n, int count) {
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) + u32(c.start[k]));
   if (SUMS) return;
-  alignas(16) Residual residual[WIDTH];
-  if (RES_MODE) load_neighbours<RES_VECTOR>(e.res + full + n, count, residual);
   READ_FULL(e, m, full, n, count)
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) {
     float f = fmaf(float(v[k]), c.scale[k], c.bias[k]), r = 0.f;
-    if (e.m_scale) f = __fmul_rn(c.middle.round(f), c.middle.scale);
+    if (e.m_scale) f = s.middle.round(f);
     if (RES_MODE) {
-      r = float(residual[k]);
-      if (sizeof(Residual) == 1) r = __fmul_rn(r - c.r_zero, c.r_scale);
+      r = number_of(residual[k]);
+      if (sizeof(Residual) == 1) r = __fmul_rn(r - s.r_zero, s.r_scale);
     }
     if (RES_MODE == 1) f = __fadd_rn(f, r);
     f = AFTER(e, c, f, k, m);
     if (RES_MODE == 2) f = __fadd_rn(f, r);
-    v[k] = sizeof(Result) == 1 ? int(c.result.round(f) + c.result.zero) : __float_as_int(f);
+    v[k] = sizeof(Result) == 1 ? s.result.integer(f) : __float_as_int(f);
   }
+}
+DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
+                int m, i64 full, int n, int count) {
+  alignas(16) Residual residual[WIDTH] = {};
+  if (RES_MODE) load_neighbours<RES_VECTOR>(e.res + full + n, count, residual);
+  finish(e, s, c, v, residual, m, full, n, count);
+}
+DEV void finish(const Epilogue& e, const Columns& c, int (&v)[WIDTH], int m, i64 full, int n,
+                int count) {
+  finish(e, c, c, v, m, full, n, count);
 }
 DEV void finish(const Epilogue& e, int (&v)[WIDTH], int m, i64 full, int n, int count) {
   finish(e, columns_at(e, n, n + count), v, m, full, n, count);
@@ -167,7 +210,7 @@ DEV void store_result(Y* y, int v) {
 // Stores what `finish` left, of which `count` exist.
 template <bool VECTOR, class Y>
 DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
-  if (VECTOR && count >= WIDTH) {
+  if (VECTOR && whole<WIDTH>(count)) {
     if constexpr (sizeof(Y) == 4 && WIDTH == 2) {
       *(int2*)y = make_int2(v[0], v[1]);
     } else if constexpr (sizeof(Y) == 4) {
@@ -181,7 +224,7 @@ DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
       for (int k = 0; k < WIDTH; k++) w[k / 4] |= u32(u8(v[k])) << k % 4 * 8;
       *(uint2*)y = make_uint2(w[0], w[1]);
     }
-  } else {
+  } else if (!(VECTOR && UNIT % WIDTH == 0)) {
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
       if (k < count) store_result(y + k, v[k]);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tracea_onnx.codegen.kernel_request import Float32, Int32, Int64, Pointer, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
@@ -42,10 +44,12 @@ def epilogue(
     pitches: tuple[DimLike, ...],
     group: DimLike = 0,
     width: int = WIDTH,
+    columns: int = 1,
 ) -> Epilogue:
     """depth: terms of a sum. sums: bytes in front of the weights' sums behind the packed weights.
     pitches: of the residual and of a convolution's full operands. group: columns of a group of a
-    convolution, 0: there is one. width: columns at a time, 8 or 2.
+    convolution, 0: there is one. width: columns at a time, 8 or 2. columns: what their number is
+    a multiple of.
     """
     out = dtype(r, "y", DType.F32)
     residual = "res" in r.operands and r.program is None and bool(r.ints.get("res_mode", 0))
@@ -71,7 +75,7 @@ def epilogue(
         for n in extras
     )
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
-    columns = [o for o in ("w_scale", "w_zero", "bias") if o in r.operands] + ["sums"]
+    of_columns = [o for o in ("w_scale", "w_zero", "bias") if o in r.operands] + ["sums"]
     source = (
         f"#define WIDTH {width}\ntypedef {typed(r, 'w')} Weight;\n"
         f"typedef {C_TYPES[dtype(r, 'r') if residual else DType.U8]} Residual;\n"
@@ -80,7 +84,8 @@ def epilogue(
             {
                 "SUMS": out == DType.I32,
                 "RES_MODE": int(r.ints["res_mode"]) if residual else 0,
-                "VECTORS": all(aligned(r, o, 4, group) for o in columns),
+                "VECTORS": all(aligned(r, o, 4, group) for o in of_columns),
+                "UNIT": math.gcd(columns, 64),
                 "RES_VECTOR": residual and aligned(r, "res", dtype(r, "r").size, *pitches, group),
             }
         )

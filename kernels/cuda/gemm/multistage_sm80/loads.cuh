@@ -84,8 +84,9 @@ DEV void fill_chunk(u32 to, u32 fill, int count) {
   u32 v[4];
 #pragma unroll
   for (int k = 0; k < 4; k++) {
+    // (a comparison of `here` with 4 took 0 for it: ptxas of CUDA 13.0, sm_90)
     const int here = max(0, min(count - 4 * k, 4));
-    v[k] = here == 4 ? fill : fill & ((1u << here * 8) - 1);
+    v[k] = fill & (u32)((1ull << here * 8) - 1);
   }
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
                "r"(v[2]), "r"(v[3])
