@@ -26,7 +26,8 @@ class Target:
     IEEE 754 says, division too, and join none to another. faster_integers: whether products of
     8-bit integers, but for those that make integers themselves, were measured to take less time
     than ONNX Runtime's. byte_pools: whether maxima of images of 8-bit integers are taken as these
-    are.
+    are. window_rows: whether convolutions of few channels of 8-bit integers may read rows of
+    windows as pixels that overlap.
     """
 
     rates: Rates
@@ -42,6 +43,7 @@ class Target:
     ieee: bool = False
     faster_integers: bool = False
     byte_pools: bool = False
+    window_rows: bool = False
 
     @property
     def vector(self) -> int:

@@ -76,8 +76,9 @@ def flat_input(r: Request) -> bool:
 def _flat(r: Request, side: str, extent: str) -> bool:
     i, height, width = r.ints, r.ints[f"{extent}H"], r.ints[f"{extent}W"]
     cs, rs, ns = pitches(r, side)
-    lines: bool = height == 1 or rs == D.mul(width, cs)
-    images: bool = i["N"] == 1 or ns == D.mul(height, rs)
+    row = D.mul(width, cs)
+    lines: bool = height == 1 or rs == row
+    images: bool = i["N"] == 1 or ns == D.mul(height, rs if height != 1 else row)
     return lines and images
 
 

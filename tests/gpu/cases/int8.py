@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.support import int8_products
 from tests.support.cuda.case import Case, Output, plain
-from tests.support.int8_products import F32, I8, I32, U8, Array, gemm
+from tests.support.int8_products import F32, I8, I32, U8, Array, Problem, gemm
 from tests.support.int8_products import Case as Product
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import byte_pitch, tap_pitch
@@ -33,8 +33,33 @@ def packed(weight: Array, kind: str) -> Array:
     return np.concatenate([taps.view(np.uint8).reshape(-1), sums.view(np.uint8)])
 
 
-def _case(product: Product, seed: int) -> Case:
+def _by_rows(made: Problem, pixel: int) -> Problem:
+    """The same convolution with a row of a window as one pixel, of an image that is padded, with
+    `pixel` bytes from pixel to pixel.
+    """
+    case, x, zero = made.case, made.operands["x"], made.operands["x_zero"]
+    assert x is not None
+    (oh, ow), (kh, kw), (sh, sw) = case.out, case.k, case.s
+    height, width = (oh - 1) * sh + (kh - 1) * case.d[0] + 1, -(-((ow - 1) * sw + kw) // 16) * 16
+    (top, left, *_), (h, w) = case.pads, (min(case.h, height), min(case.w, width))
+    image = np.full((case.n, height + top, width + left, pixel), 0 if zero is None else zero[0])
+    image[:, top : top + h, left : left + w, : case.ic] = x.reshape(
+        case.n, case.h, case.w, case.ic
+    )[:, :h, :w]
+    image = np.ascontiguousarray(image[:, :height, :width], x.dtype)
+    weight = np.zeros((case.oc, kw, pixel, kh), made.weight.dtype)
+    weight[:, :, : case.ic] = made.weight.transpose(0, 3, 1, 2)
+    ints = {
+        **made.ints, "IC": kw * pixel, "IH": height, "IW": ow, "KW": 1, "SW": 1, "PT": 0, "PL": 0,
+        "x_cs": sw * pixel, "x_rs": width * pixel, "x_ns": height * width * pixel,
+    }  # fmt: skip
+    weight = weight.reshape(case.oc, kw * pixel, kh, 1)
+    return replace(made, ints=ints, operands={**made.operands, "x": image}, weight=weight)
+
+
+def _case(product: Product, seed: int, pixel: int = 0) -> Case:
     made = int8_products.problem(product, seed)
+    made = _by_rows(made, pixel) if pixel else made
     want, slack = made.results()
     rows, pitch = made.y.shape
     bound = slack if np.any(slack) else None
@@ -47,8 +72,8 @@ def _case(product: Product, seed: int) -> Case:
     operands["w"] = packed(made.weight, product.kind)
     fixed = frozenset(operands) - {"x", "res"}
     return Case(
-        f"{product} {seed}", product.kind, F32, made.ints, operands, {"y": out}, made.floats,
-        constant=fixed,
+        f"{product} {seed} {pixel}", product.kind, F32, made.ints, operands, {"y": out},
+        made.floats, constant=fixed,
     )  # fmt: skip
 
 
@@ -114,6 +139,26 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         yield _case(replace(case, exact=False), seed)
 
 
+def window_rows(rng: Rng) -> Iterator[Case]:
+    """Of few channels, with rows of windows as pixels: such pixels overlap."""
+    stem: dict[str, Any] = {"k": (7, 7), "s": (2, 2), "pads": (3, 3, 3, 3)}
+
+    def conv(**more: Any) -> Product:
+        return Product("conv2d_int8", **more)
+
+    for seed, (pixel, case) in enumerate((
+        (4, conv(n=2, h=13, w=15, ic=3, oc=24, act="relu", **stem)),
+        (4, conv(h=9, w=7, ic=1, oc=5, k=(5, 3), d=(2, 1), pads=(1, 2, 4, 0), x=I8, y=I8)),
+        (8, conv(h=8, w=9, ic=5, oc=66, k=(2, 2), x=I8, wt=U8, w_zero="each", y=I32)),
+        (3, conv(n=3, h=32, w=48, ic=3, oc=40, k=(16, 16), s=(16, 16), wt=U8, w_zero="same")),
+        (4, conv(n=5, h=1, w=40, ic=2, oc=9, k=(1, 5), s=(1, 3), pads=(0, 2, 0, 3), y=F32)),
+        (4, conv(n=3, h=64, w=224, ic=3, oc=64, act="relu", **stem)),
+        (4, conv(n=8, h=64, w=96, ic=3, oc=128, k=(7, 7), s=(4, 4), x_zero=False)),
+    )):  # fmt: skip
+        yield _case(case, seed, pixel)
+        yield _case(replace(case, exact=False), seed, pixel)
+
+
 def packing(rng: Rng) -> Iterator[Case]:
     for dtype in (U8, I8):
         for product in (gemm(1, 7, 33), gemm(1, 130, 515), *_convolutions()):
@@ -147,6 +192,6 @@ def pooling(rng: Rng) -> Iterator[Case]:
 
 
 FAMILIES = {
-    "int8": products, "int8 convolutions": convolutions, "pack int8": packing,
-    "pool int8": pooling,
+    "int8": products, "int8 convolutions": convolutions, "int8 window rows": window_rows,
+    "pack int8": packing, "pool int8": pooling,
 }  # fmt: skip

@@ -60,8 +60,11 @@ class Product:
         pitches = [self.ldx]
         if self.taps:
             pitches = [r.ints[f"x_{p}"] for p in ("cs", "rs", "ns")]
+        # rows that begin before the one above them ends, or such pixels
+        overlap = isinstance(pitches[0], int) and 0 < pitches[0] < self.depth // max(self.taps, 1)
         reached = (
             r.arch == 90
+            and not overlap
             and "x" not in r.unaligned
             and all(multiple_of(p) >= 16 for p in pitches)
             and "w_zero" not in r.operands

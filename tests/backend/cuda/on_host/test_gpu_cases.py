@@ -17,7 +17,9 @@ from tests.support.cuda.case import Case
 _SMALL = 1 << 15
 
 
-@pytest.mark.parametrize("cases", [int8.products, int8.convolutions, int8.pooling])
+@pytest.mark.parametrize(
+    "cases", [int8.products, int8.convolutions, int8.window_rows, int8.pooling]
+)
 def test_as_float64(cases: Callable[[np.random.Generator], Iterator[Case]], tmp_path: Path) -> None:
     small = (
         c

@@ -18,17 +18,18 @@ BYTES = (DType.U8, DType.I8)
 
 def image_of(ctx: Lowering, v: Value) -> Nhwc:
     """Images of 8 bits as channels-last ones; copied once where they are not."""
+    v.nhwc = lying(ctx, v)
     if v.nhwc is None:
-        view = ctx.strided(v)
-        v.nhwc = _lying(v, view)
-        if v.nhwc is None:
-            v.nhwc = _dense(v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
-            ctx.copy(view, _view_of(v, v.nhwc), v.shape, v.dtype, whole=False)
+        v.nhwc = _dense(v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
+        ctx.copy(ctx.strided(v), _view_of(v, v.nhwc), v.shape, v.dtype, whole=False)
     return v.nhwc
 
 
-def _lying(v: Value, view: View) -> Nhwc | None:
-    """A view whose channels follow each other."""
+def lying(ctx: Lowering, v: Value) -> Nhwc | None:
+    """The image where its channels follow each other already."""
+    if v.nhwc is not None:
+        return v.nhwc
+    view = ctx.strided(v)
     ns, c, *rows, cs = view.strides
     if c != 1 and v.shape[1] != 1:
         return None

@@ -14,6 +14,7 @@ from tracea_onnx.compiler.lower.ops.pointwise import expression_of, lower_expres
 from tracea_onnx.compiler.lower.passes import quantised
 from tracea_onnx.compiler.lower.passes.byte_images import BYTES, image_of, new_image
 from tracea_onnx.compiler.lower.passes.quantised import Quantising
+from tracea_onnx.compiler.lower.passes.window_rows import window_rows
 from tracea_onnx.compiler.lower.value import Dims, Late, Nhwc, Quantised, Unsupported, Value
 from tracea_onnx.compiler.lower.window import over_axes, sides
 from tracea_onnx.ir import dims as D
@@ -81,13 +82,17 @@ def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     axes = over_axes(op, image, w.shape[2:])
     shape: Dims = (image.shape[0], oc, *(a.out for a in axes[4 - image.rank :]))
     depthwise = g == ic == oc and g > 1
+    rows = None if depthwise else window_rows(ctx, found[0], w, axes, g)
+    if rows is not None:
+        w, axes, ic = rows.weight, rows.axes, int(rows.weight.shape[1])
     sizes = {"OC": oc, "KH": axes[0].kernel, "KW": axes[1].kernel, "w_dtype": int(w.dtype)}
     family = "conv2d_int8"
     if depthwise:
         family = "conv2d_int8_dw"
     else:
         sizes |= {"IC": ic, "G": g}
-    src, packed = image_of(ctx, image), ctx.packed(f"pack_{family}", {"w": ctx.plain(w)}, sizes)
+    src = image_of(ctx, image) if rows is None else rows.image
+    packed = ctx.packed(f"pack_{family}", {"w": ctx.plain(w)}, sizes)
     made = _Product(op, shape, after, {"x": src.ref, "w": packed})
     made.ints |= {"N": image.shape[0], "IC": ic, "OC": oc, "G": g, **sides(axes)}
     made.ints |= src.pitches("x")
