@@ -84,8 +84,8 @@ OPTIONS = (
     ),
     Option(
         "ep_context", "`check`, `trust`", "check",
-        "whether a compiled model (EPContext) may hold machine code for a GPU; for files that you"
-        " made",
+        "whether a compiled model (EPContext) may hold machine code for a GPU, and outputs are not"
+        " set to zero before a run; for files that you made",
     ),
     Option(
         "log_level", "`verbose`, `info`, `warning`, `error`, `off`", "off",

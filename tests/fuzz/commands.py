@@ -115,7 +115,9 @@ def inline(c: Case) -> Verdict:
 def explain(c: Case) -> Verdict:
     page = c.folder / "page.html"
     page.unlink(missing_ok=True)
-    more = c.random.choice(([], ["--all"], ["--backend", "cpu"], ["--json"], ["--backend", "cuda"]))
+    more = c.random.choice(
+        ([], ["--all"], ["--json"], *(["--backend", b] for b in ("cpu", "cuda", "webgpu")))
+    )
     found = command(["explain", str(c.write(model_of(c))), "--html", str(page), *more])
     if found.status == OK and mutations.SCRIPT in page.read_text():
         return Verdict("escape", "a name is markup in the page", "escape in explain --html")

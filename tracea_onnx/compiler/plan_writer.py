@@ -17,7 +17,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.plan.builder import PlanBuilder, Ref
-from tracea_onnx.plan.extents import extents
+from tracea_onnx.plan.extents import Extent, extents, results
 from tracea_onnx.runtime.device_caps import Caps, DeviceCaps
 from tracea_onnx.support.data_classes import dataclass
 
@@ -167,6 +167,11 @@ class BackendPlan(PlanBuilder):
                 asked = instead_of or family
                 self._vary(self._request(asked, given, ints, floats, program, dtype, constant=()))
             return
+        present = {o: int(ref is not None) for o, ref in refs.items()}
+        touched = extents(family, ints, present, dtype.size, border=False)
+        made = [touched[o] for o in results(family) & given.keys() & touched.keys()]
+        if made and all(e == (0, 0) for e in made):
+            return  # no element of a result: kernels need not take such sizes
         constant = [n for n, r in given.items() if self.is_constant(r) and to is self._run]
         request = self._request(family, given, ints, floats, program, dtype, constant)
         try:
@@ -174,7 +179,7 @@ class BackendPlan(PlanBuilder):
         except NoKernel as e:
             raise Unsupported(str(e)) from None
         if to is self._run:
-            self._bound(family, refs, ints, dtype)
+            self._bound(family, refs, touched)
             self.asked += [request] * len(launches)
         sizes = next((k.scratch for k in launches if k.scratch), ())
         places = {**refs, **{f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}}
@@ -230,15 +235,12 @@ class BackendPlan(PlanBuilder):
         return launch.record(self, places)
 
     def _bound(
-        self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike], dtype: DType
+        self, family: str, refs: Mapping[str, Ref | None], touched: Mapping[str, Extent]
     ) -> None:
         """Note what the launch may touch of each buffer: a run compares it with the buffers'
         sizes.
         """
-        present = {o: int(ref is not None) for o, ref in refs.items()}
-        for operand, (low, high) in extents(
-            family, ints, present, dtype.size, border=False
-        ).items():
+        for operand, (low, high) in touched.items():
             ref = refs.get(operand)
             if ref is not None and not (low == 0 and high == 0):
                 first, end = (

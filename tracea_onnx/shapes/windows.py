@@ -51,7 +51,7 @@ def windows(
     if (
         {len(fixed), len(kernel), len(strides), len(dilations), len(extra), len(pads) / 2}
         != {count}
-        or min(*strides, *dilations, 1) < 1
+        or min(*fixed, *strides, *dilations, 1) < 1
         or auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     ):
         raise Unsupported(

@@ -138,6 +138,38 @@ def test_floats_that_hold_sizes_are_read_by_expressions(backend: str) -> None:
     assert len(made.entries) == 1 and not made.refused
 
 
+def test_a_number_that_is_two_operands_is_one_of_the_launch() -> None:
+    m = parse("g (float x) => (uint8 y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear (x) }")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        made = partition_compiler.compile_graph(
+            Graph(m), plan_writer.writer_of({"backend": "cuda"}), everything=True
+        )
+    assert len(made.entries) == 1 and not made.refused
+
+
+@pytest.mark.parametrize(
+    ("graph", "why"),
+    [
+        ("float[0, 1, 9, 96] q, float[0, 1, 3, 96] k) => (y) { y = Attention (q, k, k) }", []),
+        (
+            "float[1, 2, 5, 5] q, float[4, 2, 0, 0] k) => (y) { y = Conv (q, k) }",
+            ["do not fit 2 spatial dims"],
+        ),
+    ],
+)
+def test_no_kernel_is_asked_for_what_has_no_elements(graph: str, why: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", partition_compiler.Fault)
+        made = partition_compiler.compile_graph(
+            Graph(parse(f"g ({graph}", opset=23)),
+            plan_writer.writer_of({"backend": "cuda"}),
+            everything=True,
+        )
+    assert not made.entries and len(made.refused) == len(why)
+    assert all(end in reason for end, (_, reason) in zip(why, made.refused, strict=True))
+
+
 def test_bits_of_floats_behind_a_product_stay_outside() -> None:
     """No valid model has them; what ONNX Runtime says of it is not ours to say."""
     m = parse("""g (float[4, 8] x) => (float[4, 8] y) {

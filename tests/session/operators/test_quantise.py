@@ -199,6 +199,12 @@ def test_scales_of_a_run() -> None:
         _equal(parser.parse_model(text), {"x": x})
 
 
+def test_a_number_that_is_its_own_zero_point() -> None:
+    text = f"{_HEAD} g (uint8 q, float s) => (float y) {{ y = DequantizeLinear(q, s, q) }}"
+    fed = {"q": np.array(5, np.uint8), "s": np.array(0.25, np.float32)}
+    _equal(parser.parse_model(text), fed)
+
+
 @pytest.mark.parametrize(
     ("node", "why"),
     [

@@ -29,6 +29,7 @@ from tracea_onnx import provider
 from tracea_onnx.cli.main import main
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.pipeline.compiled_model import compile_model
+from tracea_onnx.plan import builder
 from tracea_onnx.support import discovery
 
 __all__ = ["example"]
@@ -182,6 +183,32 @@ def test_a_compiled_model_that_was_changed_is_one_line(
     with pytest.raises(Exception, match=line) as raised:
         provider.create_session(tmp_path / "ctx.onnx")
     assert len(str(raised.value).strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("trust", "left"), [("check", 0.0), ("trust", 7.0)])
+def test_what_a_changed_plan_does_not_write_is_zero(
+    trust: str, left: float, tmp_path: Path
+) -> None:
+    onnx.save(mlp(), tmp_path / "model.onnx")
+    compile_model(tmp_path / "model.onnx", tmp_path / "ctx.onnx", embed=True)
+    model = onnx.load(tmp_path / "ctx.onnx")
+    content, part = (
+        attribute(model.graph.node[0], n) for n in ("ep_cache_context", "partition_name")
+    )
+    header, blobs = builder.read_pack(content.s)
+    rows = [(e["nodes"], {**e["plan"], "run": e["plan"]["run"][:-1]}) for e in header["entries"]]
+    changed = builder.write_pack([(*row, blobs) for row in rows], "test")
+    part.s = part.s.replace(content.s[32:64].hex().encode(), changed[32:64].hex().encode())
+    content.s = changed
+    onnx.save(model, tmp_path / "ctx.onnx")
+    session = provider.create_session(tmp_path / "ctx.onnx", options={"ep_context": trust})
+    given, made = session.get_inputs()[0].name, session.get_outputs()[0].name
+    y = ort.OrtValue.ortvalue_from_numpy(np.full((3, 24), 7, np.float32))
+    binding = session.io_binding()
+    binding.bind_cpu_input(given, np.ones((3, 16), np.float32))
+    binding.bind_ortvalue_output(made, y)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(y.numpy(), left)
 
 
 def test_a_pipe_in_place_of_the_pack_is_not_waited_for(tmp_path: Path) -> None:

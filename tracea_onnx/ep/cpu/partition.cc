@@ -166,6 +166,7 @@ const Bound& Partition::Run::bind(const std::vector<int64_t>& variants) {
 void Partition::Run::execute(const Parallel& parallel) {
   if (!partition_.bad_constants_.empty()) throw Failure(partition_.bad_constants_);
   state_->attach(partition_.plan(), bound_, partition_.constants_.data(), parallel.threads);
+  if (partition_.plan().clears) state_->clear_outputs();
   state_->run(parallel);
   finish();
 }

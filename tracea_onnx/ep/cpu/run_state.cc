@@ -117,6 +117,12 @@ void RunState::prepare(const Plan& plan) {
     launches_[l].words = reinterpret_cast<int32_t*>(words_.data() + words_at[l]);
 }
 
+void RunState::clear_outputs() {
+  for (size_t k = 0; k < outputs.size(); k++)
+    if (!bound->is_counted(k) && bound->output_bytes[k])
+      memset(outputs[k], 0, bound->output_bytes[k]);
+}
+
 void RunState::clear_words() {
   if (words_bytes_) memset(words_.data(), 0, words_bytes_);
 }

@@ -16,6 +16,7 @@ struct RunState : Counted<&Stats::live_states> {
   // sets the run's tensors.
   void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants,
               int threads);
+  void clear_outputs();
   void run(const Parallel& parallel);
   // The same, one launch after the other: microseconds of each, of the thread's time where there is
   // one thread.

@@ -425,7 +425,9 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
                   graph.nodes.front().name + "')");
   const Claim claim = loaded ? loaded_claim(graph) : it->second;
   auto plan = claim.prepared.plan;
-  if (!plan) plan = Plan::parse(*claim.entry, claim.pack, device_->variant());
+  if (!plan)
+    plan = Plan::parse(*claim.entry, claim.pack, device_->variant(),
+                       loaded && !options_.trust_context);
 
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;

@@ -158,9 +158,10 @@ void refuse_overflow(bool overflow) {
 }  // namespace
 
 std::shared_ptr<const Plan> Plan::parse(const Entry& entry, std::shared_ptr<const Pack> pack,
-                                        const char* variant) {
+                                        const char* variant, bool clears) {
   auto plan = std::make_shared<Plan>();
   plan->pack = std::move(pack);
+  plan->clears = clears;
   try {
     Reader{*plan, variant}.read(*entry.plan);
   } catch (const Failure& e) {

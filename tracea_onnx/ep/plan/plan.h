@@ -116,11 +116,14 @@ struct Plan {
   std::vector<LaunchSpec> init, run;
   std::vector<Together> together;
   std::shared_ptr<const Pack> pack;  // keeps blobs alive
+  // Runs find zeros in their outputs: the Plan may have been changed to write only a part of these,
+  // and so to give away what the memory held before.
+  bool clears = false;
 
   // `variant`: `DeviceSession::variant`; "" = the machine's best. Throws Failure: a malformed plan,
   // or one whose kernels the runtime does not have.
   static std::shared_ptr<const Plan> parse(const Entry& entry, std::shared_ptr<const Pack> pack,
-                                           const char* variant = "");
+                                           const char* variant = "", bool clears = false);
 
   // Values of all expressions for the given symbols (division by zero gives 0: it only occurs in
   // tensors without elements). Throws Failure on overflow.

@@ -21,7 +21,7 @@ from tracea_onnx.compiler.lower.passes import byte_images, pointwise_stages, qua
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir.abi import I64_OPCODES, INTEGERS, KERNEL_FLOATS, DType
 from tracea_onnx.ir.activations import unrounded
-from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr import Expr, Instr, substituted
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
 from tracea_onnx.ir.refusals import Refuse
@@ -108,6 +108,7 @@ def lower_expression(
     expr, inputs, name, dtype = quantised.fused(ctx, expr, inputs, name, dtype, _PLAIN_INPUTS)
     # what is quantised has the bits that ONNX says
     exact = expr is not given or any(i.op == "round" for i in expr.code)
+    expr, inputs = _each_once(expr, inputs)
     shape = broadcast(ctx, *(v.shape for v in inputs))
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
     # f32 holds what one of them becomes of the other
@@ -136,6 +137,16 @@ def lower_expression(
     if not integer and _image(ctx, expr, inputs, name, dtype, shape, exact):
         return
     _plain(ctx, expr, inputs, name, dtype, shape, integer, exact)
+
+
+def _each_once(expr: Expr, inputs: Sequence[Value]) -> tuple[Expr, Sequence[Value]]:
+    """The expression with one input for an operand that is given several times, as a launch has."""
+    values = list({id(v): v for v in inputs}.values())
+    if len(values) == len(inputs):
+        return expr, inputs
+    place = {id(v): k for k, v in enumerate(values)}
+    parts = [(Expr(1, (), 0), [place[id(v)]]) for v in inputs]
+    return substituted(expr, parts, len(values)), values
 
 
 def _unclipped(expr: Expr) -> Expr:

@@ -97,14 +97,13 @@ def dynamic_quantize(ctx: Lowering, op: Op) -> None:
         written = {r: ctx.new_plain(ctx.define(n, dtypes[r], s)) for r, (n, s) in names.items()}
         ctx.plan.launch("quantise_dynamic", {"x": source, "ends": space}, written, ints)
         return
-    if not x.rank:
-        raise Unsupported(f"{op.kind} '{op.label}' quantises a single number; no kernel does")
     ends: list[Value] = []
     for kind in ("ReduceMin", "ReduceMax"):
         name = f"{y}\0{kind}"
         attrs = {"axes": [*range(x.rank)], "keepdims": 0}
-        reduce(ctx, Op(kind, op.label, (x.name,), (name,), attrs, op.nodes))
-        ends.append(ctx.value(name))
+        if x.rank:
+            reduce(ctx, Op(kind, op.label, (x.name,), (name,), attrs, op.nodes))
+        ends.append(ctx.value(name) if x.rank else x)
     code = Code(("low", "high"))
     none, limits = code.const(0.0), np.iinfo(numpy_type(int(DType.U8)))
     low, high = code.op("min", -1, none), code.op("max", -2, none)
