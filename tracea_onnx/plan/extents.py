@@ -278,7 +278,7 @@ def _int8_depthwise(p: Launch) -> DimLike:
     return D.mul(_up(p["OC"], 16), D.mul(_up(p["KH"], 4), p["KW"]) + 4)
 
 
-def _nbits_words(p: Launch, zeros: DimLike) -> DimLike:
+def _nbits_words(p: Launch, columns: DimLike, zeros: DimLike) -> DimLike:
     """Four-byte words of packed weights of a few bits."""
     block = D.maximum(D.mul(D.floordiv(p["block"], 16), 16), 16)
     blocks = D.floordiv(p["K"] + block - 1, block)
@@ -286,11 +286,11 @@ def _nbits_words(p: Launch, zeros: DimLike) -> DimLike:
     pieces = D.floordiv(p["K"] + piece - 1, piece)
     terms = D.maximum(D.mul(blocks, block), D.mul(pieces, piece))
     words = D.floordiv(D.mul(terms, p["bits"]), 32) + D.mul(blocks, 1 + D.less(0, zeros))
-    return D.mul(_up(p["N"], 64), words)
+    return D.mul(_up(columns, 64), words)
 
 
 def _gemm_nbits(p: Launch) -> dict[str, Extent]:
-    return {**_gemm(p), "w": p.line(_nbits_words(p, p["zeros"]), size=4)}
+    return {**_gemm(p), "w": p.line(_nbits_words(p, p["N"], p["zeros"]), size=4)}
 
 
 def _pack_gemm_nbits(p: Launch) -> dict[str, Extent]:
@@ -310,8 +310,13 @@ def _pack_gemm_nbits(p: Launch) -> dict[str, Extent]:
         "w": few_bits((p["K"], p["w_k"]), (n, p["w_n"])),
         "scale": p.span((blocks, p["s_k"]), (n, p["s_n"]), size=scale),
         "zero": (D.select(floats, wide[0], packed[0]), D.select(floats, wide[1], packed[1])),
-        "packed": p.line(_nbits_words(p, p.present.get("zero", 0)), size=4),
+        "packed": p.line(_nbits_words(p, n, p.present.get("zero", 0)), size=4),
     }
+
+
+def _pack_gemm_nbits_part(p: Launch) -> dict[str, Extent]:
+    words = _nbits_words(p, p["N_total"], p.present.get("zero", 0))
+    return {**_pack_gemm_nbits(p), "packed": p.line(words, size=4)}
 
 
 def _matmul(p: Launch) -> dict[str, Extent]:
@@ -536,7 +541,12 @@ def _rope_cache(p: Launch) -> dict[str, Extent]:
         axes = (p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (heads, p[f"{o}_h"])
         return p.span(*axes, (width, 1))
 
-    table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (D.floordiv(p["rot"], 2), 1))
+    half, places = D.floordiv(p["rot"], 2), p["places"]
+    by_token = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (half, 1))
+    by_place = p.span((places, p["c_s"]), (half, 1))
+    table = (
+        D.select(places, by_place[0], by_token[0]), D.select(places, by_place[1], by_token[1]),
+    )  # fmt: skip
     old, new = (p.line(p["B"], p["KVH"], p[rows_], width) for rows_ in "PT")
     return {
         "q": rows("q", p["H"]), "k": rows("k", p["KVH"]), "v": rows("v", p["KVH"]),
@@ -695,7 +705,7 @@ _TABLE: dict[str, Table] = {
         "y": p.line(p["N"], p["C"], p["H"], p["W"])},
     "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm,
     "gemm_norm": _gemm, "pack_gemm": _pack_gemm, "gemm_nbits": _gemm_nbits,
-    "pack_gemm_nbits": _pack_gemm_nbits,
+    "pack_gemm_nbits": _pack_gemm_nbits, "pack_gemm_nbits_part": _pack_gemm_nbits_part,
     "ends": lambda p: {"x": p.line(p["n"]), "y": p.line(2, p["pieces"])},
     "quantise_dynamic": lambda p: {"x": p.line(p["n"]), "ends": p.line(2, p["pieces"]),
         "y": p.line(p["n"], size=1), "scale": p.line(1), "zero": p.line(1, size=1)},
@@ -927,7 +937,7 @@ _VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
 #: Parameters that count something.
 _COUNTS = frozenset({
     "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R",
-    "B0", "B1", "rows", "inner", "outer", "n", "length", "most", "P", "window",
+    "B0", "B1", "rows", "places", "inner", "outer", "n", "length", "most", "P", "window",
     "I", "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH",
     "PW", "PPT", "PPL", *(f"{c}{d}" for c in "mn" for d in range(6)),
 })  # fmt: skip

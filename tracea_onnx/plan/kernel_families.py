@@ -292,6 +292,14 @@ FAMILIES: dict[str, Family] = {
         _names("w scale zero? packed"),
         _names("K N bits block w_k w_n s_k s_n z_k z_n zero_dtype is_signed scale_dtype"),
     ),
+    # The same into columns n0 .. n0 + N of a packed weight of N_total, n0 a multiple of 16; CUDA
+    # only.
+    "pack_gemm_nbits_part": Family(
+        _names("w scale zero? packed"),
+        _names(
+            "K N bits block w_k w_n s_k s_n z_k z_n zero_dtype is_signed scale_dtype n0 N_total"
+        ),
+    ),
     # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch
     # = B0 x B1 with a stride per level (0 = broadcast); op by element strides: a[m*a_m + k*a_k],
     # b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
@@ -530,12 +538,13 @@ FAMILIES: dict[str, Family] = {
     ),
     # A step of attention over caches, CUDA only: y [B, S, H, D] is `rope` of q, keys and values are
     # `cache_write` of `rope` of k [B, S, KVH, D] and of v, into past_k and past_v; strides of q, k
-    # and v as attention's.
+    # and v as attention's. places: tables have so many rows, and a token's is that of its row in
+    # the caches (0: at b*c_b + s*c_s); one behind them is an error.
     "rope_cache": Family(
         _names("q k v cos sin past_k? past_v? at y keys values"),
         _names(
-            "B S H KVH P T D rot q_b q_s q_h k_b k_s k_h v_b v_s v_h c_b c_s interleaved at_dtype"
-            " at_add"
+            "B S H KVH P T D rot q_b q_s q_h k_b k_s k_h v_b v_s v_h c_b c_s places interleaved"
+            " at_dtype at_add"
         ),
     ),
     # Several copies into one tensor, CUDA only: of x<k>, [n0, n1, n2] elements of strides x0, x1,

@@ -9,7 +9,7 @@
   const T *q, const T *k, const T *v, const T *cosines, const T *sines, const WORD *past_k,        \
       const WORD *past_v, const INDEX *at, T *y, T *keys, T *values, int B, int S, int H, int KVH, \
       int P, int R, int D, int rot, int words, i64 q_b, i64 q_s, i64 q_h, i64 k_b, i64 k_s,        \
-      i64 k_h, i64 v_b, i64 v_s, i64 v_h, i64 c_b, i64 c_s, i64 at_add, u32 *fault
+      i64 k_h, i64 v_b, i64 v_s, i64 v_h, i64 c_b, i64 c_s, i64 places, i64 at_add, u32 *fault
 constexpr bool INTERLEAVED = false;
 #endif  // GENERATED
 #include "common/base.cuh"
@@ -56,15 +56,13 @@ extern "C" __global__ void __launch_bounds__(256) rope_cache(PARAMETERS) {
     const T* from = h < H         ? q + b * q_b + s * q_s + h * q_h
                     : h < H + KVH ? k + b * k_b + s * k_s + kv * k_h
                                   : v + b * v_b + s * v_s + kv * v_h;
-    T* to = y + ((i64(b) * S + s) * H + h) * D;
-    if (h >= H) {
-      const i64 start = first_row(at, b, at_add, S, P, R, shared);
-      if (start < 0) {
-        *fault = 1;
-        continue;
-      }
-      to = (h < H + KVH ? keys : values) + ((i64(b) * KVH + kv) * R + start + s) * D;
+    const i64 start = first_row(at, b, at_add, S, P, R, shared);
+    if (start < 0 || (places && start + S > places)) {
+      *fault = 1;
+      continue;
     }
+    T* const to = h < H ? y + ((i64(b) * S + s) * H + h) * D
+                        : (h < H + KVH ? keys : values) + ((i64(b) * KVH + kv) * R + start + s) * D;
     if (i >= half) {
       to[half + i] = from[half + i];
       continue;
@@ -74,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) rope_cache(PARAMETERS) {
       to[first] = from[first], to[second] = from[second];
       continue;
     }
-    const i64 turn = b * c_b + s * c_s + i;
+    const i64 turn = places ? (start + s) * c_s + i : b * c_b + s * c_s + i;
     const float one = to_float(from[first]), other = to_float(from[second]),
                 cosine = to_float(cosines[turn]), sine = to_float(sines[turn]);
     from_float(to[first], one * cosine - other * sine);

@@ -36,7 +36,7 @@ def rope_cache(request: Request) -> list[Kernel]:
         ("int", "R", Int32(i["T"])),
         *ints({"D": i["D"], "rot": i["rot"], "words": words}),
         *longs({n: i[n] for n in (*(f"{o}_{a}" for o in "qkv" for a in "bsh"), "c_b", "c_s")}),
-        *longs({"at_add": i["at_add"]}),
+        *longs({n: i[n] for n in ("places", "at_add")}),
         ("u32*", "fault", FaultWord()),
     ]
     tokens, most = D.mul(i["B"], i["S"]), request.sms * _RESIDENT

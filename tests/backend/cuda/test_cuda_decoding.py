@@ -203,6 +203,17 @@ def test_queries_and_caches_are_turned_at_once(
     for wrong in (-1, room):
         places["at"][0] = wrong
         assert cuda_host.run(kernel, places, tmp_path)
+    places["at"][0] = starts[0] + 1
+    tables = {n: rng.standard_normal((room, rot // 2)).astype(np.float32) for n in ("cos", "sin")}
+    there = [np.arange(start, start + s) for start in starts]
+    places |= {n: np.stack([x[rows] for rows in there]) for n, x in tables.items()}
+    want, keys = turned(places["q"]), turned(places["k"])
+    places |= {n: cuda_host.aligned(x) for n, x in tables.items()}
+    for count in (max(starts) + s, max(starts) + s - 1):  # rows of the tables
+        (kernel,) = cuda.emit(_turning(DType.F32, d, 90, P=room, **{**sizes, "places": count}))
+        assert cuda_host.run(kernel, places, tmp_path) == (count < max(starts) + s)
+    np.testing.assert_allclose(places["y"], want, rtol=1e-6, atol=1e-6)
+    check("keys", keys, places["keys"])
 
 
 def test_sinks_and_other_windows_have_no_kernel() -> None:

@@ -98,7 +98,7 @@ def writing(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def turning(rng: np.random.Generator) -> Iterator[Case]:
-    """Into new caches."""
+    """Into new caches, by tables of tokens and of places."""
     h, kv, p = 6, 2, 37
     for dtype, (b, s, d, rot, interleaved) in itertools.product(
         (DType.F32, DType.F16, DType.BF16),
@@ -108,12 +108,14 @@ def turning(rng: np.random.Generator) -> Iterator[Case]:
             "q": (b, s, h, d), "k": (b, s, kv, d), "v": (b, s, kv, d),
         }  # fmt: skip
         shapes |= dict.fromkeys(("past_k", "past_v"), (b, kv, p, d))
-        shapes |= dict.fromkeys(("cos", "sin"), (b, s, rot // 2))
+        starts, room, at = rng.integers(0, p + 1, b), p + s, np.arange(rot // 2)
+        tables = (room, rot // 2) if b == 2 else (b, s, rot // 2)
+        shapes |= dict.fromkeys(("cos", "sin"), tables)
         data = {n: stored(rng.standard_normal(x), dtype) for n, x in shapes.items()}
         exact = {n: value(x, dtype) for n, x in data.items()}
-        starts, room, at = rng.integers(0, p + 1, b), p + s, np.arange(rot // 2)
         first, second = (2 * at, 2 * at + 1) if interleaved else (at, at + rot // 2)
-        cos, sin = (exact[n][:, :, None] for n in ("cos", "sin"))
+        rows = starts[:, None] + np.arange(s) if b == 2 else slice(None)
+        cos, sin = (exact[n][rows][:, :, None] for n in ("cos", "sin"))
         for n in "qk":
             x, turned = exact[n], exact[n].copy()
             turned[..., first] = x[..., first] * cos - x[..., second] * sin
@@ -126,7 +128,7 @@ def turning(rng: np.random.Generator) -> Iterator[Case]:
         ints: dict[str, DimLike] = {
             "B": b, "S": symbol("S"), "H": h, "KVH": kv, "P": symbol("P"), "T": symbol("T"), "D": d,
             "rot": rot, "interleaved": interleaved, "c_b": s * rot // 2, "c_s": rot // 2,
-            "at_dtype": int(DType.I64), "at_add": -2,
+            "places": room if b == 2 else 0, "at_dtype": int(DType.I64), "at_add": -2,
         }  # fmt: skip
         for n, heads in (("q", h), ("k", kv), ("v", kv)):
             ints |= {f"{n}_b": s * heads * d, f"{n}_s": heads * d, f"{n}_h": d}

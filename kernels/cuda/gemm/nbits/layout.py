@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tracea_onnx.codegen.kernel_request import Int64, Kernel, NoKernel, Pointer, Request
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support.data_classes import dataclass
@@ -61,15 +63,16 @@ class Layout:
         values = {"BITS": self.bits, "BLOCK": self.block, "ZEROS": self.zeros, "ZERO": self.zero}
         return f"typedef {C_TYPES[self.scale]} S;\n{constexprs(values)}"
 
-    def operands(self, operand: str, *, constant: bool = True) -> list[Parameter]:
-        """Parameters that point to the three parts of packed weights."""
-        words = self.tiles * self.pieces * 512
-        scales = self.tiles * self.blocks * _TILE
+    def operands(self, operand: str, *, constant: bool = True, n0: int = 0) -> list[Parameter]:
+        """Parameters that point to the three parts of packed weights, to column n0 of each."""
+        tile, zero = self.pieces * 512, 4 if self.zeros == FLOATS else 1
+        words, before = self.tiles * tile, n0 * self.blocks
+        scales = words + self.tiles * self.blocks * _TILE * self.scale.size
         fixed = "const " if constant else ""
         return [
-            (f"{fixed}uint4*", "w" if constant else "packed", Pointer(operand)),
-            (f"{fixed}S*", "scales", Pointer(operand, words)),
-            (f"{fixed}void*", "zeros", Pointer(operand, words + scales * self.scale.size)),
+            (f"{fixed}uint4*", "w" if constant else "packed", Pointer(operand, n0 // _TILE * tile)),
+            (f"{fixed}S*", "scales", Pointer(operand, words + before * self.scale.size)),
+            (f"{fixed}void*", "zeros", Pointer(operand, scales + before * zero)),
         ]
 
 
@@ -77,7 +80,7 @@ def layout_of(r: Request) -> Layout:
     """Of a `gemm_nbits` or `pack_gemm_nbits`; raises NoKernel for blocks that divide no pieces."""
     n, k, bits, block = (static(r.ints[name], name) for name in ("N", "K", "bits", "block"))
     given = r.ints.get("zeros", 0)
-    if r.family == "pack_gemm_nbits":
+    if r.family.startswith("pack"):
         kind = static(r.ints["zero_dtype"], "type of zeros") if "zero" in r.operands else 0
         given = ONE if not kind else FLOATS if kind == DType.F32 else BYTES
     scale = DType(static(r.ints.get("scale_dtype", 0) or int(DType.F32), "type of scales"))
@@ -93,7 +96,10 @@ def pack_gemm_nbits(r: Request) -> list[Kernel]:
     i = {name: r.ints.get(name, 0) for name in ("w_n", "w_k", "s_n", "s_k", "z_n", "z_k")}
     flip = (1 << (at.bits - 1)) * static(r.ints.get("is_signed", 0), "sign")
     source = prelude(r.dtype) + at.definitions() + template("gemm/nbits/pack")
-    packed, scales, zeros = at.operands("packed", constant=False)
+    n0, total = (static(r.ints.get(name, n), name) for name, n in (("n0", 0), ("N_total", at.n)))
+    if n0 % _TILE or (n0 + at.n < total and at.n % _TILE):
+        raise NoKernel(f"weights of a few bits with {at.n} columns from column {n0} of {total} on")
+    packed, scales, zeros = replace(at, n=total).operands("packed", constant=False, n0=n0)
 
     def kernel(symbol: str, given: list[Parameter], strides: str, count: int) -> Kernel:
         given += ints({"N": at.n, "K": at.k})
@@ -115,4 +121,4 @@ def pack_gemm_nbits(r: Request) -> list[Kernel]:
     ]
 
 
-FAMILIES = {"pack_gemm_nbits": pack_gemm_nbits}
+FAMILIES = dict.fromkeys(("pack_gemm_nbits", "pack_gemm_nbits_part"), pack_gemm_nbits)

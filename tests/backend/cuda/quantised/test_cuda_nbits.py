@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -21,6 +22,7 @@ from tests.support.cuda.few_bits import packing
 from tests.support.few_bits import Weights, weights
 from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.compiler.partition_compiler import compile_graph
+from tracea_onnx.compiler.plan_writer import BackendPlan
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import symbol
@@ -80,6 +82,25 @@ def _packed(w: Weights, scale: DType, folder: Path) -> Any:
     want = by_numpy(w, scale)
     assert bytes(packed)[: len(want)] == want.tobytes()
     return packed
+
+
+@pytest.mark.parametrize(("bits", "zeros"), [(4, "packed"), (8, "float"), (2, "none")])
+def test_parts_are_packed_into_one(bits: int, zeros: str, tmp_path: Path) -> None:
+    whole, first = weights(5, 70, 49, bits, 32, zeros), 32
+    ints, operands = packing(whole, F16)
+    packed = cuda_host.aligned(np.zeros(packed_elements("pack_gemm_nbits", **ints), np.float32))
+    for begin, end in ((0, first), (first, whole.n)):
+        part = {**ints, "N": end - begin, "n0": begin, "N_total": whole.n}
+        names = (*operands, "packed")
+        places = {n: cuda_host.aligned(v[begin:end]) for n, v in operands.items()}
+        for k in cuda.emit(request("pack_gemm_nbits_part", F32, part, operands=names)):
+            cuda_host.run(k, {**places, "packed": packed}, tmp_path / k.symbol)
+    want = by_numpy(whole, F16)
+    assert bytes(packed)[: len(want)] == want.tobytes()
+    with pytest.raises(NoKernel, match="40 columns from column 0 of 49 on"):
+        cuda.emit(
+            request("pack_gemm_nbits_part", F32, {**ints, "N": 40, "N_total": 49}, operands=names)
+        )
 
 
 @pytest.mark.sampled(4)
@@ -182,6 +203,37 @@ def test_plans() -> None:
         assert len(claimed) == 3 and not found.refused
         symbols = {launch["symbol"] for launch in plan["run"]}
         assert {"few_rows", "dequantise"} <= symbols, symbols
+
+
+def test_products_of_one_input_are_one() -> None:
+    """Where what reads them takes columns of a wider result, and blocks are alike."""
+    sizes, nodes = ((64, 32), (32, 32), (48, 64), (17, 32)), list[onnx.NodeProto]()
+    stored: dict[str, Any] = {}
+    for j, (n, block) in enumerate(sizes):
+        w = weights(j, 256, n, 4, block, "packed")
+        given = {f"w{j}": w.blobs, f"s{j}": w.scales.astype(np.float16), f"z{j}": w.zeros}
+        attrs: dict[str, Any] = {"K": 256, "N": n, "bits": 4, "block_size": block}
+        stored |= given
+        nodes.append(
+            helper.make_node(
+                "MatMulNBits", ["x", *given], [f"p{j}"], domain="com.microsoft", **attrs
+            )
+        )
+    names = [f"p{j}" for j in range(len(sizes))]
+    nodes.append(helper.make_node("Concat", names, ["y"], axis=1))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["m", 256])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    with sources_for_cubins():
+        found = compile_graph(Graph(model), gpu(90, 132), everything=True)
+    (plan,) = found.builders
+    assert isinstance(plan, BackendPlan)
+    asked = {id(r): r for r in plan.asked if r.family == "gemm_nbits"}.values()
+    assert [r.ints["N"] for r in asked] == [96, 48, 17]
 
 
 def test_what_has_no_kernel() -> None:

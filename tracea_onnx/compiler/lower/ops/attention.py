@@ -410,20 +410,24 @@ def require_even_part(rot: int, dim: int) -> None:
 
 
 def turns(
-    ctx: Lowering, tables: tuple[str, str], pos: Value, tokens: Dims, rot: int, dtype: DType
-) -> tuple[Ref, Ref, DimLike, DimLike]:
-    """Rows of rotary tables [places, rot / 2] for tokens [batch, sequence] at these positions, and
-    their strides by batch and sequence.
+    ctx: Lowering, tables: tuple[str, str], pos: Value | None, tokens: Dims, rot: int, dtype: DType
+) -> tuple[Ref, Ref, dict[str, DimLike]]:
+    """Rotary tables [places, rot / 2], or their rows for tokens [batch, sequence] at these
+    positions, and how `rope_cache` reads them.
     """
-    cos, sin = (_rows(ctx, ctx.value(t), pos) for t in tables)
-    if cos.shape != sin.shape or cos.dtype != dtype or cos.shape[-1] != rot // 2:
+    cos, sin = map(ctx.value, tables)
+    if cos.shape != sin.shape or {cos.dtype, sin.dtype} != {dtype} or cos.shape[-1] != rot // 2:
         raise Unsupported(
             "the rotary tables need one constant width, equal shapes and the type of their operand"
         )
-    c, s = ctx.plain(cos), ctx.plain(sin)
+    if pos is None:
+        steps: dict[str, DimLike] = {"c_s": rot // 2, "places": cos.shape[0]}
+        return ctx.plain(cos), ctx.plain(sin), steps
+    rows = _rows(ctx, cos, pos)
+    c, s = ctx.plain(rows), ctx.plain(_rows(ctx, sin, pos))
     aligned = (*tokens, rot // 2)
-    strides = broadcast_strides(ctx.plan, View(c, contiguous(cos.shape)), cos.shape, aligned)
-    return c, s, strides[0], strides[1]
+    c_b, c_s, _ = broadcast_strides(ctx.plan, View(c, contiguous(rows.shape)), rows.shape, aligned)
+    return c, s, {"c_b": c_b, "c_s": c_s}
 
 
 def rope(ctx: Lowering, op: Op) -> None:

@@ -49,14 +49,12 @@ def grouped(ctx: Lowering, op: Op) -> None:
     batch, seq = q.shape[:2]
     ctx.same(lens.elements, batch, f"the lengths of {op.kind} '{op.label}' and its rows")
     total = _total(ctx, op)
-    if op.attr("do_rotary", 0):
-        pos = ctx.value(op.input(9)) if op.input(9) else _positions(ctx, lens, batch, seq)
-        if "rope_cache" in ctx.target.families:
-            q, caches = _in_one_launch(ctx, op, (q, k, v), pos, lens)
-        else:
-            q, k = (_rotated(ctx, op, x, pos, n) for x, n in ((q, heads), (k, kv_heads)))
-            caches = _written(ctx, op, (k, v), kv_heads, lens, seq)
+    if op.attr("do_rotary", 0) and "rope_cache" in ctx.target.families:
+        q, caches = _in_one_launch(ctx, op, (q, k, v), lens)
     else:
+        if op.attr("do_rotary", 0):
+            pos = ctx.value(op.input(9)) if op.input(9) else _positions(ctx, lens, batch, seq)
+            q, k = (_rotated(ctx, op, x, pos, n) for x, n in ((q, heads), (k, kv_heads)))
         caches = _written(ctx, op, (k, v), kv_heads, lens, seq)
     kept: list[str] = []
     for cache in caches:
@@ -213,7 +211,7 @@ def _written(
 
 
 def _in_one_launch(
-    ctx: Lowering, op: Op, given: tuple[Value, Value, Value], pos: Value, at: Value
+    ctx: Lowering, op: Op, given: tuple[Value, Value, Value], at: Value
 ) -> tuple[Value, list[Value]]:
     """Rotated queries, and the caches with rotated keys and with values in them."""
     cos, sin, rot = _tables(ctx, op)
@@ -225,7 +223,8 @@ def _in_one_launch(
     dtype = given[0].dtype
     ctx.require(given[0], "rotary embedding")
     require_even_part(rot, size)
-    cosines, sines, c_b, c_s = turns(ctx, (cos, sin), pos, (q.batch, q.seq), rot, dtype)
+    pos = ctx.value(op.input(9)) if op.input(9) else None
+    cosines, sines, turning = turns(ctx, (cos, sin), pos, (q.batch, q.seq), rot, dtype)
     pasts = [_past(ctx, op, which, dtype) for which in range(2)]
     dims = [result(ctx, op, 1 + which) for which in range(2)]
     out = ctx.define(f"{op.outputs[0]}\0rotated {given[0].name}", dtype, given[0].shape)
@@ -242,7 +241,7 @@ def _in_one_launch(
         dict(zip(("y", "keys", "values"), map(ctx.new_plain, (out, *caches)), strict=True)),
         {
             "B": q.batch, "S": q.seq, "H": heads, "KVH": kv_heads, "P": held[0], "T": dims[0][2],
-            "D": size, "rot": rot, **steps, "c_b": c_b, "c_s": c_s,
+            "D": size, "rot": rot, **steps, **turning,
             "interleaved": int(bool(op.attr("rotary_interleaved", 0))),
             "at_dtype": int(at.dtype), "at_add": D.sub(1, q.seq),
         },

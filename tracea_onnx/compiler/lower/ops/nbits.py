@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from tracea_onnx.compiler.lower.context import Lowering, element_type, matrix_rows
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.gemm import is_row, launched, with_bias
+from tracea_onnx.compiler.lower.passes import sibling_gemms
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -17,6 +18,7 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.match.nbits import TYPES
 from tracea_onnx.match.spec_table import GemmNbitsSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.plan.kernel_families import packed_elements
 from tracea_onnx.shapes.operands import axis_of
 from tracea_onnx.support.data_classes import dataclass
 
@@ -204,6 +206,8 @@ def gather_blocks(ctx: Lowering, op: Op) -> None:
 
 def gemm_nbits(ctx: Lowering, op: Op) -> None:
     """y = epilogue(x (w - zero) scale + b)."""
+    if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
+        return  # computed with an earlier product of the same input
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
     ctx.available("gemm_nbits", f"a product by weights of {spec.bits} bits")
     x, b = ctx.value(roles["x"]), ctx.optional(roles.get("b"))
@@ -212,7 +216,11 @@ def gemm_nbits(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"the product '{op.label}' of a tensor of rank {x.rank}")
     K, N = spec.K, spec.N
     ctx.same(x.shape[-1], K, f"the inner dims of '{op.label}'")
-    operands, ints, floats = _weights(ctx, op, spec)
+    if op.outputs[0] in ctx.merges:
+        _merged(ctx, x, ctx.merges[op.outputs[0]])
+        return
+    given, params, ints, floats = _weights(ctx, op, spec)
+    operands: dict[str, Ref | None] = {"w": ctx.packed("pack_gemm_nbits", given, params)}
     operands["x"], ints["ldx"] = matrix_rows(ctx, x)
     ints |= {"M": D.product(x.shape[:-1]), "N": N, "K": K, "ldy": N}
     expr, extras = spec.expr, [ctx.value(e) for e in op.extras]
@@ -224,10 +232,38 @@ def gemm_nbits(ctx: Lowering, op: Op) -> None:
     launched(ctx, op, x.dtype, shape, operands, ints, floats, expr, extras, "gemm_nbits")
 
 
+def _merged(ctx: Lowering, x: Value, group: Sequence[Op]) -> None:
+    """Products of one input as one launch: their values are slices of its rows."""
+    specs = [GemmNbitsSpec.of(op.attrs) for op in group]
+    total, lead = sum(s.N for s in specs), x.shape[:-1]
+    packed: Ref | None = None
+    ints: dict[str, DimLike] = {}
+    floats: dict[str, float] = {}
+    at = 0
+    for op, spec in zip(group, specs, strict=True):
+        given, params, ints, floats = _weights(ctx, op, spec)
+        if packed is None:
+            count = packed_elements("pack_gemm_nbits", **{**params, "N": total})
+            packed = ctx.plan.arena(DType.F32.size * count)
+        place = {"n0": at, "N_total": total}
+        ctx.plan.launch(
+            "pack_gemm_nbits_part", given, {"packed": packed}, params | place, more=at > 0
+        )
+        at += spec.N
+    src, ldx = matrix_rows(ctx, x)
+    rows = ctx.plan.arena(D.mul(D.product([*lead, total]), x.dtype.size))
+    ints |= {"M": D.product(lead), "N": total, "K": specs[0].K, "ldx": ldx, "ldy": total}
+    ctx.plan.launch("gemm_nbits", {"x": src, "w": packed}, {"y": rows}, ints, floats, dtype=x.dtype)
+    names = [(op.outputs[0], s.N) for op, s in zip(group, specs, strict=True)]
+    sibling_gemms.slices(ctx, names, rows, lead, x.dtype)
+
+
 def _weights(
     ctx: Lowering, op: Op, spec: GemmNbitsSpec
-) -> tuple[dict[str, Ref | None], dict[str, DimLike], dict[str, float]]:
-    """Operands, integers and floats of the launch that are of the weights."""
+) -> tuple[dict[str, Ref | None], dict[str, int], dict[str, DimLike], dict[str, float]]:
+    """Operands and integers of what packs the weights; integers and floats of the product that are
+    of them.
+    """
     K, N, bits, blobs = spec.K, spec.N, spec.bits, spec.form == "blobs"
     block = spec.block or D.round_up(K, 16)
     assert isinstance(block, int)
@@ -256,11 +292,11 @@ def _weights(
         "s_k": s_k, "s_n": s_n, "z_k": z_k, "z_n": z_n, "zero_dtype": zero_type,
         "is_signed": int(spec.signed), "scale_dtype": scale_type,
     }  # fmt: skip
-    made = ctx.packed("pack_gemm_nbits", {"w": w, "scale": scale, "zero": zero}, params)
     zeros = 0 if zero is None else 1 if zero_type == DType.U8 else 2
     middle = 0.0 if not (blobs or spec.signed) else float(1 << (bits - 1))
     return (
-        {"w": made},
+        {"w": w, "scale": scale, "zero": zero},
+        params,
         {"bits": bits, "block": block, "zeros": zeros, "scale_dtype": scale_type},
         {"zero": middle},
     )

@@ -17,13 +17,15 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.op_traits import Trait, kinds
-from tracea_onnx.match.spec_table import GemmSpec
+from tracea_onnx.match.spec_table import GemmNbitsSpec, GemmSpec
+from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import packed_elements
 from tracea_onnx.support.data_classes import dataclass
 
 _READERS = kinds(Trait.SLICE)
 _WHOLE_BIAS = 32  # elements pack_bias writes at a time
 _ALIGNED = 8  # a slice starts at a vector boundary
+_TILE = 16  # columns of packed weights of a few bits
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,19 @@ def merged(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
         ctx.plan.launch(
             "gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype
         )
+    return slices(ctx, [(p.name, p.width) for p in parts], dst, lead, x.dtype)
+
+
+def slices(
+    ctx: Lowering, parts: Sequence[tuple[str, int]], rows: Ref, lead: Dims, dtype: DType
+) -> list[Value]:
+    """Values of these names and widths, one behind the other in contiguous rows."""
     made: list[Value] = []
-    strides: Dims = contiguous((*lead, total))
-    at = 0
-    for p in parts:
-        out = ctx.define(p.name, x.dtype, (*lead, p.width))
-        out.view = View(dst.at(x.dtype.size * at), strides)
-        made.append(out)
-        at += p.width
+    strides, at = contiguous((*lead, sum(width for _, width in parts))), 0
+    for name, width in parts:
+        made.append(ctx.define(name, dtype, (*lead, width)))
+        made[-1].view = View(rows.at(dtype.size * at), strides)
+        at += width
     return made
 
 
@@ -156,6 +163,17 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
         bool(spec.trans_b),
         spec.alpha,
     )
+
+
+def _few_bits(graph: Graph, op: Op) -> tuple[object, ...] | None:
+    """What products by weights of a few bits must have in common; None where more than the product
+    is computed, or its columns are no whole tiles.
+    """
+    spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
+    if spec.expr is not None or roles.get("b") or spec.N % _TILE:
+        return None
+    types = (graph.dtype(roles[n]) if roles.get(n) else None for n in ("scale", "zero"))
+    return (spec.form, spec.K, spec.bits, spec.block, spec.signed, *types)
 
 
 def _in_place(
@@ -200,13 +218,19 @@ def find(
     every reader takes a slice.
     """
     read_by = readers(ops)
-    groups: dict[str, list[Op]] = {}
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    few = "pack_gemm_nbits_part" in ctx.target.families
     for op in ops:
         value = op.outputs[0] if op.outputs else ""
-        if op.kind not in MATMUL_OPS or value in outputs or graph.is_output(value):
+        if value in outputs or graph.is_output(value):
             continue
-        if _in_place(value, read_by, known, outputs) and part_of(ctx, op) is not None:
-            groups.setdefault(op.by_role["x"], []).append(op)
+        alike: tuple[object, ...] | None = None
+        if op.kind in MATMUL_OPS:
+            alike = () if part_of(ctx, op) is not None else None
+        elif few and op.kind == ":gemm_nbits":
+            alike = _few_bits(graph, op)
+        if alike is not None and _in_place(value, read_by, known, outputs):
+            groups.setdefault((op.by_role["x"], *alike), []).append(op)
     return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}
 
 
