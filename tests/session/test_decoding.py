@@ -14,6 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from tests.golden.record import gpu, sources_for_cubins
+from tests.support.cuda.models import half
 from tracea_onnx import provider
 from tracea_onnx.compiler.partition_compiler import compile_graph
 from tracea_onnx.compiler.plan_writer import BackendPlan
@@ -44,19 +45,27 @@ def test_tokens(options: dict[str, Any]) -> None:
         assert _tokens(session, prompts, room) == want
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_launches_of_a_layer_on_a_gpu(packed: bool) -> None:
-    """Queries, keys and values are one product, what turns them and writes the caches one launch,
-    and so are the halves of the gated unit.
-    """
-    model = EXAMPLE["build"](layers=1, positions=64, packed=packed)
+def _asked(model: Any) -> list[str]:
+    """Families of the launches of a run on a GPU, from the first product on."""
     onnx_inference.infer(model, {})
     with sources_for_cubins():
         found = compile_graph(Graph(model), gpu(90, 132), everything=True)
     (plan,) = found.builders
     assert isinstance(plan, BackendPlan)
     asked = [r.family for r in {id(r): r for r in plan.asked}.values()]  # a request has kernels
-    assert asked[asked.index("gemm") :] == [
-        *("gemm", "rope_cache", "attention", "gemm", "layernorm", "gemm", "pointwise", "gemm"),
-        *("layernorm", "gemm"),
-    ]
+    return asked[asked.index("gemm") :]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_launches_of_a_layer_on_a_gpu(packed: bool) -> None:
+    """Queries, keys and values are one product, what turns them and writes the caches one launch,
+    and so are the halves of the gated unit. In 16 bits norms between products have none.
+    """
+    model = EXAMPLE["build"](layers=1, inner=128, positions=64, packed=packed)
+    attention = ["gemm", "rope_cache", "attention"]
+    unit = ["gemm", "layernorm", "gemm", "pointwise", "gemm", "layernorm", "gemm"]
+    assert _asked(model) == attention + unit
+    folded = ["gemm_norm", "gemm_norm", "pointwise"]
+    second = ["gemm_norm", "gemm_norm", *attention[1:], *folded, "gemm", "layernorm", "gemm"]
+    model = half(EXAMPLE["build"](layers=2, inner=128, vocab=1024, positions=64, packed=packed))
+    assert _asked(model) == attention + folded + second

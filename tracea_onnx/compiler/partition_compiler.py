@@ -533,12 +533,15 @@ def _lower_group(
     ctx.concat_channels = {}
     _define_inputs(ctx, [known[i] for i in read])
     ctx.add_outputs(outputs)
-    _plan_storage(ctx, graph, ops, known, outputs)
-    for op in ops:
+    work = [(op, op) for op in ops]
+    if writer.target.folds_norms:
+        work = gemm_norm.with_residuals(graph, ops, outputs)
+    _plan_storage(ctx, graph, [op for op, _ in work], known, outputs)
+    for op, given in work:
         try:
             one(ctx, op)
         except Unsupported as e:
-            raise _Failed(op, e) from None
+            raise _Failed(given, e) from None
     try:
         ctx.finish()
     except Unsupported as e:

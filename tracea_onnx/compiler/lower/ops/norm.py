@@ -48,6 +48,7 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     if (
         axis == x.rank - 1
         and not channels
+        and not (roles.get("res") or roles.get("xbias"))  # statistics are of x alone
         and gemm_norm.defer_norm(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
     ):
         return

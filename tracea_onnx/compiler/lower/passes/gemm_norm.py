@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tracea_onnx.compiler.lower.context import Lowering
-from tracea_onnx.compiler.lower.op import MATMUL_OPS, ROW_NORMS, Op, makers, readers
+from tracea_onnx.compiler.lower.op import MATMUL_OPS, ROW_NORMS, Op, makers, of_roles, readers
 from tracea_onnx.compiler.lower.value import DeferredNorm, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.graph import Graph
 from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import PANEL, weight_pitch
@@ -32,10 +35,10 @@ _STATISTICS = 8  # its bytes
 _SLACK = 32  # elements a kernel may read behind a vector of columns
 
 
-def _growth(ctx: Lowering, op: Op) -> float:
+def _growth(graph: Graph, op: Op) -> float:
     """Columns of the product's result for one of x."""
     shapes = [
-        ctx.graph.shape(n)
+        graph.shape(n)
         for n in (
             [op.role("w")]
             if op.kind in MATMUL_OPS
@@ -57,6 +60,62 @@ def _growth(ctx: Lowering, op: Op) -> float:
     )
 
 
+def _product(graph: Graph, op: Op) -> bool:
+    return op.kind in MATMUL_OPS and graph.is_const(op.role("w"))
+
+
+def _multiplies(graph: Graph, op: Op, value: str) -> bool:
+    gates = op.kind == ":swiglu" and all(
+        graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w"
+    )
+    return op.role("x") == value and (_product(graph, op) or gates)
+
+
+def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> list[tuple[Op, Op]]:
+    """The ops of a partition, each with the one whose work it does. A norm of a sum of rows leaves
+    the sum to the product that makes one of them, where products alone read the norm: then it needs
+    no launch.
+    """
+    maker, read_by = makers(ops), readers(ops)
+    instead: dict[int, list[tuple[Op, Op]]] = {}
+    for op in ops:
+        rows, made = (op.role("x"), op.role("res")), [o for o in op.outputs if o]
+        if op.kind not in ROW_NORMS or not all(rows) or op.role("xbias") or len(made) != 2:
+            continue
+        y, total = made
+        read = read_by.get(y, [])
+        if graph.dtype(rows[0]) not in (DType.F16, DType.BF16) or y in outputs:
+            continue
+        if not read or not all(_multiplies(graph, r, y) for r in read):
+            continue
+        if sum(_growth(graph, r) for r in read) > _WIDEST:
+            continue
+        for value, other in (rows, rows[::-1]):
+            product = maker.get(value)
+            if product is None or id(product) in instead or not _adds_alone(graph, product):
+                continue
+            if value in outputs or len(read_by[value]) > 1 or value == other:
+                continue
+            spec = replace(GemmSpec.of(product.attrs), expr=Expr(2, (Instr("add", (0, 1)),), 2))
+            roles = {**product.by_role, "e0": other}
+            summed = of_roles(spec, roles, (total,), product.nodes, product.label)
+            left = {r: n for r, n in op.by_role.items() if r != "res"} | {"x": total}
+            norm = replace(op, inputs=tuple(left.values()), outputs=(y,), by_role=left)
+            instead |= {id(product): [], id(op): [(summed, product), (norm, op)]}
+            break
+    return [pair for op in ops for pair in instead.get(id(op), [(op, op)])]
+
+
+def _adds_alone(graph: Graph, op: Op) -> bool:
+    """Whether it is a product by a constant that nothing follows but a bias."""
+    return (
+        op.kind == ":gemm"
+        and graph.is_const(op.role("w"))
+        and GemmSpec.of(op.attrs).expr is None
+        and len(op.outputs) == 1
+    )
+
+
 def find_candidates(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Results of products whose rows are normalised for products alone: their statistics are
     wanted.
@@ -64,17 +123,8 @@ def find_candidates(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) ->
     graph = ctx.graph
     maker, read_by = makers(ops), readers(ops)
 
-    def product(op: Op) -> bool:
-        return op.kind in MATMUL_OPS and graph.is_const(op.role("w"))
-
-    def multiplies(op: Op, value: str) -> bool:
-        gates = op.kind == ":swiglu" and all(
-            graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w"
-        )
-        return op.role("x") == value and (product(op) or gates)
-
     def adds(op: Op, value: str) -> bool:
-        return product(op) and op.role("x") != value and op.extras.count(value) == 1
+        return _product(graph, op) and op.role("x") != value and op.extras.count(value) == 1
 
     found: set[str] = set()
     for op in ops:
@@ -89,11 +139,11 @@ def find_candidates(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) ->
         read = read_by.get(y, [])
         fit = (
             x in maker
-            and product(maker[x])
+            and _product(graph, maker[x])
             and y not in outputs
-            and all(multiplies(r, y) or adds(r, y) for r in read)
+            and all(_multiplies(graph, r, y) or adds(r, y) for r in read)
         )
-        widths = [_growth(ctx, r) for r in read if multiplies(r, y)]
+        widths = [_growth(graph, r) for r in read if _multiplies(graph, r, y)]
         if fit and widths and sum(widths) <= _WIDEST:
             found.add(x)
     return found
