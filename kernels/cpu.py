@@ -384,6 +384,10 @@ def _cpp(e: DimLike, made: dict[Dim, str], lines: list[str]) -> str:
     return made[e]
 
 
+#: Bytes of the widest element.
+_WIDEST = 8
+
+
 def _extent_function(name: str, family: Family) -> str:
     """C++ that refuses parameters a kernel cannot take, and writes what each operand may touch."""
     ranges, multiples = limits(name)
@@ -406,7 +410,8 @@ def _extent_function(name: str, family: Family) -> str:
     for k, o in enumerate(operands):
         if o in found:
             low, high = (_cpp(e, made, lines) for e in found[o])
-            lines.append(f"  out[{k}] = {{{low}, {high}}};")
+            each = min(_WIDEST, *map(D.multiple_of, found[o]))
+            lines.append(f"  out[{k}] = {{{low}, {high}, {each}}};")
     often = _cpp(repeats(name, symbols, there), made, lines)
     lines.append(f"  *repeats = {often};")
     head = (
@@ -448,8 +453,9 @@ def extents_header() -> str:
                 "them overflows"
             ),
             (
-                "struct Extent { Wide low, high; };  // bytes from an operand's address: the first "
-                "it may touch, and the first it may not"
+                "struct Extent { Wide low, high; int each; };  // bytes from an operand's address: "
+                "the first it may touch, and the first it may not; what divides addresses of "
+                "its elements"
             ),
             "inline int bits(Wide v) {",
             "  const unsigned __int128 u = v < 0 ? -(unsigned __int128)(v) : v;",

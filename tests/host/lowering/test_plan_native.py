@@ -189,6 +189,20 @@ def test_a_kernel_of_one_window_takes_no_other(changed: str) -> None:
         loaded.run([np.zeros(1, np.float32)])
 
 
+@pytest.mark.parametrize(("operand", "byte"), [("x", 2), ("y", 1)])
+def test_a_kernel_takes_elements_only_where_one_starts(operand: str, byte: int) -> None:
+    b = PlanBuilder("between", "cpu")
+    b.add_input("x", 1, 1)
+    places = {k: b.arena(64) for k in ("x", "y")}
+    places[operand] = places[operand].at(byte)
+    b.launch("ends", {"x": places["x"]}, {"y": places["y"]}, {"n": 4, "pieces": 1}, whole=False)
+    with (
+        pytest.raises(TraceaError, match=f"at byte {byte} of its buffer, where no element starts"),
+        LoadedPlan(b.to_json(), b.blobs, {}) as loaded,
+    ):
+        loaded.run([np.zeros(1, np.float32)])
+
+
 def test_before_all_runs_constants_are_written() -> None:
     plan, blobs = _filled("init const")
     with LoadedPlan(plan, blobs, {}) as loaded:

@@ -41,6 +41,10 @@ bool check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* ro
                     " has a program that reads an operand which is not there: the plan is damaged");
   for (size_t k = 0; k < launch.operands.size(); k++) {
     if (!rooms[k].present || found[k].low >= found[k].high) continue;
+    if (before[k] % found[k].each)
+      throw Failure(kernel + " has operand " + std::to_string(k) + " at byte " +
+                    std::to_string(before[k]) +
+                    " of its buffer, where no element starts: the plan is damaged");
     if (found[k].low < -Wide(before[k]) || found[k].high > rooms[k].bytes)
       throw Failure(
           kernel + " would touch bytes " + text(found[k].low) + " to " + text(found[k].high) +
