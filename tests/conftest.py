@@ -43,8 +43,11 @@ _SLOW = frozenset({
 
 #: Of so many cases of `sampled` tests, of code generated for older GPUs and of CUDA's templates,
 #: which mostly compile kernels, CI runs one.
-_DRAWN = 4
+_DRAWN = 8
+#: And of those that run CUDA's kernels.
+_RUN_ON_HOST = 4
 _CUDA = _HERE / "backend" / "cuda"
+_ON_HOST = _CUDA / "on_host"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--commit",
         default="",
         metavar="TEXT",
-        help="of tests that mostly compile kernels one in four, drawn by this text",
+        help="of tests that mostly compile kernels one in eight, drawn by this text",
+    )
+    parser.addoption(
+        "--one-in", type=int, default=1, help="of cases of other tests as many, drawn by --commit"
     )
     group = parser.getgroup("gpu", "tests/gpu")
     group.addoption("--only-compile", action="store_true", help="emit and compile, run nothing")
@@ -105,7 +111,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if older:
             item.add_marker(pytest.mark.slow)
         compiles = sampled is not None or older or _CUDA in item.path.parents
-        if drawn and compiles and zlib.crc32(f"{drawn} {item.nodeid}".encode()) % _DRAWN:
+        if item.path.parent == _ON_HOST:
+            among = _RUN_ON_HOST
+        elif compiles:
+            among = _DRAWN
+        else:
+            among = config.option.one_in if _is_case(item) else 1
+        if drawn and zlib.crc32(f"{drawn} {item.nodeid}".encode()) % among:
             left.append(item)
         if _topic(item.path) == "session" and not any(
             item.get_closest_marker(name) for name in ("once", "slow")
@@ -119,6 +131,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         gone = set(map(id, left))
         items[:] = [item for item in items if id(item) not in gone]
+
+
+def _is_case(item: pytest.Item) -> bool:
+    """Whether a test is one case of several; those that one run decides together (`outcomes`) cost
+    nothing each.
+    """
+    return hasattr(item, "callspec") and "outcomes" not in getattr(item, "fixturenames", ())
 
 
 @cache
