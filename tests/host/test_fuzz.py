@@ -18,10 +18,11 @@ import pytest
 from onnx import ModelProto
 
 from tests.fuzz import __main__ as fuzzer
-from tests.fuzz import judges, mutations, seeds, workers
+from tests.fuzz import commands, judges, mutations, seeds, workers
 from tests.fuzz.cases import Case
 from tests.fuzz.workers import Limits, Verdict
 from tests.host.pipeline_models import parse, run
+from tracea_onnx.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +107,25 @@ def test_results_that_depend_on_what_memory_held() -> None:
         m.SerializeToString(), {"x": np.zeros((2, 0, 2), np.float32), "y": y}
     )
     assert not judges.reads_garbage(m.SerializeToString(), {"x": y, "y": y})
+
+
+@pytest.mark.parametrize(("columns", "status"), [(0, "ok"), (2, commands.UNLIKE)])
+def test_a_model_differs_from_itself_only_by_what_memory_held(
+    columns: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same Concat, once with parts that do not fit."""
+    m = parse(
+        "g (float[A, B, C] x, float[D, E, F] y) => (float[G, H, I] z) { "
+        "z = Concat <axis = 2> (x, y) }"
+    )
+    model, given = tmp_path / "m.onnx", tmp_path / "given.npz"
+    model.write_bytes(m.SerializeToString())
+    y = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    np.savez(given, x=np.zeros((2, columns, 2), np.float32), y=y, unknown=y)
+    said = iter(["", "verification FAILED\n"])
+    monkeypatch.setattr(main, "main", lambda _: 4)
+    monkeypatch.setattr(commands, "_said", lambda: next(said))
+    assert commands.with_itself(model, given).status == status
 
 
 @pytest.mark.parametrize("claimed", ["y) <float[2, 3] t>", "y, float[2, 3] t)"])

@@ -18,7 +18,7 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.environment import Unsupported
 from tracea_onnx.shapes.operands import placed
-from tracea_onnx.shapes.operators import slice_ranges
+from tracea_onnx.shapes.operators import reshape_target, slice_ranges
 from tracea_onnx.shapes.symbolic import Shapes, same
 from tracea_onnx.support.data_classes import dataclass
 
@@ -216,7 +216,11 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         perm = n.attr("perm", list(range(len(view)))[::-1])
         return [view[p] for p in perm] if sorted(perm) == list(range(len(view))) else None
     if n.op in ("Reshape", "Flatten"):
-        return _regroup([a for axis in view for a in axis], _target(s, view, n, result))
+        try:
+            target = _target(s, view, n, result)
+        except Unsupported:
+            return None
+        return _regroup([a for axis in view for a in axis], target)
     if n.op in ("Squeeze", "Unsqueeze"):
         try:
             kept = placed(s, n)
@@ -250,7 +254,7 @@ def extent(factors: Iterable[Factor]) -> DimLike:
 
 def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> Sequence[DimLike]:
     """What a Reshape makes of this view: `0` and `-1` are resolved against its factors, which may
-    be better known than the value's dims.
+    be better known than the value's dims. Raises Unsupported for a target that makes no sense.
     """
     content = s.content(node.input(1)) if node.op == "Reshape" else None
     if (
@@ -260,9 +264,7 @@ def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> S
         or any(isinstance(v, float) for v in content)
     ):
         return declared
-    target: list[DimLike] = [
-        extent(view[k]) if isinstance(v, int) and v == 0 else v for k, v in enumerate(content)
-    ]
+    target = reshape_target(list(content), [extent(axis) for axis in view], 0)
     unknown = [k for k, v in enumerate(target) if isinstance(v, int) and v == -1]
     if unknown:
         rest = dims.quotient(

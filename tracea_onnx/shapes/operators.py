@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dim_proofs import Dims, same
@@ -70,15 +70,34 @@ def _broadcast(s: ShapeEnv, n: Operator, _: int) -> Dims:
 
 
 # --- movement -------------------------------------------------------------------------------------
+def reshape_target(
+    target: Sequence[DimLike], source: Sequence[DimLike], allowzero: int
+) -> list[DimLike]:
+    """What a Reshape is given, with the sizes of its input where 0 stands for them; one is -1 where
+    it follows from the others.
+
+    Raises Unsupported for the 0 of an axis that the input does not have, for a second -1, and for
+    what is less than -1.
+    """
+    out = list(target)
+    for k, d in enumerate(target):
+        if not isinstance(d, int) or d > 0:
+            continue
+        if d < -1:
+            raise Unsupported(f"Reshape is given dim {k} as {d}, which is no size")
+        if d == -1 and -1 in target[:k]:
+            raise Unsupported("Reshape is given two dims as -1, and neither follows")
+        if d == 0 and not allowzero:
+            if k >= len(source):
+                raise Unsupported(f"Reshape copies dim {k} of a tensor of rank {len(source)}")
+            out[k] = source[k]
+    return out
+
+
 def _reshape(s: ShapeEnv, n: Operator, _: int) -> Dims:
     source, target = _first(s, n), n.attr("shape")
-    target = list(integers(s, n.input(1), "the shape") if target is None else target)
-    if not n.attr("allowzero", 0):
-        for k, d in enumerate(target):
-            if isinstance(d, int) and d == 0:
-                if k >= len(source):
-                    raise Unsupported(f"Reshape copies dim {k} of a tensor of rank {len(source)}")
-                target[k] = source[k]
+    target = integers(s, n.input(1), "the shape") if target is None else target
+    target = reshape_target(target, source, n.attr("allowzero", 0))
     unknown = [k for k, d in enumerate(target) if isinstance(d, int) and d == -1]
     if unknown:
         rest = D.product([d for k, d in enumerate(target) if k not in unknown])

@@ -118,6 +118,13 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
             {},
             "the head size of Attention 'y' is unknown",
         ),
+        *(
+            (helper.make_node("Reshape", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": s}, why)
+            for s, why in (
+                ([-2, -3], "Reshape is given dim 0 as -2, which is no size"),
+                ([-1, 6, -1], "Reshape is given two dims as -1, and neither follows"),
+            )
+        ),
         (helper.make_node("Softmax", ["x"], ["y"], axis=4), {"x": (2, 3)}, {}, "axis 4"),
         (
             helper.make_node("LayerNormalization", ["x", "w"], ["y"], axis=-3),
@@ -933,6 +940,16 @@ def test_a_view_of_a_value_that_claims_another_rank_is_none() -> None:
     steps = strided_view.chain(g, shapes(g), "y")
     assert len(steps) == 2
     assert strided_view.follow(shapes(g), strided_view.start((2, 3)), reversed(steps)) is None
+
+
+@pytest.mark.parametrize("given", [[2, 3, 0], [-2, -3], [2, 3, -1]])
+def test_a_reshape_into_what_is_no_size_is_no_view(given: list[int]) -> None:
+    """Whatever dims a file claims that it has."""
+    m = parse("g (float[2, 3] x) => (float[2, 3, 1] y) { y = Reshape (x, s) }", s=np.array(given))
+    g = Graph(m)
+    steps = strided_view.chain(g, shapes(g), "y")
+    moved = strided_view.follow(shapes(g), strided_view.start((2, 3)), steps)
+    assert (moved is not None) == (given == [2, 3, -1])
 
 
 _MANY = 1200
