@@ -43,13 +43,16 @@ constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;  // CTAs of a cluster along rows
 // panel. NORMED: they are in shared memory.
 #if IS_INT8
 typedef ColumnOperands Operands;
-#define OPERANDS_AT column_operands_at
+#define OPERANDS_AT(n) column_operands_at(epilogue, scalars, n, end)
+constexpr bool AHEAD = false;  // in shared memory, too
 #else
 typedef Columns Operands;
-#define OPERANDS_AT columns_at
-#endif
+#define OPERANDS_AT(n) columns_at(epilogue, n, end)
 constexpr bool AHEAD = !NORMED && sizeof(Operands) * (BN / 8) <= 256;
-#if NORMED
+#endif
+#if IS_INT8
+constexpr int TABLE = BN * sizeof(Operands);  // of pairs of columns, for each warpgroup
+#elif NORMED
 constexpr int TABLE = 2 * BN * sizeof(Column);
 #else
 constexpr int TABLE = 0;
@@ -88,10 +91,7 @@ DEV Tile tile_at(int t, int rows, int columns) {
 
 #if IS_INT8
 // 16 bytes of a residual's row become words as `store_bytes` takes them.
-template <class R>
-DEV void load_bytes(const R* from, u32 (&words)[4], int lane, bool there) {
-  uint4 o = make_uint4(0, 0, 0, 0);
-  if (there) o = *(const uint4*)from;
+DEV void scatter_chunks(const uint4& o, u32 (&words)[4], int lane) {
   words[0] = __byte_perm(o.x, o.z, 0x5410), words[1] = __byte_perm(o.x, o.z, 0x7632);
   words[2] = __byte_perm(o.y, o.w, 0x5410), words[3] = __byte_perm(o.y, o.w, 0x7632);
   gather_chunks(words, lane);
@@ -291,7 +291,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     if (const int n = COLUMNS_OF(TILE_AT(first).n).first + thread * 8;
         !NORMED && thread * 8 < BN && n < N)
       touch_columns(epilogue, n);
-#if NORMED
+#if IS_INT8
+    Operands* const column_table =
+        (Operands*)(shared + (table - smem_address(shared))) + w * (BN / 2);
+#elif NORMED
     Column* const column_table = (Column*)(shared + (table - smem_address(shared))) + w * BN;
 #endif
     wait_for_producers();  // operands of the epilogue
@@ -316,9 +319,23 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       Operands columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
 #pragma unroll
-        for (int c = 0; c < BN / 8; c++)
-          columns[c] = OPERANDS_AT(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
-#if NORMED
+        for (int c = 0; c < BN / 8; c++) columns[c] = OPERANDS_AT(n0 + c * 8 + (lane & 3) * 2);
+#if IS_INT8
+      // Read before the main loop: operands of columns, one pair a thread, and the residual.
+      const Operands own_columns = OPERANDS_AT(n0 + min(thread * 2, BN - 2));
+#if RES_ROWS
+      uint4 residuals[2 * WGMMAS_M][PANELS];
+#pragma unroll
+      for (int i = 0; i < 2 * WGMMAS_M; i++)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++) {
+          const i64 m = m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8;
+          const int n = n0 + panel * 64 + (lane & 3) * 16;
+          residuals[i][panel] = make_uint4(0, 0, 0, 0);
+          if (m < M && n < end) residuals[i][panel] = *(const uint4*)(epilogue.res + m * ldr + n);
+        }
+#endif
+#elif NORMED
       // Inputs are loaded before the main loop; norms are computed after it if registers hold the
       // inputs until then (LATE).
       NormInputs<4> inputs[2 * WGMMAS_M];
@@ -368,6 +385,45 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         for (int i = 0; i < 2 * WGMMAS_M; i++) norms[i] = inputs[i].norms(epilogue, lane);
 #endif
       if (PINGPONG) stage.skip(steps);  // the other warpgroup's tile
+#if IS_INT8
+      // (PINGPONG: the other's barrier tells that the epilogue before has ended)
+      if (!PINGPONG) named_barrier_sync(4 + w, 128);
+      if (thread * 2 < BN) column_table[thread] = own_columns;
+      named_barrier_sync(4 + w, 128);
+#pragma unroll
+      for (int panel = 0; panel < PANELS; panel++) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) columns[k] = column_table[panel * 32 + k * 4 + (lane & 3)];
+        const int own = n0 + panel * 64 + (lane & 3) * 16;
+#pragma unroll
+        for (int i = 0; i < 2 * WGMMAS_M; i++) {
+          const int m = m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8;
+          const i64 read = min(m, M - 1);
+          u32 words[4] = {};
+#if RES_ROWS
+          u32 residual[4];
+          scatter_chunks(residuals[i][panel], residual, lane);
+#endif
+#pragma unroll
+          for (int k = 7; k >= 0; k--) {
+            const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
+            int v[2] = {sum[i / 2][c * 4 + i % 2 * 2], sum[i / 2][c * 4 + i % 2 * 2 + 1]};
+#if RES_ROWS
+            const u32 pair = residual[k / 2] >> k % 2 * 16;
+            finish(epilogue, scalars, columns[k], v,
+                   {raw_number(Residual(pair)), raw_number(Residual(pair >> 8))}, int(read),
+                   read * ldr, n, end - n);
+#else
+            finish(epilogue, scalars, columns[k], v, int(read), read * ldr, n, end - n);
+#endif
+            words[k / 2] = pack_pair(to, v[0], v[1], words[k / 2]);
+            if (sizeof(Result) == 4 && m < M) store_results<Y_VECTOR>(to + m * ldy + n, v, end - n);
+          }
+          if (sizeof(Result) == 1)
+            store_bytes(to + m * ldy + own, words, lane, m < M ? end - own : 0);
+        }
+      }
+#else
 #pragma unroll
       for (int i = 0; i < WGMMAS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
@@ -389,39 +445,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           if (!AHEAD)
 #pragma unroll
             for (int c = 0; c < 8; c++)
-              columns[c] = OPERANDS_AT(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
+              columns[c] = OPERANDS_AT(n0 + panel * 64 + c * 8 + (lane & 3) * 2);
 #endif
-#if IS_INT8
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int m = row + half * 8;
-            const i64 read = min(m, M - 1);
-            const int own = n0 + panel * 64 + (lane & 3) * 16;
-            u32 words[4] = {};
-#if RES_ROWS
-            u32 residual[4];
-            load_bytes(epilogue.res + read * ldr + own, residual, lane, own < end);
-#endif
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-              const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
-              int v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
-#if RES_ROWS
-              const u32 pair = residual[k / 2] >> k % 2 * 16;
-              finish(epilogue, scalars, columns[AHEAD ? c : k], v,
-                     {Residual(pair), Residual(pair >> 8)}, int(read), read * ldr, n, end - n);
-#else
-              finish(epilogue, scalars, columns[AHEAD ? c : k], v, int(read), read * ldr, n,
-                     end - n);
-#endif
-              words[k / 2] |= (u32(u8(v[0])) | u32(u8(v[1])) << 8) << k % 2 * 16;
-              if (sizeof(Result) == 4 && m < M)
-                store_results<Y_VECTOR>(to + m * ldy + n, v, end - n);
-            }
-            if (sizeof(Result) == 1)
-              store_bytes(to + m * ldy + own, words, lane, m < M ? end - own : 0);
-          }
-#else
           u32 out[2][2][4];  // [row half][k / 4][k % 4]: chunk k of 8 columns
 #pragma unroll
           for (int half = 0; half < 2; half++) {
@@ -536,10 +561,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           __syncwarp();
 #endif
 #endif
-#endif
           if (STAGING && ++buffer == STAGING) buffer = 0, buffer_phase ^= 1;
         }
       }
+#endif
     }
     if (STORE == 2 && lane == 0) tma_store_wait_read<0>();
   }

@@ -78,8 +78,7 @@ class Product:
     def prices(self, rows: int) -> dict[Any, float]:
         """Clocks of the tiles: a stage takes as long as one of 16 bits."""
         r, steps = self.request, max(self.taps, 1) * self.chunks
-        expensive = r.program is not None or bool(r.ints.get("res_mode", 0))
-        sizes = sm90.Sizes(rows, self.columns, steps, r.sms, False, expensive)
+        sizes = sm90.Sizes(rows, self.columns, steps, r.sms, False, r.program is not None)
         return {t: c for t, c in persistent_sm90.prices(sizes).items() if not t.tma}
 
     def emit(self, tile: HopperTile, active: DimLike) -> Kernel:
@@ -87,6 +86,7 @@ class Product:
         r, ldr = self.request, self.ldr
         sums = self.columns * self.row
         epilogue = requantise.epilogue(r, self.depth, sums, (ldr,), width=2, columns=self.columns)
+        tile = replace(tile, column=epilogue.column)
         bytes_of = replace(r, dtype=dtype(r, "x"))
         maps = self._maps(tile)
         parameters: list[Parameter] = [

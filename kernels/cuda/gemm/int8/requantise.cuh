@@ -13,6 +13,9 @@ typedef signed char Weight;
 typedef u8 Residual, Middle, Result;
 constexpr bool SUMS = false;       // whether results are the sums
 constexpr int RES_MODE = 1;        // 0: none, 1: added before the activation, 2: behind it
+constexpr int FOLDED = 1;          // scales of columns are over that of 1: `middle`, 2: y, 0: none
+constexpr bool STARTS = true;      // x has a zero point
+constexpr bool RELU = true;        // y begins at 0; AFTER is not the activation
 constexpr bool VECTORS = true;     // operands of columns 0, 8, 16, ... are aligned to 16 bytes
 constexpr bool RES_VECTOR = true;  // so are rows of the residual, or to as many as 8 elements have
 constexpr int UNIT = 64;           // divides the number of columns: a power of two, at most 64
@@ -71,32 +74,41 @@ DEV void load_columns(const A* p, int all, int n, int count, A (&v)[WIDTH]) {
 // How integers stand for numbers: (q - zero) * scale. A scale beyond normal numbers is taken for
 // the nearest of these.
 struct Steps {
-  float scale, inverse, least, most;  // of a number: what saturates, a quarter of a step beyond
-  int offset;                         // from the bits of `nearest` to q
-  // q - zero + SHIFT of a number: its quotient by the scale, rounded half to even; a NaN becomes
-  // the least q. The quotient is a product by the reciprocal with one correction (Markstein), which
-  // makes it the division's.
+  float scale, inverse, least;  // least: a number a quarter of a step below what saturates
+  float lo, hi;                 // q - zero of the least and the largest q
+  int offset;                   // from the bits of `nearest` to q
   static constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: floats around it are integers
-  METHOD float nearest(float v) const {
-    v = fminf(fmaxf(v, least), most);
+  // A number by the scale, as a division rounds it: a product by the reciprocal with one correction
+  // (Markstein). What lies below `least`, and a NaN, become that.
+  METHOD float quotient(float v) const {
+    v = fmaxf(v, least);
     const float q = __fmul_rn(v, inverse);
-    return __fadd_rn(__fmaf_rn(__fmaf_rn(-q, scale, v), inverse, q), SHIFT);
+    return __fmaf_rn(__fmaf_rn(-q, scale, v), inverse, q);
   }
-  METHOD float round(float v) const { return __fmul_rn(__fsub_rn(nearest(v), SHIFT), scale); }
-  METHOD int integer(float v) const { return __float_as_int(nearest(v)) + offset; }
+  // The number of which `quotient` is that, rounded half to even.
+  METHOD float round(float quotient) const {
+    return __fmul_rn(fminf(__fsub_rn(__fadd_rn(fmaxf(quotient, lo), SHIFT), SHIFT), hi), scale);
+  }
+  // q of a quotient of at least lo, which may be beyond the largest: vectors of it saturate.
+  METHOD int integer(float quotient) const {
+    return __float_as_int(__fadd_rn(quotient, SHIFT)) + offset;
+  }
 };
 template <class Q>
 DEV Steps steps_of(const float* scale, const Q* zero) {
   constexpr bool SIGNED = Q(-1) < Q(0);
-  constexpr float LARGEST = 3.402823466e38f, NORMAL = 8.507059173e37f;  // 2^126
+  constexpr float NORMAL = 8.507059173e37f;  // 2^126
   const int z = zero ? int(*zero) : 0;
   const float given = scale ? *scale : 1.f,
               s = copysignf(fminf(fmaxf(fabsf(given), 1.f / NORMAL), NORMAL), given);
-  const float a = s * ((SIGNED ? -128.25f : -0.25f) - z),
-              b = s * ((SIGNED ? 127.25f : 255.25f) - z);
-  return {s, 1.f / s, fmaxf(fminf(a, b), -LARGEST), fminf(fmaxf(a, b), LARGEST),
-          z - __float_as_int(Steps::SHIFT)};
+  const float lo = (SIGNED ? -128 : 0) - z, hi = (SIGNED ? 127 : 255) - z;
+  return {s, 1.f / s, s * (lo - 0.25f), lo, hi, z - __float_as_int(Steps::SHIFT)};
 }
+
+// Of a byte its number plus a constant, raw_number(0): a conversion takes four times as long.
+DEV float raw_number(u8 v) { return __int_as_float(__byte_perm(v, 0x4b000000, 0x7440)); }
+DEV float raw_number(signed char v) { return raw_number(u8(v ^ 0x80)); }
+DEV float raw_number(float v) { return v; }
 
 // What is the same for all columns.
 struct Scalars {
@@ -105,16 +117,20 @@ struct Scalars {
 };
 DEV Scalars scalars_of(const Epilogue& e) {
   Scalars s;
-  if (e.m_scale) s.middle = steps_of(e.m_scale, e.m_zero);
-  if (sizeof(Result) == 1) s.result = steps_of(e.y_scale, e.y_zero);
+  if (FOLDED == 1) s.middle = steps_of(e.m_scale, e.m_zero);
+  if (sizeof(Result) == 1) {
+    s.result = steps_of(e.y_scale, e.y_zero);
+    if (RELU) s.result.least = s.result.lo = 0.f;
+  }
   if (sizeof(Residual) == 1) {
     s.r_scale = e.r_scale ? *e.r_scale : 1.f;
-    s.r_zero = e.r_zero ? float(*e.r_zero) : 0.f;
+    s.r_zero = raw_number(Residual(0)) + (e.r_zero ? float(*e.r_zero) : 0.f);
   }
   return s;
 }
 
-// Operands of neighbouring columns. start: what is added to their sums for the zero point of x;
+// Operands of neighbouring columns. scale, bias: from sums to numbers or, FOLDED, to quotients by
+// the first scale. start: what is added to their sums for the zero point of x;
 // zero: of the weights.
 constexpr int ALIGNED = WIDTH < 4 ? 4 * WIDTH : 16;
 struct ColumnOperands {
@@ -124,7 +140,7 @@ struct ColumnOperands {
   alignas(ALIGNED) Weight zero[WIDTH];
   Extras extras;
 };
-DEV ColumnOperands column_operands_at(const Epilogue& e, int n, int end) {
+DEV ColumnOperands column_operands_at(const Epilogue& e, const Scalars& s, int n, int end) {
   const int count = end - n;
   ColumnOperands c;
 #pragma unroll
@@ -136,6 +152,11 @@ DEV ColumnOperands column_operands_at(const Epilogue& e, int n, int end) {
     for (int k = 0; k < WIDTH; k++) c.scale[k] = __fmul_rn(c.scale[k], x_scale);
   }
   if (e.bias) load_neighbours<VECTORS>(e.bias + n, count, c.bias);
+  if (FOLDED) {
+    const float inverse = FOLDED == 1 ? s.middle.inverse : s.result.inverse;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) c.scale[k] *= inverse, c.bias[k] *= inverse;
+  }
   if (e.w_zero) load_columns(e.w_zero, e.w_zeros, n, count, c.zero);
   if (e.x_zero) {
     const u32 x_zero = u32(int(*e.x_zero));
@@ -151,7 +172,8 @@ DEV ColumnOperands column_operands_at(const Epilogue& e, int n, int end) {
 struct Columns : Scalars, ColumnOperands {};
 DEV void touch_columns(const Epilogue&, int) {}
 DEV Columns columns_at(const Epilogue& e, int n, int end) {
-  return {scalars_of(e), column_operands_at(e, n, end)};
+  const Scalars s = scalars_of(e);
+  return {s, column_operands_at(e, s, n, end)};
 }
 
 // Takes the weights' zero points times the sum of the row of x from the sums.
@@ -160,39 +182,39 @@ DEV void subtract_row(const ColumnOperands& c, int (&v)[WIDTH], int row) {
   for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) - u32(int(c.zero[k])) * u32(row));
 }
 
-DEV float number_of(u8 v) {  // a conversion takes four times as long
-  return __fsub_rn(__int_as_float(0x4b000000 | v), 8388608.f);
-}
-DEV float number_of(signed char v) { return __fsub_rn(number_of(u8(v ^ 0x80)), 128.f); }
-DEV float number_of(float v) { return v; }
-
-// Columns n.. of row m, of which `count` exist, from sums to results: integers, or the bits of
-// floats. full: offset of the row in operands shaped as the result.
+// Columns n.. of row m, of which `count` exist, from sums to results: integers (before they
+// saturate), or the bits of floats. residual: raw numbers. full: offset of the row in operands
+// shaped as the result.
 DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
-                const Residual (&residual)[WIDTH], int m, i64 full, int n, int count) {
+                const float (&residual)[WIDTH], int m, i64 full, int n, int count) {
+  if (STARTS)
 #pragma unroll
-  for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) + u32(c.start[k]));
+    for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) + u32(c.start[k]));
   if (SUMS) return;
   READ_FULL(e, m, full, n, count)
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) {
-    float f = fmaf(float(v[k]), c.scale[k], c.bias[k]), r = 0.f;
-    if (e.m_scale) f = s.middle.round(f);
-    if (RES_MODE) {
-      r = number_of(residual[k]);
-      if (sizeof(Residual) == 1) r = __fmul_rn(r - s.r_zero, s.r_scale);
+    float f = fmaf(float(v[k]), c.scale[k], c.bias[k]), r = residual[k];
+    if (FOLDED == 2) {
+      v[k] = s.result.integer(fmaxf(f, s.result.lo));
+      continue;
     }
+    if (FOLDED == 1) f = s.middle.round(f);
+    if (RES_MODE && sizeof(Residual) == 1) r = __fmul_rn(__fsub_rn(r, s.r_zero), s.r_scale);
     if (RES_MODE == 1) f = __fadd_rn(f, r);
-    f = AFTER(e, c, f, k, m);
+    if (!RELU) f = AFTER(e, c, f, k, m);
     if (RES_MODE == 2) f = __fadd_rn(f, r);
-    v[k] = sizeof(Result) == 1 ? s.result.integer(f) : __float_as_int(f);
+    v[k] = sizeof(Result) == 1 ? s.result.integer(s.result.quotient(f)) : __float_as_int(f);
   }
 }
 DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
                 int m, i64 full, int n, int count) {
   alignas(16) Residual residual[WIDTH] = {};
+  float raw[WIDTH];
   if (RES_MODE) load_neighbours<RES_VECTOR>(e.res + full + n, count, residual);
-  finish(e, s, c, v, residual, m, full, n, count);
+#pragma unroll
+  for (int k = 0; k < WIDTH; k++) raw[k] = raw_number(residual[k]);
+  finish(e, s, c, v, raw, m, full, n, count);
 }
 DEV void finish(const Epilogue& e, const Columns& c, int (&v)[WIDTH], int m, i64 full, int n,
                 int count) {
@@ -202,10 +224,23 @@ DEV void finish(const Epilogue& e, int (&v)[WIDTH], int m, i64 full, int n, int 
   finish(e, columns_at(e, n, n + count), v, m, full, n, count);
 }
 
+// c << 16 | b << 8 | a, both saturated to the type of y.
+DEV u32 pack_pair(const u8*, int a, int b, u32 c) {
+  u32 d;
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(b), "r"(a), "r"(c));
+  return d;
+}
+DEV u32 pack_pair(const signed char*, int a, int b, u32 c) {
+  u32 d;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(b), "r"(a), "r"(c));
+  return d;
+}
+DEV u32 pack_pair(const void*, int, int, u32) { return 0; }  // of results that are no bytes
 DEV void store_result(float* y, int v) { *y = __int_as_float(v); }
+DEV void store_result(int* y, int v) { *y = v; }
 template <class Y>
 DEV void store_result(Y* y, int v) {
-  *y = Y(v);
+  *y = Y(pack_pair(y, v, 0, 0));
 }
 // Stores what `finish` left, of which `count` exist.
 template <bool VECTOR, class Y>
@@ -217,11 +252,12 @@ DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
       *(int4*)y = make_int4(v[0], v[1], v[2], v[3]);
       *((int4*)y + 1) = make_int4(v[4], v[5], v[6], v[7]);
     } else if constexpr (WIDTH == 2) {
-      *(u16*)y = u16(v[0] & 255 | v[1] << 8);
+      *(u16*)y = u16(pack_pair(y, v[0], v[1], 0));
     } else {
-      u32 w[2] = {};
+      u32 w[2];
 #pragma unroll
-      for (int k = 0; k < WIDTH; k++) w[k / 4] |= u32(u8(v[k])) << k % 4 * 8;
+      for (int k = 0; k < 2; k++)
+        w[k] = pack_pair(y, v[4 * k], v[4 * k + 1], pack_pair(y, v[4 * k + 2], v[4 * k + 3], 0));
       *(uint2*)y = make_uint2(w[0], w[1]);
     }
   } else if (!(VECTOR && UNIT % WIDTH == 0)) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tracea_onnx.codegen.kernel_request import Float32, Int32, Int64, Pointer, Request
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 
 from ...common.epilogue import CHANNEL, FULL, ROW, Epilogue, Parameter
@@ -85,6 +85,9 @@ def epilogue(
                 "SUMS": out == DType.I32,
                 "RES_MODE": int(r.ints["res_mode"]) if residual else 0,
                 "VECTORS": all(aligned(r, o, 4, group) for o in of_columns),
+                "FOLDED": 1 if "m_scale" in r.operands else 2 if _plain(r, residual) else 0,
+                "STARTS": "x_zero" in r.operands,
+                "RELU": _begins_at_0(r, residual),
                 "UNIT": math.gcd(columns, 64),
                 "RES_VECTOR": residual and aligned(r, "res", dtype(r, "r").size, *pitches, group),
             }
@@ -96,7 +99,24 @@ def epilogue(
         + f"#define READ_FULL(e, m, full, n, count) {full}\n"
         + template("gemm/int8/requantise")
     )
-    return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields))
+    column = 16 + 4 * len(extras)  # bytes of ColumnOperands for each
+    return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
+
+
+def _begins_at_0(r: Request, residual: bool) -> bool:
+    """Whether bytes come right behind a ReLU: the least of them stands for 0."""
+    last = r.program is None and not (residual and r.ints["res_mode"] == 2)
+    return dtype(r, "y", DType.F32) in BYTES and last and _activation(r) == "relu"
+
+
+def _plain(r: Request, residual: bool) -> bool:
+    """Whether the sums of columns become bytes by one scale and one bias."""
+    plain = _activation(r) == "none" or _begins_at_0(r, residual)
+    return dtype(r, "y", DType.F32) in BYTES and r.program is None and not residual and plain
+
+
+def _activation(r: Request) -> str:
+    return ACTIVATIONS[int(r.ints.get("act", 0))]
 
 
 def _after(
