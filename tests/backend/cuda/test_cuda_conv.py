@@ -539,3 +539,21 @@ def test_steps_of_few_channels_have_fewer_products() -> None:
             f"STAGE_MMAS = {products};"
             in kernels_of(conv(DType.F16, 8, channels, 56, 56, 64))[0].source
         )
+
+
+def test_rows_that_strips_read_are_counted_without_going_through_them() -> None:
+    """As one by one, and for an image of any height."""
+    emit = discovery.module("kernels", "cuda.conv.depthwise.emit")
+    for oh, ih, sh, top, depth in itertools.product(
+        (1, 2, 7, 30), (0, 1, 5, 31), (1, 3), (-1, 2), (1, 4)
+    ):
+        heights = emit._heights(oh)
+        assert set(heights) == {-(-oh // bands) for bands in range(1, oh + 1)}
+        for lines in heights:
+            bounds = [
+                (o * sh - top, (min(o + lines, oh) - 1) * sh - top + depth)
+                for o in range(0, oh, lines)
+            ]
+            want = sum(max(0, min(b, ih)) - max(0, min(a, ih)) for a, b in bounds)
+            assert emit._rows_read(lines, oh, ih, sh, top, depth) == want
+    assert emit._rows_read(1 << 20, 1 << 40, 1 << 40, 1, 1, 3) == (1 << 40) + 2 * ((1 << 20) - 1)

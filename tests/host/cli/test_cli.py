@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from tests.host.pipeline_models import copy, normal, parse, run, same_bits, small_cnn
+from tracea_onnx.cli import options
 from tracea_onnx.cli.main import main
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline import fusion_loop, optimizer
@@ -299,3 +300,9 @@ def test_external_data_options(model: Path, tmp_path: Path) -> None:
         == 0
     )
     assert model_file.load(tmp_path / "n.onnx").model.graph.initializer[0].HasField("raw_data")
+
+
+def test_bytes_that_are_no_text_are_json() -> None:
+    assert options.plain({"attribute": [b"\xffa", float("nan")]}) == {
+        "attribute": ["\\xffa", "nan"]
+    }

@@ -199,15 +199,15 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     moved = bytes / _BYTES * (_L2_SHARE if bytes < _L2_BYTES else 1.0)
     ahead = slots if slots <= 3 and sh == 1 and bytes >= _L2_BYTES else 1
     # rows of windows inside the image
-    rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))
+    rows = sum(
+        max(0, min(oh, -(-(ih + top - k * dh) // sh)) - max(0, -(-(top - k * dh) // sh)))
+        for k in range(kh)
+    )
     epilogue, used = (
         _epilogue_cost(r),
         len({k * dh % sh for k in range(kh)}) / sh,
     )  # share of rows read
-    reads = {
-        lines: _rows_read(lines, oh, ih, sh, top, depth)
-        for lines in {-(-oh // bands) for bands in range(1, oh + 1)}
-    }
+    reads = {lines: _rows_read(lines, oh, ih, sh, top, depth) for lines in _heights(oh)}
     for columns in range(1, min(ow, 8) + 1):
         span = len({j * sw + k * dw for j in range(columns) for k in range(kw)})
         registers = 2 * (slots * columns + kh * kw + span) + span * sh * ahead * size // 2 + 35
@@ -248,16 +248,32 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
 
 
 @cache
+def _heights(oh: int) -> tuple[int, ...]:
+    """Lines of a strip, ceil(oh / bands), for every number of bands."""
+    found: list[int] = []
+    bands = 1
+    while bands <= oh:
+        found.append(-(-oh // bands))
+        bands = oh + 1 if found[-1] == 1 else -(-oh // (found[-1] - 1))
+    return tuple(found)
+
+
 def _rows_read(lines: int, oh: int, ih: int, sh: int, top: int, depth: int) -> int:
-    """Rows of an image that its strips read, overlaps included."""
-    return sum(
-        _clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih)
-        for o in range(0, oh, lines)
-    )
+    """Rows of an image that its strips read, overlaps included: strip j, of `lines` lines but the
+    last, reads those from (j lines) sh - top on up to `depth` from its last line.
+    """
+    strips, step = -(-oh // lines), lines * sh
+    ends = _clipped((lines - 1) * sh - top + depth, step, strips - 1, ih)
+    ends += max(0, min((oh - 1) * sh - top + depth, ih))
+    return ends - _clipped(-top, step, strips, ih)
 
 
-def _clip(row: int, height: int) -> int:
-    return max(0, min(row, height))
+def _clipped(first: int, step: int, count: int, high: int) -> int:
+    """The sum of clip(first + j step, 0, high) for j < count."""
+    some = min(max(0, -first // step + 1), count)  # from here on terms are positive
+    whole = max(some, min(-(-(high - first) // step), count))  # from here on they are `high`
+    between = whole - some
+    return between * first + step * (some + whole - 1) * between // 2 + (count - whole) * high
 
 
 #: Instructions of an activation of one value; 8 where not named.
