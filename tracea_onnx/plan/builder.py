@@ -28,6 +28,8 @@ PACK_VERSION = 2
 _HEADER = struct.Struct("<8sIIQQ32s")
 #: Kinds of buffer whose contents are fixed for the life of a session.
 _CONSTANT_KINDS = frozenset({"const", "initializer", "blob"})
+#: Bytes that a session computes from nothing and holds: beyond these a run does.
+_HELD = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ class PlanBuilder:
         instead_of: str = "",
     ) -> None:
         """Append one launch. When every input is constant and the outputs are fresh buffers that it
-        fills (`whole`), it runs once per session instead of on every run; with `more` it may also
+        fills (`whole`), it runs once per session instead of on every run, if what is computed from
+        nothing is not too large to hold; with `more` it may also
         fill in a part of a constant. `dtype` is the element type of the main operands (a family
         with its own type parameters ignores it). instead_of: the family that this one is a
         `substitute` for.
@@ -231,6 +234,11 @@ class PlanBuilder:
             and static
             and fresh
             and all(r is None or self.is_constant(r) for r in inputs.values())
+            and (
+                more
+                or any(inputs.values())
+                or sum(self.buffers[b]["bytes"] for b in written) <= _HELD
+            )
         )
         self._written.update(written)
         if constant:

@@ -211,3 +211,12 @@ def test_a_graph_that_is_lowered_at_once_has_the_plan_of_one_that_was_probed(
     parts = partition_compiler.compile_graph(Graph(m))
     assert [e[1:] for e in whole.entries] == [e[1:] for e in parts.entries] != []
     assert whole.refused == parts.refused == []
+
+
+@pytest.mark.parametrize(("length", "held"), [(1 << 10, True), (1 << 31, False)])
+def test_a_session_holds_no_constant_of_any_size(length: int, held: bool) -> None:
+    """Places along an axis are computed when a model is loaded only if they are few."""
+    b = PlanBuilder("p", "cpu")
+    ints = {"count": length, "start": 0, "delta": 1, "dtype": 7}
+    b.launch("range", {}, {"y": b.arena(8 * length)}, ints)
+    assert (len(b.to_json()["init"]), b.launches) == ((1, 0) if held else (0, 1))
