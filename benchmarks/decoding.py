@@ -41,6 +41,7 @@ from benchmarks import decoders, harness
 from benchmarks.decoders import Numbers, Peer, Shape
 from tests.support.cuda import runner as R
 from tests.support.cuda.models import NVIDIA
+from tests.support.sessions import left_to_ort
 from tracea_onnx import provider
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.ir.graph import Graph
@@ -206,12 +207,7 @@ def load(numbers: Numbers, kind: str, args: argparse.Namespace, report: harness.
     began = time.perf_counter()
     session = provider.create_session(path, {"backend": args.backend, "claim": "all"})
     seconds = time.perf_counter() - began
-    left = sorted(
-        n.op_type
-        for p in session.get_provider_graph_assignment_info()
-        if p.ep_name != provider.PROVIDER_NAME
-        for n in p.get_nodes()
-    )
+    left = left_to_ort(session)
     text = f"loaded in {seconds:.1f} s, left to ORT {len(left)}"
     report.row(f"{kind}, {layers} layers", text, load=seconds, left=left)
     return session

@@ -44,7 +44,7 @@ from tests.support.cuda.models import NVIDIA, Bound, feeds, half, typed
 from tests.support.difference import difference
 from tests.support.model_inputs import Feeds, feeds_at, first_accepted
 from tests.support.quantised_models import Form, quantise
-from tests.support.sessions import assigned, session
+from tests.support.sessions import assigned, left_to_ort, session
 from tracea_onnx import provider
 from tracea_onnx.bench.batches import batch_symbol
 from tracea_onnx.support import discovery
@@ -169,13 +169,16 @@ _BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
 }
 
 
-def int8(name: str, form: Form) -> onnx.ModelProto:
-    """A model of the zoo in 8 bits; in a static form with scales for each channel of a weight."""
+def int8(of: str) -> onnx.ModelProto:
+    """NAME/FORM: a model of the zoo in 8 bits; in a static form with scales for each channel of a
+    weight.
+    """
+    name, _, form = of.partition("/")
     model = discovery.module("models", name).build()
     fed = [feeds_at(model, None, ZOO_SIZES, seed) for seed in range(2)]
     images = any(n.op_type == "Conv" for n in model.graph.node)
     static = {"per_channel": True, "op_types_to_quantize": _IMAGES if images else _OTHERS}
-    return quantise(model, form, fed, **({} if form == "dynamic" else static))
+    return quantise(model, cast(Form, form), fed, **({} if form == "dynamic" else static))
 
 
 def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
@@ -187,8 +190,7 @@ def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
         if kind in _BY_SIZES:
             onnx.save(_BY_SIZES[kind](*map(int, sizes_of.split("/"))), source)
         elif kind == "int8":
-            zoo, _, form = sizes_of.partition("/")
-            onnx.save(int8(zoo, cast(Form, form)), source)
+            onnx.save(int8(sizes_of), source)
         elif built:
             onnx.save(discovery.module("models", name).build(), source)
         model = onnx.load(source, load_external_data=False)
@@ -254,9 +256,10 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     further, bits8 = name.startswith("further:"), name.startswith("int8:")
     wide: ort.InferenceSession | None = None
     if bits8:
-        name, _, form = name.partition(":")[2].partition("/")
-        wider = half(discovery.module("models", name).build()).SerializeToString()
-        wide, full = provider.create_session(wider, CUDA), int8(name, cast(Form, form))
+        of = name.partition(":")[2]
+        name, full = of.partition("/")[0], int8(of)
+        wider = half(discovery.module("models", name).build())
+        wide = provider.create_session(wider.SerializeToString(), CUDA)
     elif further:
         path = further_models.optimized(name.partition(":")[2], args.folder)
         full = onnx.load(str(path))
@@ -268,12 +271,7 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     began = time.perf_counter()
     made = provider.create_session(source, CUDA | ({"claim": "all"} if bits8 else {}))
     load = time.perf_counter() - began
-    left = sorted(
-        n.op_type
-        for p in made.get_provider_graph_assignment_info()
-        if p.ep_name != provider.PROVIDER_NAME
-        for n in p.get_nodes()
-    )
+    left = left_to_ort(made)
     sequence = _SEQUENCE.get(name) or int(args.sequence)
     prepared: dict[str, bytes] = {}
     for batch in args.batch:

@@ -15,14 +15,13 @@ import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import onnxruntime as ort
 from onnx import ModelProto
 
 from benchmarks.models import int8
 from tests.support.cuda.models import half, input_shapes
-from tests.support.quantised_models import Form
 from tracea_onnx.codegen import backend
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import evaluate
@@ -80,8 +79,7 @@ def given(name: str) -> tuple[ModelProto, dict[str, str]]:
     options, (kind, _, of) = {"backend": "cuda"}, name.partition(":")
     if kind != "int8":
         return half(discovery.module("models", name).build()), options
-    zoo, _, form = of.partition("/")
-    return int8(zoo, cast(Form, form)), options | {"claim": "all"}
+    return int8(of), options | {"claim": "all"}
 
 
 def main() -> None:

@@ -108,6 +108,16 @@ def _watch_compiler() -> None:
     compile_requests.compile_request = watched
 
 
+def left_to_ort(s: ort.InferenceSession) -> list[str]:
+    """Operators of the nodes that the provider does not run."""
+    return sorted(
+        node.op_type
+        for part in s.get_provider_graph_assignment_info()
+        if part.ep_name != TRACEA
+        for node in part.get_nodes()
+    )
+
+
 def assigned(s: ort.InferenceSession) -> tuple[int, int]:
     """(nodes the provider runs, all nodes) of a session made with `provider=True`."""
     ours = total = 0

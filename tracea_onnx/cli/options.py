@@ -151,7 +151,9 @@ def emit(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON has: a NaN or infinity becomes a string, and bytes of a file that are no UTF-8."""
+    """What JSON has: a NaN or infinity becomes a string, and so do bytes, escaped where they are no
+    UTF-8.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):

@@ -207,11 +207,10 @@ class PlanBuilder:
         instead_of: str = "",
     ) -> None:
         """Append one launch. When every input is constant and the outputs are fresh buffers that it
-        fills (`whole`), it runs once per session instead of on every run, if what is computed from
-        nothing is not too large to hold; with `more` it may also
-        fill in a part of a constant. `dtype` is the element type of the main operands (a family
-        with its own type parameters ignores it). instead_of: the family that this one is a
-        `substitute` for.
+        fills (`whole`), it runs once per session instead of on every run; what has no input does so
+        only if it is not too large to hold. With `more` it may also fill in a part of a constant.
+        `dtype` is the element type of the main operands (a family with its own type parameters
+        ignores it). instead_of: the family that this one is a `substitute` for.
         """
         spec = FAMILIES[family]
         operands = {**inputs, **outputs}

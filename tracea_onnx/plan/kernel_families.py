@@ -70,6 +70,8 @@ PROJECTED_STEPS = 12
 PASSES = 8
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
+#: Columns that packed weights of a few bits have together.
+NBITS_TILE = 16
 
 # --- 8-bit products
 _INT8 = Family(
@@ -292,8 +294,8 @@ FAMILIES: dict[str, Family] = {
         _names("w scale zero? packed"),
         _names("K N bits block w_k w_n s_k s_n z_k z_n zero_dtype is_signed scale_dtype"),
     ),
-    # The same into columns n0 .. n0 + N of a packed weight of N_total, n0 a multiple of 16; CUDA
-    # only.
+    # The same into columns n0 .. n0 + N of a packed weight of N_total, n0 a multiple of NBITS_TILE;
+    # CUDA only.
     "pack_gemm_nbits_part": Family(
         _names("w scale zero? packed"),
         _names(

@@ -40,18 +40,10 @@ constexpr int PANELS = (BN + 63) / 64, A_BYTES = BM * 128,
 constexpr int STAGE_BYTES = A_BYTES + (RESIDENT_B ? 0 : B_BYTES);
 constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;  // CTAs of a cluster along rows
 // Whether the epilogue's operands of a tile's columns are read ahead into registers, else with each
-// panel. NORMED: they are in shared memory.
+// panel. NORMED, and of 8-bit products: they are in shared memory.
+constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
 #if IS_INT8
-typedef ColumnOperands Operands;
-#define OPERANDS_AT(n) column_operands_at(epilogue, scalars, n, end)
-constexpr bool AHEAD = false;  // in shared memory, too
-#else
-typedef Columns Operands;
-#define OPERANDS_AT(n) columns_at(epilogue, n, end)
-constexpr bool AHEAD = !NORMED && sizeof(Operands) * (BN / 8) <= 256;
-#endif
-#if IS_INT8
-constexpr int TABLE = BN * sizeof(Operands);  // of pairs of columns, for each warpgroup
+constexpr int TABLE = BN * sizeof(ColumnOperands);  // of pairs of columns, for each warpgroup
 #elif NORMED
 constexpr int TABLE = 2 * BN * sizeof(Column);
 #else
@@ -292,8 +284,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         !NORMED && thread * 8 < BN && n < N)
       touch_columns(epilogue, n);
 #if IS_INT8
-    Operands* const column_table =
-        (Operands*)(shared + (table - smem_address(shared))) + w * (BN / 2);
+    ColumnOperands* const column_table =
+        (ColumnOperands*)(shared + (table - smem_address(shared))) + w * (BN / 2);
 #elif NORMED
     Column* const column_table = (Column*)(shared + (table - smem_address(shared))) + w * BN;
 #endif
@@ -316,13 +308,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #elif STORE != 2
       auto* const to = y;
 #endif
-      Operands columns[AHEAD ? BN / 8 : 8];
+#if !IS_INT8
+      Columns columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
 #pragma unroll
-        for (int c = 0; c < BN / 8; c++) columns[c] = OPERANDS_AT(n0 + c * 8 + (lane & 3) * 2);
+        for (int c = 0; c < BN / 8; c++)
+          columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
+#endif
 #if IS_INT8
       // Read before the main loop: operands of columns, one pair a thread, and the residual.
-      const Operands own_columns = OPERANDS_AT(n0 + min(thread * 2, BN - 2));
+      const ColumnOperands own_columns =
+          column_operands_at(epilogue, scalars, n0 + min(thread * 2, BN - 2), end);
 #if RES_ROWS
       uint4 residuals[2 * WGMMAS_M][PANELS];
 #pragma unroll
@@ -392,6 +388,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       named_barrier_sync(4 + w, 128);
 #pragma unroll
       for (int panel = 0; panel < PANELS; panel++) {
+        ColumnOperands columns[8];
 #pragma unroll
         for (int k = 0; k < 8; k++) columns[k] = column_table[panel * 32 + k * 4 + (lane & 3)];
         const int own = n0 + panel * 64 + (lane & 3) * 16;
@@ -445,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           if (!AHEAD)
 #pragma unroll
             for (int c = 0; c < 8; c++)
-              columns[c] = OPERANDS_AT(n0 + panel * 64 + c * 8 + (lane & 3) * 2);
+              columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
 #endif
           u32 out[2][2][4];  // [row half][k / 4][k % 4]: chunk k of 8 columns
 #pragma unroll

@@ -22,8 +22,12 @@ _SCALES = "float s = {0.05}, float t = {0.031}, uint8 z = {120}, uint8 v = {7}, 
 _CONV = "a = DequantizeLinear(x, s, z) w = DequantizeLinear(k, ws) "
 
 
-def compiled(body: str, sizes: str, weights: Mapping[str, tuple[int, ...]]) -> Any:
+def compiled(
+    body: str, sizes: str, weights: Mapping[str, tuple[int, ...]], odd: float = 1.0
+) -> Any:
+    """odd: a scale by that name."""
     model = parser.parse_model(f"{_HEAD} g {sizes} <{_SCALES}> {{ {body} }}")
+    model.graph.initializer.append(numpy_helper.from_array(np.array(odd, np.float32), "odd"))
     rng = np.random.default_rng(3)
     for name, shape in weights.items():
         kind, low = (np.int32, -999) if name == "b" else (np.int8, -128)
@@ -65,6 +69,13 @@ def test_a_residual_sum_is_part_of_the_convolution_before_it() -> None:
     assert launches(found) == ["copy", "conv2d_int8", "copy"] and not found.refused
     made = ints(found, "conv2d_int8")
     assert (made["m_dtype"], made["r_dtype"], made["res_mode"], made["act"]) == (2, 2, 1, 1)
+
+
+@pytest.mark.parametrize("scale", [-0.031, 0.0, 1e-38])
+def test_a_product_is_not_quantised_by_a_scale_that_is_no_positive_number(scale: float) -> None:
+    body = f"{_CONV} d = Conv(a, w) y = QuantizeLinear(d, odd, v)"
+    found = compiled(body, f"({_X}) => (uint8[n,16,7,7] y)", {"k": (16, 8, 3, 3)}, odd=scale)
+    assert "pointwise" in launches(found) and ints(found, "conv2d_int8")["y_dtype"] == 1
 
 
 def test_depthwise_and_dense_in_a_row_stay_channels_last() -> None:

@@ -140,9 +140,9 @@ class Product:
     def _residual_rows(self) -> bool:
         """Whether 16 bytes of a row of the residual can be read at a time."""
         r = self.request
-        given = "res" in r.operands and r.program is None and bool(r.ints.get("res_mode", 0))
         whole = self.columns % 16 == 0 and multiple_of(self.ldr) >= 16
-        return given and dtype(r, "r").size == 1 and "res" not in r.unaligned and whole
+        bytes_ = requantise.has_residual(r) and dtype(r, "r").size == 1
+        return bytes_ and "res" not in r.unaligned and whole
 
     def _maps(self, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
         r, part = self.request, tile.bn // tile.multicast_b

@@ -1,4 +1,4 @@
-// The epilogue of 8-bit products: from sums to results, rounded as ONNX Runtime's and the CPU's.
+// The epilogue of 8-bit products: from sums to results, rounded half to even.
 //
 // The generator defines, beside what is below, `struct Epilogue` with an address for each operand
 // (a constant null for absent ones), T, Weight, Residual, Middle and Result (element types of x, w,
@@ -71,12 +71,12 @@ DEV void load_columns(const A* p, int all, int n, int count, A (&v)[WIDTH]) {
   }
 }
 
-// How integers stand for numbers: (q - zero) * scale. A scale beyond normal numbers is taken for
-// the nearest of these.
+// How integers stand for numbers: (q - zero) * scale. A scale that is no positive normal number is
+// taken for the nearest of these.
 struct Steps {
   float scale, inverse, least;  // least: a number a quarter of a step below what saturates
   float lo, hi;                 // q - zero of the least and the largest q
-  int offset;                   // from the bits of `nearest` to q
+  int offset;                   // from the bits of a rounded quotient + SHIFT to q
   static constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: floats around it are integers
   // A number by the scale, as a division rounds it: a product by the reciprocal with one correction
   // (Markstein). What lies below `least`, and a NaN, become that.
@@ -99,8 +99,7 @@ DEV Steps steps_of(const float* scale, const Q* zero) {
   constexpr bool SIGNED = Q(-1) < Q(0);
   constexpr float NORMAL = 8.507059173e37f;  // 2^126
   const int z = zero ? int(*zero) : 0;
-  const float given = scale ? *scale : 1.f,
-              s = copysignf(fminf(fmaxf(fabsf(given), 1.f / NORMAL), NORMAL), given);
+  const float s = fminf(fmaxf(scale ? *scale : 1.f, 1.f / NORMAL), NORMAL);
   const float lo = (SIGNED ? -128 : 0) - z, hi = (SIGNED ? 127 : 255) - z;
   return {s, 1.f / s, s * (lo - 0.25f), lo, hi, z - __float_as_int(Steps::SHIFT)};
 }
@@ -130,8 +129,8 @@ DEV Scalars scalars_of(const Epilogue& e) {
 }
 
 // Operands of neighbouring columns. scale, bias: from sums to numbers or, FOLDED, to quotients by
-// the first scale. start: what is added to their sums for the zero point of x;
-// zero: of the weights.
+// the first scale. start: what is added to their sums for the zero point of x; zero: of the
+// weights.
 constexpr int ALIGNED = WIDTH < 4 ? 4 * WIDTH : 16;
 struct ColumnOperands {
   alignas(ALIGNED) float scale[WIDTH];

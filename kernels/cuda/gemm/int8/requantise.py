@@ -51,8 +51,7 @@ def epilogue(
     convolution, 0: there is one. width: columns at a time, 8 or 2. columns: what their number is
     a multiple of.
     """
-    out = dtype(r, "y", DType.F32)
-    residual = "res" in r.operands and r.program is None and bool(r.ints.get("res_mode", 0))
+    out, residual = dtype(r, "y", DType.F32), has_residual(r)
     types = {
         "x_scale": "float", "x_zero": "T", "w_scale": "float", "w_zero": "Weight", "bias": "float",
         "res": "Residual", "r_scale": "float", "r_zero": "Residual", "m_scale": "float",
@@ -85,9 +84,9 @@ def epilogue(
                 "SUMS": out == DType.I32,
                 "RES_MODE": int(r.ints["res_mode"]) if residual else 0,
                 "VECTORS": all(aligned(r, o, 4, group) for o in of_columns),
-                "FOLDED": 1 if "m_scale" in r.operands else 2 if _plain(r, residual) else 0,
+                "FOLDED": 1 if "m_scale" in r.operands else 2 if _plain(r) else 0,
                 "STARTS": "x_zero" in r.operands,
-                "RELU": _begins_at_0(r, residual),
+                "RELU": _begins_at_0(r),
                 "UNIT": math.gcd(columns, 64),
                 "RES_VECTOR": residual and aligned(r, "res", dtype(r, "r").size, *pitches, group),
             }
@@ -103,16 +102,21 @@ def epilogue(
     return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
 
 
-def _begins_at_0(r: Request, residual: bool) -> bool:
+def has_residual(r: Request) -> bool:
+    """Whether the epilogue adds `res` itself; a program has it among its operands."""
+    return "res" in r.operands and r.program is None and bool(r.ints.get("res_mode", 0))
+
+
+def _begins_at_0(r: Request) -> bool:
     """Whether bytes come right behind a ReLU: the least of them stands for 0."""
-    last = r.program is None and not (residual and r.ints["res_mode"] == 2)
+    last = r.program is None and not (has_residual(r) and r.ints["res_mode"] == 2)
     return dtype(r, "y", DType.F32) in BYTES and last and _activation(r) == "relu"
 
 
-def _plain(r: Request, residual: bool) -> bool:
+def _plain(r: Request) -> bool:
     """Whether the sums of columns become bytes by one scale and one bias."""
-    plain = _activation(r) == "none" or _begins_at_0(r, residual)
-    return dtype(r, "y", DType.F32) in BYTES and r.program is None and not residual and plain
+    plain = _activation(r) == "none" or _begins_at_0(r)
+    return dtype(r, "y", DType.F32) in BYTES and r.program is None and not has_residual(r) and plain
 
 
 def _activation(r: Request) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tracea_onnx.codegen.kernel_request import Int64, Kernel, NoKernel, Pointer, Request
 from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import NBITS_TILE
 from tracea_onnx.support.data_classes import dataclass
 
 from ...common.epilogue import Parameter
@@ -14,7 +15,7 @@ from ...common.launch import static, uses_pdl
 from ...common.prelude import C_TYPES, prelude
 from ...common.templates import template
 
-_TILE, _THREADS = 16, 256
+_THREADS = 256
 #: How zeros lie: all are one, bytes, floats.
 ONE, BYTES, FLOATS = range(3)
 
@@ -38,7 +39,7 @@ class Layout:
 
     @property
     def tiles(self) -> int:
-        return -(-self.n // _TILE)
+        return -(-self.n // NBITS_TILE)
 
     @property
     def pieces(self) -> int:
@@ -51,7 +52,7 @@ class Layout:
     @property
     def run(self) -> int:
         """Neighbouring terms that a lane has."""
-        return 4 if self.block == _TILE else 8
+        return 4 if self.block == NBITS_TILE else 8
 
     @property
     def whole(self) -> bool:
@@ -67,10 +68,14 @@ class Layout:
         """Parameters that point to the three parts of packed weights, to column n0 of each."""
         tile, zero = self.pieces * 512, 4 if self.zeros == FLOATS else 1
         words, before = self.tiles * tile, n0 * self.blocks
-        scales = words + self.tiles * self.blocks * _TILE * self.scale.size
+        scales = words + self.tiles * self.blocks * NBITS_TILE * self.scale.size
         fixed = "const " if constant else ""
         return [
-            (f"{fixed}uint4*", "w" if constant else "packed", Pointer(operand, n0 // _TILE * tile)),
+            (
+                f"{fixed}uint4*",
+                "w" if constant else "packed",
+                Pointer(operand, n0 // NBITS_TILE * tile),
+            ),
             (f"{fixed}S*", "scales", Pointer(operand, words + before * self.scale.size)),
             (f"{fixed}void*", "zeros", Pointer(operand, scales + before * zero)),
         ]
@@ -86,7 +91,7 @@ def layout_of(r: Request) -> Layout:
     scale = DType(static(r.ints.get("scale_dtype", 0) or int(DType.F32), "type of scales"))
     zeros, zero = static(given, "kind of zeros"), r.floats.get("zero", 0.0)
     made = Layout(n, k, bits, block if block < k else 0, zeros, int(zero), scale)
-    if zero != int(zero) or made.block % 32 not in (0, _TILE) or not made.whole:
+    if zero != int(zero) or made.block % 32 not in (0, NBITS_TILE) or not made.whole:
         raise NoKernel(f"weights of {bits} bits in blocks of {block}, or a zero of {zero}")
     return made
 
@@ -97,7 +102,7 @@ def pack_gemm_nbits(r: Request) -> list[Kernel]:
     flip = (1 << (at.bits - 1)) * static(r.ints.get("is_signed", 0), "sign")
     source = prelude(r.dtype) + at.definitions() + template("gemm/nbits/pack")
     n0, total = (static(r.ints.get(name, n), name) for name, n in (("n0", 0), ("N_total", at.n)))
-    if n0 % _TILE or (n0 + at.n < total and at.n % _TILE):
+    if n0 % NBITS_TILE or (n0 + at.n < total and at.n % NBITS_TILE):
         raise NoKernel(f"weights of a few bits with {at.n} columns from column {n0} of {total} on")
     packed, scales, zeros = replace(at, n=total).operands("packed", constant=False, n0=n0)
 
@@ -116,7 +121,7 @@ def pack_gemm_nbits(r: Request) -> list[Kernel]:
             "pack_scales",
             [pointer("const S", "scale"), pointer("const void", "zero"), scales, zeros],
             "s_n s_k z_n z_k",
-            at.tiles * at.blocks * _TILE,
+            at.tiles * at.blocks * NBITS_TILE,
         ),
     ]
 

@@ -366,10 +366,15 @@ def _launch(
 
 def _quantise(ctx: Lowering, made: _Product, name: str) -> tuple[str, DType]:
     """Name and type of the result, which is what the QuantizeLinear that alone reads it makes where
-    that has one scale, and 8 bits.
+    that has one usual scale, and 8 bits.
     """
     by = quantised.reader(ctx, Value(name, DType.F32, made.shape))
-    if by is None or by.dtype not in BYTES or any(v is not None and v.rank for v in by.parts):
+    if (
+        by is None
+        or by.dtype not in BYTES
+        or not quantised.is_usual(by.scale)
+        or any(v is not None and v.rank for v in by.parts)
+    ):
         return name, DType.F32
     made.operands["y_scale"] = ctx.plain(by.scale)
     made.operands["y_zero"] = ctx.plain(by.zero) if by.zero is not None else None

@@ -179,13 +179,20 @@ def reader(ctx: Lowering, v: Value) -> Quantising | None:
         return None
 
 
+def is_usual(scale: Value) -> bool:
+    """Whether a scale is positive and neither it nor its reciprocal is near the ends of f32, as far
+    as is known.
+    """
+    step = _number(scale)
+    return step is None or _SMALLEST < step < _LARGEST
+
+
 def is_inverse(held: Quantised, scale: Value, zero: Value | None, dtype: DType) -> bool:
     """Whether quantising what `held` dequantises gives its integers again."""
-    step = _number(scale)
     return (
         held.x.dtype == dtype
-        and step is not None
-        and _SMALLEST < step < _LARGEST
+        and _number(scale) is not None
+        and is_usual(scale)
         and same_number(held.scale, scale)
         and same_number(held.zero, zero)
     )

@@ -19,13 +19,12 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.ir.op_traits import Trait, kinds
 from tracea_onnx.match.spec_table import GemmNbitsSpec, GemmSpec
 from tracea_onnx.plan.builder import Ref
-from tracea_onnx.plan.kernel_families import packed_elements
+from tracea_onnx.plan.kernel_families import NBITS_TILE, packed_elements
 from tracea_onnx.support.data_classes import dataclass
 
 _READERS = kinds(Trait.SLICE)
 _WHOLE_BIAS = 32  # elements pack_bias writes at a time
 _ALIGNED = 8  # a slice starts at a vector boundary
-_TILE = 16  # columns of packed weights of a few bits
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _few_bits(graph: Graph, op: Op) -> tuple[object, ...] | None:
     is computed, or its columns are no whole tiles.
     """
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
-    if spec.expr is not None or roles.get("b") or spec.N % _TILE:
+    if spec.expr is not None or roles.get("b") or spec.N % NBITS_TILE:
         return None
     types = (graph.dtype(roles[n]) if roles.get(n) else None for n in ("scale", "zero"))
     return (spec.form, spec.K, spec.bits, spec.block, spec.signed, *types)
