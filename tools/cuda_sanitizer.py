@@ -31,9 +31,16 @@ import numpy as np
 
 from tests.gpu.cases import (
     attention,
+    blocks,
+    caches,
+    fourier,
     image,
     indexed,
+    int8,
     move,
+    nbits,
+    quantised,
+    recurrent,
     rows,
     small_channels,
     small_convs,
@@ -89,28 +96,27 @@ CHOSEN = "|".join((
 _WHOLE_DEVICE = frozenset({"squeeze_excite", "groupnorm", "groupnorm_nhwc"})
 
 
-def jobs(only: str) -> Iterator[tuple[Case, Request]]:
+def jobs(only: str, families: str) -> Iterator[tuple[Case, Request]]:
     """The cases with their requests, each for the device that suits its family."""
-    others = (rows, move, image, indexed)
     driver.assume(ARCH, FEW)
-    makers = (
-        *(
-            m
-            for module in (small_products, small_convs, small_channels)
-            for m in module.FAMILIES.values()
-        ),
-        attention.forms,
+    whole = (
+        *(small_products, small_convs, small_channels),
+        *(blocks, caches, fourier, int8, nbits, quantised, recurrent),
     )
-    kept = [c for make in makers for c in make(np.random.default_rng(1))]
-    for module in others:
-        made = chain.from_iterable(
-            make(np.random.default_rng(1)) for make in module.FAMILIES.values()
-        )
-        kept += [c for c in made if re.fullmatch(CHOSEN, f"{c.family} {c.name} {c.dtype.name}")]
-    for c in kept:
-        driver.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
-        if re.search(only, f"{c.family} {c.name} {c.dtype.name}"):
-            yield c, request_of(c)
+    makers = {n: make for module in whole for n, make in module.FAMILIES.items()}
+    makers["attention"] = attention.forms
+    chosen = {n: m for module in (rows, move, image, indexed) for n, m in module.FAMILIES.items()}
+    for maker, make in chain(makers.items(), chosen.items()):
+        if not re.search(families, maker):
+            continue
+        driver.assume(ARCH, FEW)
+        for c in list(make(np.random.default_rng(1))):
+            name = f"{c.family} {c.name} {c.dtype.name}"
+            if maker in chosen and not re.fullmatch(CHOSEN, name):
+                continue
+            driver.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
+            if re.search(only, name):
+                yield c, request_of(c)
 
 
 # --- the driver's memory
@@ -247,6 +253,9 @@ def main() -> int:
     )
     parser.add_argument("--part", default="0/1", help="k/n: every n-th case from the k-th on")
     parser.add_argument("--only", default="", help="regular expression: cases to take")
+    parser.add_argument(
+        "--families", default="", help="regular expression: makers of cases, by their names"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after so long")
     args = parser.parse_args()
     part, parts = map(int, args.part.split("/"))
@@ -259,7 +268,7 @@ def main() -> int:
         # before the cases are made: the tool waits for the driver only so long
         driver.need_context()
     begin = time.perf_counter()
-    todo = list(jobs(args.only))
+    todo = list(jobs(args.only, args.families))
     if args.compile:
         discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
         failed = R.compile_all([r for _, r in todo])
