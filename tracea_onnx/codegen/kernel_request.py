@@ -5,9 +5,10 @@ the sources into cubins; the provider's launcher (driver API only) binds argumen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -18,6 +19,12 @@ from tracea_onnx.support.data_classes import dataclass
 #: Bytes of shared memory that one block of a Hopper GPU (all of sm_90) may have: what tiles that
 #: only these run are made for.
 HOPPER_SHARED = usual(90).smem_block
+
+
+#: Stands for an answer that was not found.
+_NONE = object()
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,28 @@ class Request:
     def symbols(self) -> list[str]:
         """Those that its sizes depend on."""
         return sorted({s for d in self.ints.values() for s in D.symbols(d)})
+
+    @cached_property
+    def answers(self) -> dict[tuple[object, ...], Any]:
+        """What `once` found."""
+        return {}
+
+
+def once(of: Callable[Concatenate[Request, P], T]) -> Callable[Concatenate[Request, P], T]:
+    """For a function of a request, and of further arguments that can be hashed, which neither asks
+    what is known in a range of sizes nor changes what it returned: answers are kept with the
+    request. A kernel is chosen anew for each of many ranges.
+    """
+
+    @wraps(of)
+    def kept(r: Request, /, *args: P.args, **how: P.kwargs) -> T:
+        key = (of, *args, *how.items())
+        found: T = r.answers.get(key, _NONE)
+        if found is _NONE:
+            found = r.answers[key] = of(r, *args, **how)
+        return found
+
+    return kept
 
 
 class NoKernel(Exception):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import gcd, prod
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Request, once
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
@@ -87,23 +87,27 @@ class NarrowTile:
 tiles = (NarrowTile,)
 
 
+@once
 def _of_group(r: Request) -> tuple[int, int]:
     """Input and output channels of a group."""
     g = select.static(r, "G")
     return select.static(r, "IC") // g, select.static(r, "OC") // g
 
 
+@once
 def _hits(r: Request) -> tuple[int, int]:
     """Most taps of an output pixel along both axes."""
     kh, kw, sh, sw = window(r)[:4]
     return (-(-kh // sh), -(-kw // sw)) if transposed(r) else (kh, kw)
 
 
+@once
 def _spread(r: Request) -> bool:
     """Whether pixels of a thread are not neighbours: windows do not overlap."""
     return not transposed(r) and window(r)[:2] == (1, 1)
 
 
+@once
 def _span(r: Request, tile: NarrowTile) -> int:
     if _spread(r):
         return tile.pixels
@@ -115,6 +119,7 @@ def _span(r: Request, tile: NarrowTile) -> int:
     )
 
 
+@once
 def vector(r: Request, step: int) -> int:
     """Elements per load of input channels, of which `step` are read at a time."""
     inner, size = _of_group(r)[0], r.dtype.size
@@ -129,6 +134,7 @@ def vector(r: Request, step: int) -> int:
     return next(v for v in (8, 4, 2, 1) if v <= most and v < 2 * step)
 
 
+@once
 def _chunks(r: Request, tile: NarrowTile) -> int:
     return int(r.ints["G"]) * -(-_of_group(r)[1] // tile.channels)
 
@@ -141,6 +147,7 @@ def _pads(r: Request) -> bool:
     )
 
 
+@once
 def smem(r: Request, tile: NarrowTile) -> int:
     (kh, kw), unit = window(r)[:2], tile.unit
     step = tile.step * -(-tile.channels // unit) * unit * tile.channel_groups + (
@@ -149,19 +156,20 @@ def smem(r: Request, tile: NarrowTile) -> int:
     return 4 * kh * kw * -(-_of_group(r)[0] // tile.step) * step
 
 
-def _tiles(r: Request) -> dict[NarrowTile, float]:
-    """Tiles, each with a factor of its cost."""
+@once
+def _tiles(r: Request, warps: bool) -> Mapping[NarrowTile, float]:
+    """Tiles, each with a factor of its cost. warps: whether a warp may split the input channels."""
     inner, size = _of_group(r)[0], r.dtype.size
     step = inner if inner <= 8 else 8 if size == 2 else 4
-    tiles = dict.fromkeys(_tiles_of(r, step, most=1), 1.0)
+    tiles = dict.fromkeys(_tiles_of(r, step, 1, warps), 1.0)
     if min(_of_group(r)) > _MOST_NARROW:
         return {t: worse for t, worse in tiles.items() if t.threads == _WIDEST}
     for less in (step, 2) if size == 4 else (step,):
-        tiles = tiles or dict.fromkeys(_tiles_of(r, less, most=_MOST_CHANNEL_GROUPS), _FORCED)
+        tiles = tiles or dict.fromkeys(_tiles_of(r, less, _MOST_CHANNEL_GROUPS, warps), _FORCED)
     return tiles
 
 
-def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
+def _tiles_of(r: Request, step: int, most: int, warps: bool) -> Iterator[NarrowTile]:
     """most: factor up to which channels are divided among more CTAs, where shared memory for
     filters does not suffice.
     """
@@ -180,7 +188,7 @@ def _tiles_of(r: Request, step: int, most: int) -> Iterator[NarrowTile]:
         ctas = -(-count // _MOST_CHANNEL_GROUPS)
         options = [-(-count // n) for n in range(ctas, min(ctas * most, count) + 1)]
         for pixels in (1, 2) if ragged else (1, 2, 4) if one else (1, 2, 4, 8):
-            for k_threads in (1, 2, 4, 8, 16, *((32,) if _warps(r) else ())):
+            for k_threads in (1, 2, 4, 8, 16, *((32,) if warps else ())):
                 if k_threads > steps:
                     break
                 large = hopper and (k_threads == 32 or min(inner, outer) > _MOST_NARROW)
@@ -249,6 +257,7 @@ def _grid(r: Request, tile: NarrowTile) -> tuple[DimLike, int]:
     return D.ceildiv(D.product([i["N"], i["OH"], across]), pixels), channel_groups
 
 
+@once
 def _resident(r: Request, tile: NarrowTile) -> int:
     """Resident CTAs per SM, by registers, threads and shared memory."""
     elements = _span(r, tile) * tile.step * r.dtype.size // 4 * min(2, _rows_ahead(r, tile))
@@ -257,24 +266,25 @@ def _resident(r: Request, tile: NarrowTile) -> int:
     return max(1, min(65536 // (registers * tile.threads), 1024 // tile.threads, by_smem))
 
 
-def cost(r: Request, tile: NarrowTile, rows: int) -> float:
-    """Clocks for `rows` output pixels."""
+@dataclass(frozen=True)
+class _Work:
+    """What a tile asks for and does, whatever the sizes of the images are. channel_groups: CTAs
+    along the channels; resident CTAs per SM; of a thread: instructions, clocks of reads one after
+    another, clocks of copies of filters, loads whose latency is not hidden.
+    """
+
+    channel_groups: int
+    resident: int
+    issued: float
+    reads: float
+    copies: float
+    rounds: float
+
+
+@once
+def _work(r: Request, tile: NarrowTile) -> _Work:
     inner, (down, across) = _of_group(r)[0], _hits(r)
-    kh, _, sh, sw = window(r)[:4]
-    size, f32 = r.dtype.size, r.dtype.size == 4
-    if _spread(r):
-        return _one_price(r, tile, rows)
-    width = int(select.known(r.ints["OW"], _USUAL))
-    per = tile.pixels * (sw if transposed(r) else 1)
-    tiles = -(
-        -max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1)
-        // (tile.threads // tile.threads_per_pixel)
-    )
-    channel_groups = -(-_chunks(r, tile) // tile.channel_groups)
-    resident, warps = _resident(r, tile), tile.threads / 32
-    ctas = min(tiles, max(1, resident * r.sms // channel_groups)) * channel_groups
-    # waves; CTAs per SM
-    waves, per_sm = -(-tiles * channel_groups // ctas), -(-ctas // r.sms)
+    kh, _, sh, _ = window(r)[:4]
     # neighbouring threads have taps of different phases along columns
     taps = (min(down, kh / sh + 0.5) if transposed(r) else down) * across
     steps = -(-inner // (tile.step * tile.k_threads))
@@ -284,7 +294,7 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     issued = (
         each * (tile.pixels * tile.channels + filters)
         + loads * 5
-        + (0 if f32 else each * tile.pixels / 2)
+        + (0 if r.dtype.size == 4 else each * tile.pixels / 2)
     )
     issued += (
         150
@@ -292,11 +302,36 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
         + tile.pixels * (_PIXEL + 6 * tile.channels) / tile.k_threads
         + 2 * tile.pixels * tile.channels * (tile.k_threads.bit_length() - 1)
     )
-    reads = each * filters * 4.0 + loads * _LINES
-    copies = -(-smem(r, tile) // (16 * tile.threads)) * _COPY
-    rounds = max(1, -(-down // _rows_ahead(r, tile)) * steps)
-    busy = waves * per_sm * warps * max(issued / 4, reads)
-    alone = waves * (rounds * _LOAD + issued * 1.5)
+    return _Work(
+        -(-_chunks(r, tile) // tile.channel_groups),
+        _resident(r, tile),
+        issued,
+        each * filters * 4.0 + loads * _LINES,
+        -(-smem(r, tile) // (16 * tile.threads)) * _COPY,
+        max(1, -(-down // _rows_ahead(r, tile)) * steps),
+    )
+
+
+def cost(r: Request, tile: NarrowTile, rows: int) -> float:
+    """Clocks for `rows` output pixels."""
+    if _spread(r):
+        return _one_price(r, tile, rows)
+    size, w = r.dtype.size, _work(r, tile)
+    width, channel_groups, resident = (
+        int(select.known(r.ints["OW"], _USUAL)),
+        w.channel_groups,
+        w.resident,
+    )
+    per = tile.pixels * (window(r)[3] if transposed(r) else 1)
+    tiles = -(
+        -max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1)
+        // (tile.threads // tile.threads_per_pixel)
+    )
+    ctas = min(tiles, max(1, resident * r.sms // channel_groups)) * channel_groups
+    # waves; CTAs per SM
+    waves, per_sm = -(-tiles * channel_groups // ctas), -(-ctas // r.sms)
+    busy = waves * per_sm * (tile.threads / 32) * max(w.issued / 4, w.reads)
+    alone = waves * (w.rounds * _LOAD + w.issued * 1.5)
     images = rows / max(1, width * int(select.known(r.ints["OH"], _USUAL)))
     read = (
         images
@@ -309,11 +344,11 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed(r)) if pixel % 32 else 0.0
     memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTIAL)
     clocks = (
-        copies * (1 + 0.3 * min(per_sm, resident))
+        w.copies * (1 + 0.3 * min(per_sm, resident))
         + max(busy, alone, memory)
         + 0.3 * (busy + memory)
     )
-    return _START + (clocks if f32 else _HALF * clocks)
+    return _START + (clocks if size == 4 else _HALF * clocks)
 
 
 def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
@@ -362,6 +397,7 @@ def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
     return _ONE_START + (clocks if size == 4 else _ONE_HALF * clocks)
 
 
+@once
 def _rows_ahead(r: Request, tile: NarrowTile) -> int:
     """Rows of a window whose loads may be in flight together."""
     down, across = _hits(r)
@@ -375,7 +411,9 @@ def _rows_ahead(r: Request, tile: NarrowTile) -> int:
 
 
 def prices(r: Request, rows: int) -> dict[NarrowTile, float]:
-    return {t: worse * cost(r, t, rows) for t, worse in _tiles(r).items()} if supports(r) else {}
+    if not supports(r):
+        return {}
+    return {t: worse * cost(r, t, rows) for t, worse in _tiles(r, _warps(r)).items()}
 
 
 def pointwise_prices(r: Request, rows: int) -> dict[NarrowTile, float]:
@@ -395,6 +433,7 @@ def most_pointwise_channels(r: Request) -> int:
     return WRITTEN if r.dtype.size == 4 else _MOST_NARROW
 
 
+@once
 def _written(r: Request, tile: NarrowTile) -> int:
     """Channels that a thread stores including padding, if it has all channels of a pixel; 0: it
     stores no padding.
@@ -403,6 +442,7 @@ def _written(r: Request, tile: NarrowTile) -> int:
     return WRITTEN if i["G"] == 1 and tile.channels >= int(i["OC"]) and _pads(r) else 0
 
 
+@once
 def pixels(r: Request) -> Request:
     """A pointwise convolution of contiguous pixels as one over a single row."""
     i = r.ints

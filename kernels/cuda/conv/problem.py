@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, once
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
@@ -29,6 +29,7 @@ def planar(r: Request) -> bool:
     return r.ints.get("x_c", 0) not in (0, 1)
 
 
+@once
 def window(r: Request) -> tuple[int, ...]:
     """Height and width of the filters, strides, dilations."""
     return tuple(select.static(r, n) for n in WINDOW)

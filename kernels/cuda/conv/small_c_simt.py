@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache
+from itertools import product
 
 from tracea_onnx.codegen import kernel_choice, size_ranges
 from tracea_onnx.codegen.kernel_request import Kernel, Request
@@ -24,6 +25,8 @@ MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
 #: Assumed height, width and number of symbolic images; most taps of a row whose pixels are in
 #: registers at a time.
 _USUAL, _BATCH, _MOST_TAPS = 112, 8, 8
+#: Windows whose tiles are kept.
+_WINDOWS = 256
 #: With several symbolic sizes: a tile also serves more pixels up to this factor of their least
 #: clocks; fractions of the pixels that are priced.
 _ALIKE, _PARTS = 1.05, (1.0, 0.8, 0.64)
@@ -56,70 +59,106 @@ class SmallCTile:
         return self.groups * self.down * self.columns // 8 * self.parts
 
 
-def _sizes(r: Request) -> tuple[int, ...]:
-    return tuple(int(r.ints[n]) for n in _STATIC)
+@dataclass(frozen=True)
+class _Window:
+    """Of a convolution: input channels, height and width of its filters, strides, dilations; bytes
+    of shared memory that a CTA may have.
+    """
 
+    channels: int
+    height: int
+    width: int
+    down: int
+    across: int
+    dilation_down: int
+    dilation_across: int
+    smem_block: int
 
-def _piece(r: Request) -> int:
-    return min(int(r.ints["KW"]), _MOST_TAPS)
+    @property
+    def piece(self) -> int:
+        """Taps of a row whose pixels are in registers at a time."""
+        return min(self.width, _MOST_TAPS)
 
+    def row_pixels(self, tile: SmallCTile) -> int:
+        """Pixels of a row that a thread has in registers."""
+        across = (tile.pixels - 1) * self.across + (self.piece - 1) * self.dilation_across
+        return (across + 4) // 4 * 4
 
-def _row_pixels(r: Request, tile: SmallCTile) -> int:
-    """Pixels of a row that a thread has in registers."""
-    _, _, _, _, sw, _, dw = _sizes(r)
-    return ((tile.pixels - 1) * sw + (_piece(r) - 1) * dw + 4) // 4 * 4
-
-
-def _patch(r: Request, tile: SmallCTile) -> tuple[int, int]:
-    """Rows of all channels that a CTA reads; pitch of a row in floats."""
-    ic, kh, kw, sh, sw, dh, dw = _sizes(r)
-    pitch = (
-        (tile.groups - 1) * tile.pixels * sw
-        + (kw - 1) // _piece(r) * _piece(r) * dw
-        + _row_pixels(r, tile)
-        + 3
-    )
-    return ic * ((tile.down - 1) * sh + (kh - 1) * dh + 1), pitch // 4 * 4
-
-
-def _smem(r: Request, tile: SmallCTile) -> int:
-    ic, kh, kw = _sizes(r)[:3]
-    rows, pitch = _patch(r, tile)
-    return (
-        max(
-            ic * kh * kw * (tile.columns + 4) + rows * pitch,
-            (tile.parts - 1) * tile.threads // tile.parts * tile.pixels * 8,
+    def patch(self, tile: SmallCTile) -> tuple[int, int]:
+        """Rows of all channels that a CTA reads; pitch of a row in floats."""
+        pitch = (
+            (tile.groups - 1) * tile.pixels * self.across
+            + (self.width - 1) // self.piece * self.piece * self.dilation_across
+            + self.row_pixels(tile)
+            + 3
         )
-        * 4
-    )
+        rows = (tile.down - 1) * self.down + (self.height - 1) * self.dilation_down + 1
+        return self.channels * rows, pitch // 4 * 4
+
+    def smem(self, tile: SmallCTile) -> int:
+        rows, pitch = self.patch(tile)
+        filters = self.channels * self.height * self.width * (tile.columns + 4)
+        sums = (tile.parts - 1) * tile.threads // tile.parts * tile.pixels * 8
+        return max(filters + rows * pitch, sums) * 4
+
+    def resident(self, tile: SmallCTile) -> int:
+        """Resident CTAs per SM, by shared memory and registers."""
+        registers = tile.pixels * 8 + self.row_pixels(tile) + 40
+        by_smem = self.smem_block // (self.smem(tile) + 1024)
+        return min(by_smem, 65536 // (registers * tile.threads), 8)
 
 
-def _resident(r: Request, tile: SmallCTile) -> int:
-    """Resident CTAs per SM, by shared memory and registers."""
-    registers = tile.pixels * 8 + _row_pixels(r, tile) + 40
-    return min(r.caps.smem_block // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
+@dataclass(frozen=True)
+class _Work:
+    """What a CTA of a tile asks for and does, whatever the sizes of the images are.
+
+    rows, span: rows of all channels that it copies, and pixels of each; multiply: instructions of a
+    warp.
+    """
+
+    smem: int
+    resident: int
+    rows: int
+    span: int
+    multiply: float
 
 
-def configs(r: Request) -> Iterator[SmallCTile]:
-    (ic, kh), sw, most = _sizes(r)[:2], int(r.ints["SW"]), min(r.caps.smem_block, 160 * 1024)
-    for pixels in (8, 4):
-        for columns in (64, 32, 16):
-            for threads in (128, 64):
-                groups = 1
-                while groups <= threads * 8 // columns:
-                    for parts in (1, 2, 3, 4):
-                        tile = SmallCTile(
-                            pixels, groups, threads * 8 // columns // groups, columns, parts
-                        )
-                        if (
-                            pixels * sw % 4 == 0
-                            and _row_pixels(r, tile) <= 64
-                            and _smem(r, tile) <= most
-                            and _resident(r, tile) > 0
-                            and parts <= ic * kh // 2 + 1
-                        ):
-                            yield tile
-                    groups *= 2
+def _window(r: Request) -> _Window:
+    ic, kh, kw, sh, sw, dh, dw = (int(r.ints[n]) for n in _STATIC)
+    return _Window(ic, kh, kw, sh, sw, dh, dw, r.caps.smem_block)
+
+
+def configs(r: Request) -> Mapping[SmallCTile, _Work]:
+    """The tiles that a device has for a window."""
+    return _configs(_window(r))
+
+
+@lru_cache(_WINDOWS)
+def _configs(w: _Window) -> Mapping[SmallCTile, _Work]:
+    """Sizes of images do not change them, and a kernel is chosen for each of many."""
+    most, found = min(w.smem_block, 160 * 1024), dict[SmallCTile, _Work]()
+    lines = w.channels * w.height
+    for pixels, columns, threads in product((8, 4), (64, 32, 16), (128, 64)):
+        if pixels * w.across % 4:
+            continue
+        around = threads * 8 // columns
+        for k in range(around.bit_length()):
+            for parts in (1, 2, 3, 4):
+                tile = SmallCTile(pixels, 1 << k, around >> k, columns, parts)
+                if w.row_pixels(tile) > 64 or parts > lines // 2 + 1:
+                    continue
+                smem, resident = w.smem(tile), w.resident(tile)
+                if smem <= most and resident > 0:
+                    found[tile] = _Work(
+                        smem,
+                        resident,
+                        w.patch(tile)[0],
+                        (tile.groups * tile.pixels - 1) * w.across
+                        + (w.width - 1) * w.dilation_across
+                        + 1,
+                        -(-lines // parts) * (w.row_pixels(tile) / 2 + w.width * pixels * 8),
+                    )
+    return found
 
 
 def supports(r: Request) -> bool:
@@ -127,7 +166,7 @@ def supports(r: Request) -> bool:
         return False
     if problem.transposed(r) or r.ints["G"] != 1 or not (r.dtype == DType.F32 or problem.planar(r)):
         return False
-    return int(r.ints["IC"]) <= 4 and next(configs(r), None) is not None
+    return int(r.ints["IC"]) <= 4 and len(configs(r)) > 0
 
 
 def _grid(r: Request, tile: SmallCTile) -> tuple[DimLike, int]:
@@ -148,41 +187,15 @@ def _launch_smem(r: Request, tile: SmallCTile) -> int:
     """Dynamic shared memory of a CTA."""
     ctas, columns = _grid(r, tile)
     return (
-        smem_of_partial_wave(r, D.mul(ctas, columns), _smem(r, tile))
+        smem_of_partial_wave(r, D.mul(ctas, columns), _window(r).smem(tile))
         if _asynchronous(r)
-        else _smem(r, tile)
-    )
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What a CTA of a tile asks for and does, whatever the sizes of the images are.
-
-    rows, span: rows of all channels that it copies, and pixels of each; multiply: instructions of a
-    warp.
-    """
-
-    smem: int
-    resident: int
-    rows: int
-    span: int
-    multiply: float
-
-
-def _work(r: Request, tile: SmallCTile) -> _Work:
-    ic, kh, kw = _sizes(r)[:3]
-    return _Work(
-        _smem(r, tile),
-        _resident(r, tile),
-        _patch(r, tile)[0],
-        (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1,
-        -(-ic * kh // tile.parts) * (_row_pixels(r, tile) / 2 + kw * tile.pixels * 8),
+        else _window(r).smem(tile)
     )
 
 
 def _pricing(r: Request) -> Callable[[int], dict[SmallCTile, float]]:
     """Clocks of each tile for so many images, of the height and width of the moment."""
-    tiles, taps = {t: _work(r, t) for t in configs(r)}, int(r.ints["KH"]) * int(r.ints["KW"])
+    tiles, taps = configs(r), int(r.ints["KH"]) * int(r.ints["KW"])
 
     @cache
     def is_spread(tile: SmallCTile) -> bool:
@@ -257,7 +270,7 @@ def choose(r: Request) -> Iterator[tuple[SmallCTile, DimLike]]:
 
 def emit(r: Request, tile: SmallCTile, active: DimLike = 1) -> list[Kernel]:
     """active: 0 empties the grid."""
-    i, (ctas, columns) = r.ints, _grid(r, tile)
+    i, (ctas, columns), window = r.ints, _grid(r, tile), _window(r)
     return problem.kernel(
         r,
         "conv/small_c_simt",
@@ -270,10 +283,10 @@ def emit(r: Request, tile: SmallCTile, active: DimLike = 1) -> list[Kernel]:
             "GROUPS": tile.groups,
             "DOWN": tile.down,
             "BN": tile.columns,
-            "PIECE": _piece(r),
+            "PIECE": window.piece,
             "PARTS": tile.parts,
             "THREADS": tile.threads,
-            "RESIDENT": _resident(r, tile),
+            "RESIDENT": window.resident(tile),
             "FILTER_PITCH": select.channels(r, int(i["IC"])),
             "MULTIPLE": 1,
             "X_VECTOR": False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from tracea_onnx.runtime.device_caps import DeviceCaps
@@ -42,17 +42,27 @@ class Problem:
     @cached_property
     def peak(self) -> Mapping[str, float]:
         """Flops a clock of one SM by arithmetic unit."""
-        return {unit: peak(unit, self.caps.arch) for unit in PEAK}
+        return _peaks(self.caps.arch)
 
     @cached_property
     def slots(self) -> Mapping[int, int]:
         """Concurrent CTAs by cluster size, with one CTA per SM."""
-        return {size: slots(self.caps, size, 1) for size in range(1, 17)}
+        return _slots(self.caps)
 
     @cached_property
     def weight(self) -> float:
         """Cost of finishing one result, relative to a plain store."""
         return 1.0 + 0.6 * self.expensive_epilogue + 0.4 * self.residual
+
+
+@cache
+def _peaks(arch: int) -> Mapping[str, float]:
+    return {unit: peak(unit, arch) for unit in PEAK}
+
+
+@cache
+def _slots(caps: DeviceCaps) -> Mapping[int, int]:
+    return {size: slots(caps, size, 1) for size in range(1, 17)}
 
 
 def multistage(t: Any, p: Problem, resident: int) -> Work:

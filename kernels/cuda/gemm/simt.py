@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.ir import dims as D
@@ -34,15 +35,15 @@ class SimtTile:
     stages: int = _REGISTER_STAGED
     split: int = 1
 
-    @property
+    @cached_property
     def bm(self) -> int:
         return 4 * self.thread_m * self.warps_m
 
-    @property
+    @cached_property
     def bn(self) -> int:
         return 8 * self.thread_n * self.warps_n
 
-    @property
+    @cached_property
     def bk(self) -> int:
         """k of one stage."""
         return (
@@ -53,28 +54,28 @@ class SimtTile:
             else 16
         )
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
-    @property
+    @cached_property
     def min_ctas(self) -> int:
         """CTAs per SM for __launch_bounds__, so that accumulators, prefetched operands and copies
         fit into registers.
         """
         return max(1, 65536 // (min(255, 2 * self.thread_m * self.thread_n + 32) * self.threads))
 
-    @property
+    @cached_property
     def resident(self) -> int:
         """Resident CTAs per SM."""
         return max(1, min(self.min_ctas, 227 * 1024 // (self.smem + 1024)))
 
-    @property
+    @cached_property
     def direct_store(self) -> bool:
         """Whether threads store accumulators directly, four columns at a time."""
         return self.warps_k == self.split == 1 and self.thread_m * self.thread_n <= 96
 
-    @property
+    @cached_property
     def smem(self) -> int:
         """Bytes of the stages; of the results, which overlay them."""
         return 4 * max(
@@ -88,13 +89,15 @@ TILES = (
     SimtTile(8, 4, 4), SimtTile(8, 8, 2, 2), SimtTile(8, 4, 1, 1, 4, _CP_ASYNC),
     SimtTile(4, 8, 1, 1, 4, _CP_ASYNC), SimtTile(4, 4, 1, 1, 8, _CP_ASYNC),
 )  # fmt: skip
-#: Values of `split` of tiles; most CTAs per SM of a grid with split-K.
+#: Values of `split` of tiles; these tiles with each value.
 _SPLITS = {
     SimtTile(8, 4, 1, 1, 4): (2, 4),
     SimtTile(8, 4, 1, 1, 8): (2,),
     SimtTile(8, 4, 1, 1, 4, _CP_ASYNC): (2, 4),
     SimtTile(4, 4, 1, 1, 8, _CP_ASYNC): (2,),
 }
+_SPLIT_TILES = tuple(replace(t, split=s) for t in TILES for s in (1, *_SPLITS.get(t, ())))
+#: Most CTAs per SM of a grid with split-K.
 _MOST_CTAS_PER_SM = 7
 #: Largest k for which these tiles are considered.
 _MOST_K = 1200
@@ -105,12 +108,10 @@ def works(r: Request, p: Problem) -> dict[SimtTile, Work]:
     if r.arch < 90 or p.k > _MOST_K:
         return {}
     out: dict[SimtTile, Work] = {}
-    for t in TILES:
-        for split in (1, *_SPLITS.get(t, ())):
-            ctas = -(-p.m // t.bm) * -(-p.n // t.bn) * p.batch * split
-            if split == 1 or (-(-p.k // t.bk) >= 2 * split and ctas <= _MOST_CTAS_PER_SM * r.sms):
-                tile = replace(t, split=split)
-                out[tile] = cost.simt(tile, p)
+    for t in _SPLIT_TILES:
+        ctas = -(-p.m // t.bm) * -(-p.n // t.bn) * p.batch * t.split
+        if t.split == 1 or (-(-p.k // t.bk) >= 2 * t.split and ctas <= _MOST_CTAS_PER_SM * r.sms):
+            out[t] = cost.simt(t, p)
     return out
 
 

@@ -4,6 +4,8 @@ measurements of one kind of GEMM.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support.data_classes import dataclass
 
@@ -28,18 +30,18 @@ class Tile:
     terms: int = 0
     wgmma: bool = False
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
-    @property
+    @cached_property
     def smem(self) -> int:
         return (
             max(self.stages * (self.bm + self.bn) * 128, self.warps_k * self.bm * (self.bn + 8) * 4)
             + self.parts
         )
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Bytes of the remainders of B (3xTF32 by wgmma); the same again if B is transposed."""
         return 2 * self.bn * 128 if self.wgmma else 0
