@@ -25,9 +25,11 @@ class Target:
     groups at once. ieee: whether pointwise kernels round every operation on what is quantised as
     IEEE 754 says, division too, and join none to another. faster_integers: whether products of
     8-bit integers, but for those that make integers themselves, were measured to take less time
-    than ONNX Runtime's. byte_pools: whether maxima of images of 8-bit integers are taken as these
-    are. window_rows: whether convolutions of few channels of 8-bit integers may read rows of
-    windows as pixels that overlap.
+    than ONNX Runtime's. leaves_quantised: whether quantised groups may be left to ONNX Runtime's
+    integer kernels, which are the CPU's: not where their operands would leave the device.
+    byte_pools: whether maxima of images of 8-bit integers are taken as these are. window_rows:
+    whether convolutions of few channels of 8-bit integers may read rows of windows as pixels that
+    overlap.
     """
 
     rates: Rates
@@ -42,6 +44,7 @@ class Target:
     group_packing: bool = False
     ieee: bool = False
     faster_integers: bool = False
+    leaves_quantised: bool = True
     byte_pools: bool = False
     window_rows: bool = False
 

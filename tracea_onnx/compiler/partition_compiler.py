@@ -159,8 +159,7 @@ def compile_graph(
     while True:
         reasons = dict(probe.reasons)
         if not everything:
-            faster = writer.target.faster_integers
-            reasons |= quantised_groups.left(graph, ops, reasons, faster=faster)
+            reasons |= quantised_groups.left(graph, ops, reasons, writer.target)
         if body:
             reasons |= {
                 k: "ONNX Runtime inlines fused functions in the bodies of control flow"
@@ -238,10 +237,7 @@ def _whole(
             or not (everything or any(op.kind in COMPUTE for op in ops))
             or partitioning.groups(ops, [True] * len(ops), graph) != [together]
             or _unread(graph, ops, [together])
-            or (
-                not everything
-                and quantised_groups.left(graph, ops, (), faster=writer.target.faster_integers)
-            )
+            or (not everything and quantised_groups.left(graph, ops, (), writer.target))
         ):
             return None
         return _weighed(graph, ops, probe, writer, everything, lower)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from tracea_onnx.codegen.target import Target
 from tracea_onnx.compiler import partitioning
 from tracea_onnx.compiler.lower.op import Op, makers, readers
 from tracea_onnx.ir.abi import DType
@@ -30,15 +31,17 @@ _SLOWER = f"{WHY}, which was measured to be faster; claim=all takes it"
 
 
 def left(
-    graph: Graph, ops: Sequence[Op], refused: Collection[int], *, faster: bool
+    graph: Graph, ops: Sequence[Op], refused: Collection[int], target: Target
 ) -> dict[int, str]:
-    """Ops that ONNX Runtime should run, beside those that are refused, and why. faster: whether
-    products in integers take less time here; their sums alone (MatMulInteger) do not.
+    """Ops that ONNX Runtime should run, beside those that are refused, and why. Sums of integers
+    alone (MatMulInteger) take more time here than there on any CPU.
     """
+    if not target.leaves_quantised:
+        return {}
     made = makers(ops)
     products = {k for k, op in enumerate(ops) if _is_product(graph, op, made)}
     integers = {k for k in products if _of_integers(ops[k], made)}
-    slower = {k for k in integers if not faster or ops[k].kind in _SUMS}
+    slower = {k for k in integers if not target.faster_integers or ops[k].kind in _SUMS}
     found = dict.fromkeys(slower.difference(refused), _SLOWER)
     found |= _around(graph, ops, {*refused, *found})
     kept = [k not in refused and k not in found for k in range(len(ops))]

@@ -191,3 +191,22 @@ def test_products_of_16_bits_are_said_to_be_such() -> None:
     reasons = [reason for _, reason in found.refused]
     assert not found.entries and len(reasons) == 4
     assert sum("which no kernel computes of integers of 16 bits" in why for why in reasons) == 3
+
+
+@pytest.mark.parametrize(("options", "takes"), [({}, False), ({"backend": "cuda"}, True)])
+def test_groups_are_left_to_onnx_runtime_on_the_cpu_alone(
+    options: Mapping[str, str], takes: bool
+) -> None:
+    """Its integer kernels are the CPU's, for which operands would leave a GPU."""
+    body = (
+        f"{_CONV} c = Conv(a, w) d = QuantizeLinear(c, t, v) e = DequantizeLinear(d, t, v)"
+        " f = MatMulInteger(d, k2) g = Cast<to = 1>(f) y = Add(g, e)"
+    )
+    model = parser.parse_model(f"{_HEAD} g ({_X}) => (y) <{_SCALES}> {{ {body} }}")
+    for name, shape in {"k": (8, 8, 3, 3), "k2": (7, 7)}.items():
+        value = np.random.default_rng(3).integers(-128, 127, shape).astype(np.int8)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    graph = Graph(onnx.shape_inference.infer_shapes(model))
+    found = compile_graph(graph, plan_writer.writer_of({"int8": "avx2", **options}))
+    assert len(found.refused) == (0 if takes else len(graph.nodes))
+    assert bool(found.entries) == takes
