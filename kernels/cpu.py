@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from math import prod
@@ -388,6 +388,27 @@ def _cpp(e: DimLike, made: dict[Dim, str], lines: list[str]) -> str:
 _WIDEST = 8
 
 
+def _each(extent: tuple[DimLike, DimLike]) -> int:
+    """What divides the addresses of all elements."""
+    return min(_WIDEST, *map(D.multiple_of, extent))
+
+
+def _sizes(name: str, family: Family, there: dict[str, Dim]) -> Iterator[tuple[str, int, str, int]]:
+    """Parameters that say what an element is, their values, and the operands whose elements then
+    have more than one byte, with how many.
+    """
+    known = types(name)
+    symbols = {n: D.symbol(n) for n in family.ints}
+    for n in family.ints:
+        values = (
+            (2, 4, 8) if n == "elem" else (1,) if n == "mask_kind"
+            else sorted(known.get(n, {int(t) for t in DType})) if n.endswith("dtype") else ()
+        )  # fmt: skip
+        for value in values:
+            found = extents(name, {**symbols, n: value}, there, 4, border=True)
+            yield from ((n, value, o, _each(e)) for o, e in found.items() if _each(e) > 1)
+
+
 def _extent_function(name: str, family: Family) -> str:
     """C++ that refuses parameters a kernel cannot take, and writes what each operand may touch."""
     ranges, multiples = limits(name)
@@ -406,11 +427,16 @@ def _extent_function(name: str, family: Family) -> str:
     symbols = {n: D.symbol(f"Wide(i[{k}])") for n, k in at.items()}
     there = {o: D.symbol(f"Wide(present >> {k} & 1)") for k, o in enumerate(operands)}
     found = extents(name, symbols, there, 4, border=True)
+    sizes: dict[str, list[tuple[str, int, int]]] = {}
+    for n, value, o, size in _sizes(name, family, there):
+        sizes.setdefault(o, []).append((n, value, size))
     made: dict[Dim, str] = {}
     for k, o in enumerate(operands):
         if o in found:
             low, high = (_cpp(e, made, lines) for e in found[o])
-            each = min(_WIDEST, *map(D.multiple_of, found[o]))
+            each = str(_each(found[o]))
+            for n, value, size in sizes.get(o, ()) if each == "1" else ():
+                each = f"i[{at[n]}] == {value} ? {size} : {each}"
             lines.append(f"  out[{k}] = {{{low}, {high}, {each}}};")
     often = _cpp(repeats(name, symbols, there), made, lines)
     lines.append(f"  *repeats = {often};")

@@ -12,6 +12,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto
@@ -159,6 +161,8 @@ def optimize(c: Case) -> Verdict:
             ["--precision", "fp16", "--no-verify"],
             ["--precision", "bf16", "--no-verify"],
             ["--weights", "int8", "--no-verify"],
+            ["--weights", "int8"],
+            ["--weights", "int4", "--block", c.random.choice(("32", "128", "0", "7"))],
             ["--json"],
         )
     )
@@ -169,6 +173,53 @@ def optimize(c: Case) -> Verdict:
     if found.signature == "4" and not any(t in found.line for t in ("the original", "--no-verify")):
         return Verdict("unverified", found.line, "unverified " + found.line[:90], _said()[-3000:])
     return found
+
+
+def quantize(c: Case) -> Verdict:
+    """`optimize --quantize`: a model that was changed, or calibration data that are damaged or do
+    not fit it.
+    """
+    r, model = c.random, seed_model(c)
+    fed = _calibration(feeds(model, r) or {}, r)
+    if r.random() < 0.5:
+        c.mutate(model)
+    file = io.BytesIO()
+    np.savez(file, **fed)
+    data = file.getvalue()
+    given = c.write(mutations.damage(data, r) if r.random() < 0.1 else data, "given.npz")
+    more = r.choice(([], [], ["--calibration", "minmax"], ["--calibration", "entropy"]))
+    more = more + r.choice(([], ["--drift", "1e-3"], ["--no-verify"], ["--dry-run"]))
+    data = bytes(model.SerializeToString())
+    if _takes_long(data):
+        more.append("--no-verify")
+    path, out = c.write(data), c.folder / "quantized.onnx"
+    out.unlink(missing_ok=True)
+    return command(["optimize", str(path), "-o", str(out), "--quantize", str(given), *more])
+
+
+def _calibration(fed: dict[str, Any], r: Random) -> dict[str, Any]:
+    """Samples along one more axis, rows, or one; now and then some that do not fit."""
+    if r.random() < 0.4:
+        count = r.choice((1, 2, 3))
+        fed = {k: np.stack([v * n for n in range(1, count + 1)]) for k, v in fed.items()}
+    if r.random() < 0.25:
+        fed = resized(fed, r)
+    for name in [*fed] if r.random() < 0.4 else ():
+        v, how = fed[name], r.randrange(6)
+        if how == 0:
+            del fed[name]
+        elif how == 1:
+            fed[r.choice(mutations.TEXTS)] = v
+        elif how == 2:
+            with np.errstate(all="ignore"):
+                fed[name] = v.astype(r.choice(("float64", "float16", "int8", "bool", "S3", "U2")))
+        elif how == 3 and v.dtype.kind == "f" and v.size:
+            v = v.reshape(-1).copy()
+            v[r.randrange(v.size)] = r.choice(mutations.FLOATS)
+            fed[name] = v.reshape(fed[name].shape)
+        elif how == 4 and v.dtype.kind == "f":
+            fed[name] = np.full_like(v, r.choice(mutations.FLOATS))
+    return fed
 
 
 def verify(c: Case) -> Verdict:

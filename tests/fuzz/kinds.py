@@ -23,6 +23,7 @@ from tests.fuzz.commands import (
     inline,
     inspect,
     optimize,
+    quantize,
     verify,
 )
 from tests.fuzz.plans import changed_compiled, changed_plan, damaged_cache, damaged_pack
@@ -32,7 +33,7 @@ from tests.fuzz.workers import Verdict
 
 #: Kinds whose command runs the model on ONNX Runtime alone, too.
 RUNS_STOCK = frozenset(
-    {"optimize", "verify", "explain", "session", "sizes", "check", "compile", "inputs"}
+    {"optimize", "verify", "explain", "session", "sizes", "check", "compile", "inputs", "quantize"}
 )
 
 
@@ -57,6 +58,7 @@ _RUN: Mapping[str, Callable[[Case], Verdict]] = {
     "explain": explain,
     "doctor": doctor,
     "optimize": optimize,
+    "quantize": quantize,
     "verify": verify,
     "session": changed_model,
     "sizes": unfit_inputs,
@@ -82,6 +84,7 @@ WEIGHTS: Mapping[str, int] = {
     "explain": 4,
     "doctor": 1,
     "optimize": 5,
+    "quantize": 2,
     "verify": 2,
     "session": 5,
     "sizes": 5,

@@ -36,6 +36,21 @@ def export(path: Path) -> bytes:
     return path.read_bytes()
 
 
+#: The newest format and operator set that ONNX Runtime takes.
+_FORMAT, _OPERATORS = 11, 26
+
+
+def _taken(model: ModelProto) -> bytes:
+    """A test in what ONNX Runtime takes: most of the newest ones have nothing that is new."""
+    taken = ModelProto()
+    taken.CopyFrom(model)
+    taken.ir_version = min(model.ir_version, _FORMAT)
+    for o in taken.opset_import:
+        if not o.domain:
+            o.version = min(o.version, _OPERATORS)
+    return bytes(taken.SerializeToString())
+
+
 @cache
 def node_tests() -> tuple[tuple[bytes, dict[str, Any]], ...]:
     """Models and inputs of ONNX's own tests of operators."""
@@ -50,7 +65,7 @@ def node_tests() -> tuple[tuple[bytes, dict[str, Any]], ...]:
         if case.model.ByteSize() < _LARGEST and all(
             isinstance(v, np.ndarray) and v.size < 50_000 for v in fed.values()
         ):
-            found.append((case.model.SerializeToString(), fed))
+            found.append((_taken(case.model), fed))
     return tuple(found)
 
 

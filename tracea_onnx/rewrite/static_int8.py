@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import tempfile
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,13 +18,14 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, version_converter
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
 from tracea_onnx.errors import UsageError
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import opset_versions
 from tracea_onnx.rewrite.mixed_precision import Copy
 from tracea_onnx.shapes.onnx_inference import first_line
+from tracea_onnx.support import deadline
 
 #: How ranges of activations are found, by their names, with options of the tool. Ranges need not be
 #: symmetric: results of a Relu have twice the steps so.
@@ -80,7 +82,9 @@ class _Given:
 
 @contextlib.contextmanager
 def _working() -> Iterator[Path]:
-    """A folder, while the tool says nothing on stdout and in the root logger."""
+    """A folder, while the tool says nothing on stdout and in the root logger. Raises UsageError for
+    whatever it raises.
+    """
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.CRITICAL)
@@ -88,8 +92,16 @@ def _working() -> Iterator[Path]:
         with (
             tempfile.TemporaryDirectory(prefix="tracea-int8-") as folder,
             contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(action="ignore"),  # of numpy: values that are all NaN
         ):
             yield Path(folder)
+    except (UsageError, MemoryError, OSError):
+        raise
+    except Exception as e:  # its own words, an assertion's or of the library below it
+        raise UsageError(
+            f"ONNX Runtime's tool cannot quantise the model: {first_line(e)}",
+            "quantise its weights alone: --weights int8",
+        ) from e
     finally:
         root.setLevel(level)
 
@@ -117,6 +129,9 @@ def prepared(model: ModelProto) -> ModelProto:
                 f"ONNX Runtime cannot prepare the model for quantisation: {first_line(e)}",
                 "quantise its weights alone: --weights int8",
             ) from None
+        plain = onnx.load(folded)
+        _plain_biases(plain)
+        onnx.save(plain, folded)
         made: ModelProto = quant_utils.load_model_with_shape_infer(folded)
     names = {n.name for n in made.graph.node}
     for k, n in enumerate(made.graph.node):
@@ -130,6 +145,42 @@ def prepared(model: ModelProto) -> ModelProto:
     del made.opset_import[:]
     made.opset_import.extend(imports)
     return made
+
+
+def _plain_biases(model: ModelProto) -> None:
+    """The tool takes a constant added in a Gemm for a number for each column, and drops what it is
+    multiplied by. Other ones of one row are repeated to that; those of several become an Add.
+    """
+    graph, taken = model.graph, edit.all_names(model)
+    stored = {t.name: t for t in graph.initializer}
+    for n in [*graph.node]:
+        if n.op_type != "Gemm" or len(n.input) < 3:
+            continue
+        weight, added = stored.get(n.input[1]), stored.get(n.input[2])
+        if added is None:
+            continue
+        of = {a.name: a for a in n.attribute}
+        beta = of["beta"].f if "beta" in of else 1.0
+        values = numpy_helper.to_array(added)
+        columns = values.size
+        if weight is not None and len(weight.dims) == 2:
+            columns = weight.dims[0 if "transB" in of and of["transB"].i else 1]
+        if values.shape == (columns,) and beta == 1:
+            continue
+        values, name = values * values.dtype.type(beta), edit.unique(f"{added.name}/bias", taken)
+        if "beta" in of:
+            n.attribute.remove(of["beta"])
+        if values.ndim < 2 or len(values) == 1:
+            values = np.broadcast_to(values.reshape(-1), (columns,))
+            n.input[2] = name
+        else:
+            product = edit.unique(f"{n.output[0]}/product", taken)
+            graph.node.add().CopyFrom(helper.make_node("Add", [product, name], n.output[:], name))
+            n.output[0] = product
+            del n.input[2:]
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+    edit.sort_nodes(graph, "the model")
+    edit.drop_dead(graph, edit.protected_names(model, graph))
 
 
 def _converted(model: ModelProto) -> ModelProto:
@@ -147,15 +198,21 @@ def _converted(model: ModelProto) -> ModelProto:
         ) from None
 
 
-def ranges(model: ModelProto, samples: Sequence[Sample], method: str) -> tuple[Any, list[str]]:
+def ranges(
+    model: ModelProto, samples: Sequence[Sample], method: str, time_limit: float
+) -> tuple[Any, list[str]]:
     """The tool's ranges of tensors, from runs of a prepared model; and names of nodes that must not
     be quantised, since they read or make numbers beyond `HUGE`, such as what masks are added.
-    Raises UsageError where the model does not run on a sample.
+    Raises UsageError where the model does not run on a sample, or not in `time_limit` seconds.
     """
-    found = _calibrated(model, samples, "minmax", frozenset())
+    found = _calibrated(model, samples, "minmax", {}, time_limit)
     huge = {name for name, t in found.data.items() if not _fits(t)}
+    for name in huge:
+        del found.data[name]
     left = [n.name for n in model.graph.node if huge.intersection((*n.input, *n.output))]
-    return found if method == "minmax" else _calibrated(model, samples, method, huge), left
+    if method != "minmax" and found.data:
+        found = _calibrated(model, samples, method, found.data, time_limit)
+    return found, left
 
 
 def _fits(t: Any) -> bool:
@@ -163,8 +220,10 @@ def _fits(t: Any) -> bool:
 
 
 def _calibrated(
-    model: ModelProto, samples: Sequence[Sample], method: str, without: Collection[str]
-) -> Any:
+    model: ModelProto, samples: Sequence[Sample], method: str, known: Mapping[str, Any],
+    time_limit: float,
+) -> Any:  # fmt: skip
+    """known: of a method with histograms, the range of each tensor that has one."""
     from onnxruntime.quantization import calibrate
 
     kind, options = METHODS[method]
@@ -173,7 +232,7 @@ def _calibrated(
     class Chosen(base):  # type: ignore[misc]
         def select_tensors_to_calibrate(self, model: ModelProto) -> tuple[set[str], Any]:
             tensors, infos = super().select_tensors_to_calibrate(model)
-            return {t for t in tensors if t not in without}, infos
+            return {t for t in tensors if t in known or not known}, infos
 
     with _working() as folder:
         path = folder / "model.onnx"
@@ -181,15 +240,55 @@ def _calibrated(
         calibrator = Chosen(path, list(OPERATORS), str(folder / "augmented.onnx"), **options)
         calibrator.augment_graph()
         calibrator.create_inference_session()
+        calibrator.infer_session = _Limited(calibrator.infer_session, time_limit)
+        if known:
+            calibrator.collector = _histograms(calibrator, known)
         for k, sample in enumerate(samples):
             try:  # one by one: the tool keeps all results of what it is given at a time
                 calibrator.collect_data(_Given(sample))
+            except deadline.TooLong:
+                raise UsageError(
+                    f"the model runs longer than {time_limit:g} s on sample {k}",
+                    "give a larger --time-limit",
+                ) from None
             except Exception as e:
                 raise UsageError(
                     f"the model cannot be calibrated with sample {k}: {first_line(e)}",
                     "give arrays of its inputs' shapes, or with samples along one more axis",
                 ) from None
         return calibrator.compute_data()
+
+
+class _Limited:
+    """A session of the tool whose runs end after some seconds."""
+
+    def __init__(self, session: Any, seconds: float) -> None:
+        self._session, self._seconds = session, seconds
+        self.get_inputs, self.get_outputs = session.get_inputs, session.get_outputs
+
+    def run(self, names: Sequence[str] | None, fed: Mapping[str, Any]) -> list[Any]:
+        """All outputs. Raises deadline.TooLong."""
+        wanted = names or [o.name for o in self.get_outputs()]
+        return deadline.run(self._session, wanted, fed, self._seconds)
+
+
+def _histograms(calibrator: Any, known: Mapping[str, Any]) -> Any:
+    """The tool's collector, with an empty histogram of each tensor's whole range: it would begin
+    with the range of the first sample, and have bins of that width whatever the next ones hold.
+    """
+    from onnxruntime.quantization import calibrate
+
+    own = ("method", "symmetric", "num_bins", "num_quantized_bins", "percentile", "scenario")
+    made: Any = calibrate.HistogramCollector(**{name: getattr(calibrator, name) for name in own})
+    for name, t in known.items():
+        low, high = (np.asarray(v) for v in t.range_value)
+        low, high = low.min(), high.max()
+        largest = np.maximum(np.abs(low), np.abs(high))
+        counts, edges = np.histogram(
+            np.empty(0, largest.dtype), made.num_bins, range=(-largest, largest)
+        )
+        made.histogram_dict[name] = (counts, edges, low, high, largest)
+    return made
 
 
 def quantised(model: ModelProto, found: Any, wide: Collection[str] = ()) -> ModelProto:

@@ -97,7 +97,13 @@ def samples(model: ModelProto, data: Mapping[str, Any]) -> list[dict[str, Any]]:
     many: dict[str, bool] = {}
     for name, t in wanted.items():
         a, dims = np.asarray(data[name]), list(t.shape.dim)
-        dtype = helper.tensor_dtype_to_np_dtype(t.elem_type)
+        try:
+            dtype = helper.tensor_dtype_to_np_dtype(t.elem_type)
+        except KeyError:
+            raise UsageError(
+                f"input '{name}' is no tensor of a known type, and cannot be calibrated",
+                "quantise the model's weights alone: --weights int8",
+            ) from None
         if a.dtype != dtype:
             raise UsageError(
                 f"the calibration data have '{name}' as {a.dtype}; the model reads {dtype}",
@@ -159,9 +165,16 @@ def quantise(
     original = of(ModelProto())
     original.model.CopyFrom(source.model)
     plain = static_int8.prepared(source.model)
-    if not any(n.op_type in _PRODUCTS for n in plain.graph.node):
+    products = {n.name for n in plain.graph.node if n.op_type in _PRODUCTS}
+    if not products:
         raise UsageError("the model has no product or convolution of 8 bits", "leave it as it is")
-    found, huge = static_int8.ranges(plain, given, calibration)
+    found, huge = static_int8.ranges(plain, given, calibration, time_limit)
+    if products <= {*huge}:
+        raise UsageError(
+            "with the calibration data each product of the model has numbers beyond"
+            f" {static_int8.HUGE:g}",
+            "give data like those that the model is made for",
+        )
     made = static_int8.quantised(plain, found, huge)
     names, kept, drift = static_int8.nodes(made), dict[str, float](), dict[str, float]()
 

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tracea_onnx
 from tracea_onnx.cli.main import main
 from tracea_onnx.errors import UsageError
+from tracea_onnx.rewrite import static_int8
 from tracea_onnx.verify.integer_drift import samples
 
 
@@ -124,6 +125,72 @@ def test_samples() -> None:
 def test_what_is_refused(data: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         tracea_onnx.optimize(_model(), quantise=data, backend="cpu", **options)
+
+
+def _gemm(added: Any, transposed: int = 0, *, beta: float = 1.0) -> onnx.ModelProto:
+    weight = np.random.default_rng(3).standard_normal((7, 5) if transposed else (5, 7))
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "w", "b"], ["h"], transB=transposed, beta=beta),
+            helper.make_node("Relu", ["h"], ["y"]),
+        ], "g", [helper.make_tensor_value_info("x", 1, [3, 5])],
+        [helper.make_tensor_value_info("y", 1, [3, 7])],
+        [numpy_helper.from_array(np.asarray(v, np.float32), n)
+         for n, v in (("w", weight), ("b", added))],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1), (1, 7), (3, 1), (3, 7)])
+def test_what_a_gemm_adds(shape: tuple[int, ...], transposed: int) -> None:
+    """The tool takes only a number for each column."""
+    added = np.random.default_rng(4).standard_normal(shape)
+    model = _gemm(added, transposed, beta=0.5)
+    x = np.random.default_rng(5).standard_normal((4, 3, 5)).astype(np.float32)
+    made = tracea_onnx.optimize(model, quantise={"x": x}, calibration="minmax", backend="cpu")
+    found = made.report.quantised
+    assert found is not None and any("Gemm" in n for n in found.nodes) and not found.kept
+    assert 0 < found.drift["y"] < 0.03
+
+
+@pytest.mark.parametrize("calibration", ["percentile", "entropy"])
+def test_the_first_sample_says_nothing_of_the_others(calibration: str) -> None:
+    """Bins of a range that is found first would be too many for the next ones."""
+    x = _data(4) * np.array([1e-30, 1e-6, 1, 0.5], np.float32)[:, None, None, None]
+    made = tracea_onnx.optimize(
+        _model(), quantise={"x": x}, calibration=calibration, backend="cpu", verify=False
+    ).model
+    want, got = (_run(m, x[2:3]) for m in (_model(), made))
+    assert np.sqrt(np.mean((want - got) ** 2) / np.mean(want**2)) < 0.2
+
+
+def _endless() -> onnx.ModelProto:
+    """A product, and a Loop of 2^62 trips."""
+    model = _gemm(np.zeros(7))
+    body = onnx.parser.parse_graph("b (int64 k, bool c, float[3, 7] s) => (bool d, float[3, 7] t)"
+                                   " { d = Identity (c) t = Relu (s) }")  # fmt: skip
+    model.graph.node[-1].CopyFrom(helper.make_node("Loop", ["n", "", "h"], ["y"], body=body))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1 << 62), "n"))
+    return model
+
+
+def test_what_the_tool_cannot_do_is_one_line() -> None:
+    x = np.ones((3, 5), np.float32)
+    for model, given, says in (
+        (_gemm(np.zeros(7)), x * 1e30, r"each product of the model has numbers beyond 1e\+06"),
+        (_gemm(np.full(7, np.nan)), x, "each product of the model has numbers beyond"),
+        (_endless(), x, "runs longer than 0.2 s on sample 0"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            tracea_onnx.optimize(model, quantise={"x": given}, backend="cpu", time_limit=0.2)
+    model = _gemm(np.zeros(7))
+    model.graph.input[0].type.optional_type.elem_type.tensor_type.elem_type = 1
+    with pytest.raises(UsageError, match="input 'x' is no tensor of a known type"):
+        samples(model, {"x": x})
+    says = "ONNX Runtime's tool cannot quantise the model: scale issue"
+    with pytest.raises(UsageError, match=says), static_int8._working():
+        raise AssertionError("scale issue")
 
 
 def test_a_model_without_products() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,20 @@ def test_a_kernel_takes_elements_only_where_one_starts(operand: str, byte: int) 
     b.launch("ends", {"x": places["x"]}, {"y": places["y"]}, {"n": 4, "pieces": 1}, whole=False)
     with (
         pytest.raises(TraceaError, match=f"at byte {byte} of its buffer, where no element starts"),
+        LoadedPlan(b.to_json(), b.blobs, {}) as loaded,
+    ):
+        loaded.run([np.zeros(1, np.float32)])
+
+
+@pytest.mark.parametrize(("size", "byte"), [(8, 4), (4, 2), (4, 8), (2, 1), (2, 6), (1, 3)])
+def test_a_type_that_is_a_parameter_says_where_one_starts(size: int, byte: int) -> None:
+    b = PlanBuilder("between", "cpu")
+    b.add_input("x", 1, 1)
+    place = b.arena(64).at(byte)
+    b.launch("fill", {}, {"y": place}, {"elem": size, "count": 4, "value": 0}, whole=False)
+    wrong = f"at byte {byte} of its buffer, where no element starts"
+    with (
+        pytest.raises(TraceaError, match=wrong) if byte % size else nullcontext(),
         LoadedPlan(b.to_json(), b.blobs, {}) as loaded,
     ):
         loaded.run([np.zeros(1, np.float32)])
