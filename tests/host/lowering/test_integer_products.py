@@ -78,6 +78,13 @@ def test_a_product_is_not_quantised_by_a_scale_that_is_no_positive_number(scale:
     assert "pointwise" in launches(found) and ints(found, "conv2d_int8")["y_dtype"] == 1
 
 
+def test_a_product_is_not_quantised_by_a_scale_that_only_a_run_knows() -> None:
+    """It may be negative, and the formula of ONNX then saturates at the other end."""
+    body = f"{_CONV} d = Conv(a, w) y = QuantizeLinear(d, by, v)"
+    found = compiled(body, f"({_X}, float by) => (uint8[n,16,7,7] y)", {"k": (16, 8, 3, 3)})
+    assert "pointwise" in launches(found) and ints(found, "conv2d_int8")["y_dtype"] == 1
+
+
 def test_depthwise_and_dense_in_a_row_stay_channels_last() -> None:
     body = (
         f"{_CONV} c = Conv<group = 8>(a, w) d = QuantizeLinear(c, t, v)"

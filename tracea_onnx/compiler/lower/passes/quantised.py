@@ -180,18 +180,17 @@ def reader(ctx: Lowering, v: Value) -> Quantising | None:
 
 
 def is_usual(scale: Value) -> bool:
-    """Whether a scale is positive and neither it nor its reciprocal is near the ends of f32, as far
-    as is known.
+    """Whether a scale is known to be positive, and neither it nor its reciprocal to be near the
+    ends of f32. ONNX takes a negative one, by which kernels would saturate at the other end.
     """
     step = _number(scale)
-    return step is None or _SMALLEST < step < _LARGEST
+    return step is not None and _SMALLEST < step < _LARGEST
 
 
 def is_inverse(held: Quantised, scale: Value, zero: Value | None, dtype: DType) -> bool:
     """Whether quantising what `held` dequantises gives its integers again."""
     return (
         held.x.dtype == dtype
-        and _number(scale) is not None
         and is_usual(scale)
         and same_number(held.scale, scale)
         and same_number(held.zero, zero)
