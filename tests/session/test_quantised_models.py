@@ -20,7 +20,7 @@ from tracea_onnx import optimize
 _LEFT: dict[str, tuple[str, ...]] = {
     "qdq": ("Cast",),
     "operators": (
-        "Sub", "Div", "QLinearMul", "QLinearMatMul", "QLinearAdd", "QLinearSoftmax",
+        "Sub", "Div",
         "QuantizeLinear", "DequantizeLinear",
     ),
     "dynamic": (),

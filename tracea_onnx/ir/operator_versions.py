@@ -44,11 +44,11 @@ _INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
 _CONTRIB_KINDS = {
     name: kind
     for kind, names in {
-        AttributeKind.INT: "K N accuracy_level axis bits block_size causal channels_last do_rotary "
-        "gather_axis group interleaved is_packed_batching kv_cache_bit_width kv_num_heads "
-        "local_window_size num_heads qk_output quantize_axis rotary_embedding_dim "
-        "rotary_interleaved sliding_window_cache smooth_softmax stash_type transA transB "
-        "transBatchA transBatchB unidirectional weight_prepacked",
+        AttributeKind.INT: "K N accuracy_level axis bits block_size causal ceil_mode channels_last "
+        "count_include_pad do_rotary gather_axis group interleaved is_packed_batching "
+        "kv_cache_bit_width kv_num_heads local_window_size num_heads opset qk_output quantize_axis "
+        "rotary_embedding_dim rotary_interleaved sliding_window_cache smooth_softmax stash_type "
+        "transA transB transBatchA transBatchB unidirectional weight_prepacked",
         AttributeKind.FLOAT: "activation_alpha activation_beta activation_gamma alpha beta "
         "epsilon mask_filter_value qk_norm_epsilon scale softcap",
         AttributeKind.STRING: "activation auto_pad k_quant_type v_quant_type",

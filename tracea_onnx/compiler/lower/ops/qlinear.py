@@ -5,18 +5,29 @@ themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_roles
-from tracea_onnx.compiler.lower.ops.image import global_pool
+from tracea_onnx.compiler.lower.ops.copies import concat
+from tracea_onnx.compiler.lower.ops.gemm import gemm as float_gemm
+from tracea_onnx.compiler.lower.ops.image import global_pool, pool
+from tracea_onnx.compiler.lower.ops.norm import softmax
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.ops.quantise import define, dequantize, quantize
 from tracea_onnx.compiler.lower.passes import integer_products, quantised
 from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.pointwise_ops import Code
 from tracea_onnx.match.spec_table import ConvSpec, GemmSpec
+from tracea_onnx.shapes.operands import axis_of
+
+_MICROSOFT = "com.microsoft."
+_BINARY = {f"{_MICROSOFT}QLinearAdd": "add", f"{_MICROSOFT}QLinearMul": "mul"}
+Lower = Callable[[Lowering, Op], None]
 
 #: What is said of these operators in terms of others, whatever the operator set.
 _DEQUANTIZE, _QUANTIZE = "com.microsoft.DequantizeLinear", "com.microsoft.QuantizeLinear"
@@ -77,7 +88,7 @@ def qlinear_conv(ctx: Lowering, op: Op) -> None:
 
 
 def qlinear_matmul(ctx: Lowering, op: Op) -> None:
-    """QLinearMatMul by a constant."""
+    """QLinearMatMul: of integers by a constant, of floats by a value of a run."""
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = op.inputs
     last = [ctx.value(v).rank - 1 for v in (a, b)]
     roles = {
@@ -86,7 +97,11 @@ def qlinear_matmul(ctx: Lowering, op: Op) -> None:
     }
     by = _quantised(ctx, op, y_scale, y_zero)
     gemm = of_roles(GemmSpec(), roles, by.inputs[:1], op.nodes, op.label)
-    _made(ctx, op, integer_products.gemm(ctx, gemm), by)
+    if ctx.value(b).is_constant:
+        _made(ctx, op, integer_products.gemm(ctx, gemm), by)
+    else:
+        float_gemm(ctx, gemm)
+        _made(ctx, op, True, by)
 
 
 def conv_integer(ctx: Lowering, op: Op) -> None:
@@ -120,14 +135,58 @@ def qlinear_binary(ctx: Lowering, op: Op) -> None:
     _made(ctx, op, True, by)
 
 
-def qlinear_global_average_pool(ctx: Lowering, op: Op) -> None:
-    """QLinearGlobalAveragePool of channels-first images."""
-    if op.attr("channels_last", 0):
-        raise Unsupported(f"{op.kind} '{op.label}' has channels_last")
-    x = _floats(ctx, op, op.inputs[:3], 0)
-    by = _quantised(ctx, op, op.input(3), op.input(4))
-    global_pool(ctx, Op("GlobalAveragePool", op.label, (x,), by.inputs[:1], {}, op.nodes))
+def qlinear_unary(ctx: Lowering, op: Op) -> None:
+    """QLinearSigmoid and QLinearLeakyRelu, of which a zero point may be absent."""
+    x, by = ctx.value(_floats(ctx, op, op.inputs[:3], 0)), _quantised(ctx, op, *_ends(op, 3))
+    code = Code(("x",))
+    if op.kind == f"{_MICROSOFT}QLinearSigmoid":
+        made = code.op("sigmoid", -1)
+    else:
+        below = code.op("lt", -1, code.const(0.0))
+        slope = code.const(float(op.attr("alpha", 0.01)))
+        made = code.op("where", below, code.op("mul", -1, slope), -1)
+    lower_expression(ctx, code.finish(made), [x], by.inputs[0], DType.F32)
     _made(ctx, op, True, by)
+
+
+def qlinear_where(ctx: Lowering, op: Op) -> None:
+    """QLinearWhere."""
+    names = op.inputs
+    values = [ctx.value(_floats(ctx, op, names[k : k + 3], 0, str(k))) for k in (1, 4)]
+    by = _quantised(ctx, op, names[7], names[8])
+    expr = Expr(3, (Instr("where", (0, 1, 2)),), 3)
+    lower_expression(ctx, expr, [ctx.value(names[0]), *values], by.inputs[0], DType.F32)
+    _made(ctx, op, True, by)
+
+
+def qlinear_concat(ctx: Lowering, op: Op) -> None:
+    """QLinearConcat, whose inputs have scales of their own."""
+    names = op.inputs
+    parts = tuple(_floats(ctx, op, names[k : k + 3], 0, str(k)) for k in range(2, len(names), 3))
+    by = _quantised(ctx, op, names[0], names[1])
+    concat(ctx, Op("Concat", op.label, parts, by.inputs[:1], op.attrs, op.nodes))
+    _made(ctx, op, True, by)
+
+
+def _between(kind: str, lower: Lower) -> Lower:
+    """The ONNX operator `kind` between what dequantises its input and quantises its result."""
+
+    def made(ctx: Lowering, op: Op) -> None:
+        if op.attr("channels_last", 0):
+            raise Unsupported(f"{op.kind} '{op.label}' has channels_last")
+        last = axis_of(op.attr("axis", -1), ctx.value(op.inputs[0]).rank) + 1
+        if op.attr("opset", 13) < 13 and last < ctx.value(op.inputs[0]).rank:
+            raise Unsupported(f"{op.kind} '{op.label}' is over all axes from one on")
+        x, by = _floats(ctx, op, op.inputs[:3], 0), _quantised(ctx, op, *_ends(op, 3))
+        lower(ctx, Op(kind, op.label, (x,), by.inputs[:1], {"axis": -1, **op.attrs}, op.nodes))
+        _made(ctx, op, True, by)
+
+    return made
+
+
+def _ends(op: Op, k: int) -> tuple[str, str]:
+    """The scale and the zero point of the result, of which the latter may be absent."""
+    return op.input(k), op.input(k + 1)
 
 
 def qgemm(ctx: Lowering, op: Op) -> None:
@@ -146,11 +205,15 @@ def qgemm(ctx: Lowering, op: Op) -> None:
     _made(ctx, op, integer_products.gemm(ctx, gemm), by)
 
 
-_MICROSOFT = "com.microsoft."
-_BINARY = {f"{_MICROSOFT}QLinearAdd": "add", f"{_MICROSOFT}QLinearMul": "mul"}
 OPS = {
     **dict.fromkeys(_BINARY, qlinear_binary),
-    f"{_MICROSOFT}QLinearGlobalAveragePool": qlinear_global_average_pool,
+    f"{_MICROSOFT}QLinearAveragePool": _between("AveragePool", pool),
+    f"{_MICROSOFT}QLinearConcat": qlinear_concat,
+    f"{_MICROSOFT}QLinearGlobalAveragePool": _between("GlobalAveragePool", global_pool),
+    f"{_MICROSOFT}QLinearLeakyRelu": qlinear_unary,
+    f"{_MICROSOFT}QLinearSigmoid": qlinear_unary,
+    f"{_MICROSOFT}QLinearSoftmax": _between("Softmax", softmax),
+    f"{_MICROSOFT}QLinearWhere": qlinear_where,
     f"{_MICROSOFT}QGemm": qgemm,
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
