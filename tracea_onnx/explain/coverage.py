@@ -146,5 +146,5 @@ def text(found: Coverage, *, everything: bool = False) -> list[str]:
 def _head(found: Coverage) -> str:
     stay = found.total - len(found.leaving)
     head = f"on the provider ({found.backend}): {stay} of {found.total} nodes"
-    head += f" in {found.partitions} partitions"
+    head += f" in {found.partitions} partition{'' if found.partitions == 1 else 's'}"
     return head + ("; these leave it:" if found.leaving else "")

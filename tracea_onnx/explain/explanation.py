@@ -103,7 +103,7 @@ class ExplainReport:
         reasons = [(e.anchor, e.op, e.refusals[0].said, e.fix) for e in left]
         return tables.html(
             [
-                f"{self.report.model}: {len(fused)} chains were fused",
+                f"{self.report.model}: {_fused(len(fused))}",
                 *([[("anchor", "operator", "rule", "nodes"), *chains]] if chains else []),
                 f"{len(left)} anchors were not",
                 *([[("anchor", "operator", "why", "fix"), *reasons]] if reasons else []),
@@ -203,7 +203,7 @@ def text(account: ExplainReport, *, everything: bool = False) -> list[str]:
     left = [e for e in account.anchors if not e.fused_by]
     shown = [e for e in left if everything or not e.light or any(r.near for r in e.refusals)]
     out = [
-        f"{len(fused)} chains were fused:",
+        _fused(len(fused)) + (":" if fused else ""),
         *(f"  {e.anchor}: {e.fused_by} ({len(e.nodes)} nodes)" for e in fused),
         f"{len(left)} anchors were not:",
     ]
@@ -215,6 +215,10 @@ def text(account: ExplainReport, *, everything: bool = False) -> list[str]:
     if account.coverage is not None:
         out += ["", *reach.text(account.coverage, everything=everything)]
     return out
+
+
+def _fused(count: int) -> str:
+    return "1 chain was fused" if count == 1 else f"{count} chains were fused"
 
 
 def _said(e: Explanation, everything: bool) -> Said:
