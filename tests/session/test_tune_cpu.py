@@ -247,6 +247,29 @@ def test_optimize_tunes_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--tune measures the model that is written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("graph", "code", "says"),
+    [
+        ("(float[2, 3] x) => (float y) { y = Foo (x) }", 3, "ONNX Runtime cannot load the model: "),
+        ("(float x) => (float[n, 4, 3, 3] y) { y = Conv (x, w) }", 1, "runs no part of this model"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_line(
+    graph: str, code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {graph}')
+    if code == 1:
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        weights = np.ones((4, 4, 3, 3), np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    assert (
+        main.main(["tune", str(tmp_path / "m.onnx"), "--backend", "cpu", "--budget", "1"]) == code
+    )
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ") and says in line
+
+
 @pytest.mark.parametrize("budget", ["0", "-3s", "soon", "nans", "infs", "1e400"])
 def test_a_budget_of_nothing_is_one_line(
     tmp_path: Path, budget: str, capsys: pytest.CaptureFixture[str]

@@ -33,12 +33,13 @@ from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.codegen.tuning_records import Measured, Verdict
 from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
 from tracea_onnx.compiler.plan_writer import BackendPlan
-from tracea_onnx.errors import TraceaError, UsageError
+from tracea_onnx.errors import ModelError, TraceaError, UsageError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.runtime.host_tensors import NUMPY
+from tracea_onnx.shapes.onnx_inference import first_line
 from tracea_onnx.tuning import at_once, exact, in_place, proposers
 from tracea_onnx.tuning.exact import Reference
 from tracea_onnx.tuning.objective import SLACK, Objective
@@ -225,9 +226,16 @@ def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[M
     from tracea_onnx import provider
 
     quiet = onnxruntime.SessionOptions()
-    quiet.log_severity_level = 3
+    quiet.log_severity_level = 4  # errors are raised
     with tempfile.TemporaryDirectory() as fresh, compile_requests.listening() as requests:
-        provider.create_session(model, {**options, "cache_dir": fresh}, quiet)
+        try:
+            provider.create_session(model, {**options, "cache_dir": fresh}, quiet)
+        except (TraceaError, MemoryError):
+            raise
+        except Exception as e:  # whatever ONNX Runtime says of the model
+            raise ModelError(
+                f"ONNX Runtime cannot load the model: {first_line(e)}", "export it again"
+            ) from None
     whole = (
         request for request in requests if partition_compiler.properties(request).get("body") != "1"
     )
@@ -275,6 +283,8 @@ def parts(
         assert isinstance(made, BackendPlan)
         dims = [exact.dims(graph, i["name"]) for i in plan["inputs"]]
         if not sizes.keys() >= {s for shape in dims for d in shape for s in D.symbols(d)}:
+            continue
+        if any(axis >= len(dims[index]) for index, axis in plan["symbols"]):  # of unknown rank
             continue
         shapes = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims]
         data = [
