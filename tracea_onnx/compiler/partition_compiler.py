@@ -32,13 +32,14 @@ from tracea_onnx.compiler.lower.passes import (
 )
 from tracea_onnx.compiler.lower.passes.focus_stem import reads_blocks
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.plan_cache import KEYED
 from tracea_onnx.compiler.plan_writer import Writer, writer_of
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir import edit, messages
 from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.dims import Dim, DimLike
-from tracea_onnx.ir.graph import Graph, Node, request_array
+from tracea_onnx.ir.graph import Graph, Node, request_array, tensor_bytes
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.match import find, rule_set
 from tracea_onnx.plan.builder import PlanBuilder, write_pack
@@ -71,7 +72,9 @@ class Compiled:
 
 
 def compile_model(request: bytes) -> tuple[bytes, list[str]]:
-    """The pack for a request, and the constants whose values it follows from."""
+    """The pack for a request, and the large constants (`plan_cache.KEYED`) whose values it follows
+    from.
+    """
     model = messages.request(request)
     if edit.unreadable(model) or not edit.in_order(model.graph):
         return write_pack([], PRODUCER), []
@@ -86,7 +89,8 @@ def compile_model(request: bytes) -> tuple[bytes, list[str]]:
         PRODUCER,
         _left(result.refused),
     )
-    return pack, [t.name for t in model.graph.initializer if graph.was_read(t.name)]
+    read = [t for t in model.graph.initializer if graph.was_read(t.name)]
+    return pack, [t.name for t in read if tensor_bytes(t) > KEYED]
 
 
 def _left(refused: Sequence[tuple[Node, str]]) -> list[str]:

@@ -23,7 +23,7 @@ from tracea_onnx.support.wire_format import fields
 
 #: Constants of at most this many bytes are part of a node's key already (docs/plan-format.md, "Plan
 #: and pack").
-_KEYED = 4096
+KEYED = 4096
 _EMPTY = memoryview(b"")
 #: Numbers of fields in onnx.proto.
 _GRAPH, _METADATA, _INITIALIZER, _NAME, _EXTERNAL = 7, 14, 5, 8, 13
@@ -66,10 +66,12 @@ class Slot:
 
     def _hashes(self, names: Collection[str]) -> dict[str, str]:
         """Of the contents of large constants, by name."""
+        if not names:
+            return {}
         return {
             name: hashlib.sha256(process_memory.read(address, size)).hexdigest()
             for name, address, size in _constants(self._request)
-            if name in names and size > _KEYED
+            if name in names and size > KEYED
         }
 
 

@@ -12,4 +12,12 @@ def same(a: DimLike, b: DimLike) -> bool:
     """Whether the two dims are equal for every value of the symbols, as far as products can
     show.
     """
-    return a is b or a == b or dims.factors(a) == dims.factors(b) or dims.sub(a, b) == 0
+    if a is b or a == b:
+        return True
+    if _single(a) and _single(b):
+        return False
+    return dims.factors(a) == dims.factors(b) or dims.sub(a, b) == 0
+
+
+def _single(d: DimLike) -> bool:
+    return isinstance(d, int) or d.op == "sym"

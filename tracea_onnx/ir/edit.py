@@ -84,10 +84,11 @@ def in_order(graph: GraphProto) -> bool:
 def _names(graph: GraphProto) -> list[object]:
     """The graph's name, and those of its values and their dims; not of what its nodes make."""
     values = [*graph.input, *graph.output, *graph.value_info]
+    types = {id(t): t for t in [v.type for v in values]}.values()  # of a request equal ones are one
     return [
         graph.name,
         *(v.name for v in [*values, *graph.initializer]),
-        *(d.dim_param for v in values for d in v.type.tensor_type.shape.dim),
+        *(d.dim_param for t in types for d in t.tensor_type.shape.dim),
     ]
 
 

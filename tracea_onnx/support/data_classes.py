@@ -2,8 +2,9 @@
 
 Python 3.11 compiles up to seven functions for each data class. For those of the compiler that was
 half of the time of its import. Here one is compiled, `__init__`, and only when the first instance
-is made; the others are the same for all classes. Fields are looked for when something asks for
-them, too. `fields`, `replace` and `asdict` work as ever.
+is made; the others are the same for all classes. The standard library looks for fields only when
+something asks it for them, since it takes longer than what is read here for `__init__`. `fields`,
+`replace` and `asdict` work as ever.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import threading
 from collections.abc import Callable
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 C = TypeVar("C", bound=type)
-_set = object.__setattr__
 #: Held while the standard library changes a class, and those it is derived from.
 _looking = threading.RLock()
 #: Stands for the default of a field that a function makes anew.
@@ -57,14 +57,51 @@ class _Fields:
     """Stands for the fields of a class until something asks for them."""
 
     def __init__(self, cls: type, kw_only: bool) -> None:
-        self._cls, self._kw_only = cls, kw_only
+        self._cls, self.kw_only = cls, kw_only
 
     def __get__(self, instance: object, owner: type) -> Any:
         cls = self._cls
         with _looking:
             if cls.__dict__["__dataclass_fields__"] is self:
-                dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only)(cls)
+                dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=self.kw_only)(cls)
         return cls.__dict__["__dataclass_fields__"]
+
+
+class _Field(NamedTuple):
+    """What instances are made and compared by. factory: makes the default."""
+
+    name: str
+    default: Any
+    factory: Callable[[], Any] | None
+    compare: bool
+    kw_only: bool
+
+
+def _own_fields(cls: type) -> list[_Field]:
+    """As the standard library finds them, of annotations that are text."""
+    found: dict[str, _Field] = {}
+    for base in reversed(cls.__mro__):
+        ours = base.__dict__.get("__dataclass_fields__")
+        if ours is None:
+            continue
+        if not isinstance(ours, _Fields):  # which the standard library knows already
+            for f in ours.values():
+                if f._field_type is dataclasses._FIELD:  # type: ignore[attr-defined]
+                    found[f.name] = _field(f.name, f, f.kw_only)
+            continue
+        for name, of in base.__annotations__.items():
+            if not str(of).startswith("ClassVar["):
+                given = base.__dict__.get(name, dataclasses.MISSING)
+                found[name] = _field(name, given, ours.kw_only)
+    return list(found.values())
+
+
+def _field(name: str, given: Any, kw_only: bool) -> _Field:
+    if not isinstance(given, dataclasses.Field):
+        return _Field(name, given, None, True, kw_only)
+    made = None if given.default_factory is dataclasses.MISSING else given.default_factory
+    by_name = kw_only if given.kw_only is dataclasses.MISSING else bool(given.kw_only)
+    return _Field(name, given.default, made, given.compare, by_name)
 
 
 def _first_init(cls: type, frozen: bool) -> Callable[..., None]:
@@ -81,17 +118,17 @@ def _first_init(cls: type, frozen: bool) -> Callable[..., None]:
 def _init(cls: type, frozen: bool) -> Callable[..., None]:
     places: list[str] = ["self"]
     only_by_name: list[str] = []
-    body: list[str] = []
-    names: dict[str, Any] = {"_set": _set, "_MADE": _MADE}
-    for f in dataclasses.fields(cls):
+    body = ["_d = self.__dict__"] if frozen else []
+    names: dict[str, Any] = {"_MADE": _MADE}
+    for f in _own_fields(cls):
         place, value = f.name, f.name
-        if f.default is not dataclasses.MISSING:
-            place, names[f"_{f.name}"] = f"{f.name}=_{f.name}", f.default
-        elif f.default_factory is not dataclasses.MISSING:
-            place, names[f"_{f.name}"] = f"{f.name}=_MADE", f.default_factory
+        if f.factory is not None:
+            place, names[f"_{f.name}"] = f"{f.name}=_MADE", f.factory
             value = f"_{f.name}() if {f.name} is _MADE else {f.name}"
+        elif f.default is not dataclasses.MISSING:
+            place, names[f"_{f.name}"] = f"{f.name}=_{f.name}", f.default
         (only_by_name if f.kw_only else places).append(place)
-        body.append(f"_set(self, {f.name!r}, {value})" if frozen else f"self.{f.name} = {value}")
+        body.append(f"_d[{f.name!r}] = {value}" if frozen else f"self.{f.name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     head = ", ".join(places + (["*", *only_by_name] if only_by_name else []))
@@ -105,7 +142,7 @@ def _first(cls: type, name: str, make: Callable[[Callable[[Any], Any]], Any]) ->
     """A method that makes the real one of what instances are compared by, and gives way to it."""
 
     def method(self: Any, *other: object) -> Any:
-        made = make(_key([f.name for f in dataclasses.fields(cls) if f.compare]))
+        made = make(_key([f.name for f in _own_fields(cls) if f.compare]))
         setattr(cls, name, made)
         return made(self, *other)
 

@@ -44,7 +44,7 @@ def same(own: Any, theirs: Any) -> None:
     if isinstance(own, Message):
         for name in own.fields:
             same(getattr(own, name), getattr(theirs, name))
-    elif isinstance(own, list):
+    elif isinstance(own, (list, tuple)):
         assert len(own) == len(theirs)
         for a, b in zip(own, theirs, strict=True):
             same(a, b)
