@@ -136,7 +136,7 @@ def _parts(
         shown = said if verbose else said[:_SHOWN]
         out += [
             "",
-            f"{len(near)} chains were not fused:",
+            "1 chain was not fused:" if len(near) == 1 else f"{len(near)} chains were not fused:",
             *(f"  {head}: {first.lines[0]}" for head, first in shown),
         ]
         if len(said) > len(shown):

@@ -73,10 +73,8 @@ class Loop(op_loop.Loop):
         scanned: list[list[Any]] = [[] for _ in range(self.K)]
         go = cond is None or bool(cond)
         while go and (M is None or at < M):
-            values = {
-                **(context or {}),
-                **dict(zip(names, (np.array(at, np.int64), np.array(go), *state), strict=True)),
-            }
+            given: list[Any] = [np.array(at, np.int64), np.array(go), *state]
+            values = {**(context or {}), **dict(zip(names, given, strict=True))}
             first, *rest = body.run(
                 None,
                 values,

@@ -191,9 +191,9 @@ std::vector<int64_t> Partition::Run::counted(size_t output) const {
   return dims;
 }
 
-void Partition::Run::copy_counted(size_t output, void* to) const {
+void Partition::Run::copy_counted(size_t output, const std::vector<int64_t>& dims, void* to) const {
   const size_t axis = size_t(partition_.plan().outputs[output].axis);
-  const std::vector<int64_t>&most = bound_->output_dims[output], dims = counted(output);
+  const std::vector<int64_t>& most = bound_->output_dims[output];
   if (!bound_->output_bytes[output] || !dims[axis]) return;
   size_t rows = 1;
   for (size_t d = 0; d < axis; d++) rows *= size_t(dims[d]);

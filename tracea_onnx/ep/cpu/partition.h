@@ -52,10 +52,10 @@ class Partition : Counted<&Stats::live_partitions> {
         const Parallel& parallel);  // and runs; throws Failure when a kernel reports bad data
     // The same, launch after launch: microseconds of each.
     std::vector<double> time(const Parallel& parallel);
-    // After a run: the dims of a counted output, and its elements. Throws Failure where the count
-    // is none of its axis.
+    // After a run: the dims of a counted output, and its elements, of these dims. Throws Failure
+    // where the count is none of its axis.
     std::vector<int64_t> counted(size_t output) const;
-    void copy_counted(size_t output, void* to) const;
+    void copy_counted(size_t output, const std::vector<int64_t>& dims, void* to) const;
 
    private:
     void finish() const;

@@ -44,8 +44,9 @@ struct Threaded : Executable {
     run.execute(ort_parallel(context, threads->count(context)));
     for (size_t k = 0; k < outputs.size(); k++)
       if (bound.is_counted(k)) {
-        allocate(k, run.counted(k));
-        run.copy_counted(k, out[k]);
+        const std::vector<int64_t> dims = run.counted(k);
+        allocate(k, dims);
+        run.copy_counted(k, dims, out[k]);
       }
     stats.runs++;
   }

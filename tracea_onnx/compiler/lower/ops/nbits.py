@@ -49,10 +49,7 @@ def elements(
     ctx: Lowering, op: Op, role: str, name: str, count: int, types: Collection[int]
 ) -> Ref:
     """A constant of so many elements of one of these types, for which there need be no kernels."""
-    shape, dtype = ctx.graph.shape(name), ctx.graph.dtype(name)
-    if not ctx.graph.is_const(name) or shape is None or dtype is None:
-        raise Unsupported(f"the {role} '{name}' of '{op.label}' is no constant")
-    have = math.prod(int(d or 0) for d in shape)
+    have, dtype = math.prod(constant_shape(ctx, op, name)), ctx.graph.dtype(name)
     if have != count or dtype not in types:
         raise Unsupported(
             f"the {role} '{name}' of '{op.label}' has {have} elements of type {dtype}, not {count}"
