@@ -1,6 +1,6 @@
 // wgmma.mma_async: d[64 x N] = a b^T + (add ? d : 0), with N = 8, 16, ..., 256.
 // b is a descriptor of shared memory; a is one, or registers. k is 16 elements of 2 bytes, 32 of
-// one (IS_INT8; of MMA_TYPE and WEIGHT_TYPE, with sums of integers), or 8 of f32, which are
+// one (IS_INT8; of MMA_TYPE and RIGHT_TYPE, with sums of integers), or 8 of f32, which are
 // truncated to TF32. A_ACROSS, B_ACROSS: the operand is contiguous along m or n, not
 // along k.
 #pragma once
@@ -79,7 +79,7 @@
   template <int A_ACROSS = 0, int B_ACROSS = 0>                                                    \
   DEV void wgmma(int (&d)[N / 2], u64 a, u64 b, int add) {                                         \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                 "k32.s32." MMA_TYPE "." WEIGHT_TYPE " {" RESULTS "}, %" #i0 ", %" #i1 ", p;}"     \
+                 "k32.s32." MMA_TYPE "." RIGHT_TYPE " {" RESULTS "}, %" #i0 ", %" #i1 ", p;}"     \
                  : LISTED OUTPUTS                                                                  \
                  : "l"(a), "l"(b), "r"(add));                                                      \
   }

@@ -10,6 +10,8 @@
 // epilogue. The last warp is the producer. TRANSPOSED_CONV (SOURCE 1): a transposed convolution:
 // each phase of its output (blockIdx.y) is a convolution of stride 1; OH, OW, SH, SW, PT, PL are
 // those of the union of the phases' windows. Matrices of a batch (SOURCE 2) are blockIdx.y and z.
+// Sums of 8-bit products are integers up to the epilogue, which reads operands of columns before the
+// main loop where registers suffice.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -26,8 +28,10 @@ constexpr bool R_VECTOR = true;         // rows of the residual are aligned to 1
 #define PARAMETERS                                                                               \
   const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_w, T *y, int M, \
       int N, i64 ldy, i64 ldr, int K
+#if !IS_INT8
 template <bool VECTOR>
 DEV void load_columns(const T*, int, float (&)[WIDTH]) {}
+#endif
 
 #endif  // GENERATED
 #include "gemm/sm90_mainloop.cuh"
@@ -42,7 +46,7 @@ constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128,
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
 constexpr int PITCH = SWAP ? ROWS + 4
                            : (COLUMNS + 31) / 32 * 32 +
-                                 8;  // floats per row of the staged tile, without bank conflicts
+                                 8;  // sums per row of the staged tile, without bank conflicts
 // A CTA finishes OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows
 // apart: 8 neighbouring threads have 64 columns of a row.
 constexpr int OWN = (TILE_M + SPLIT - 1) / SPLIT, CHUNKS = TILE_N / 8, ROUND = WORKERS / CHUNKS,
@@ -57,8 +61,24 @@ constexpr bool SPARE =
 // RESIDUAL_PREFETCHED: the residual is read during the main loop, where registers suffice; else it
 // is read AHEAD units before it is added.
 constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS + 4) / 5;
+#if IS_INT8
+typedef int2 Sums2;
+typedef int4 Sums4;
+struct alignas(8) Residual8 {
+  Residual v[8];
+};
+constexpr bool COLUMNS_PREFETCHED = COLUMNS / 2 + sizeof(Columns) / 4 + 32 <= REGISTERS;
+constexpr int HELD = COLUMNS_PREFETCHED ? sizeof(Columns) / 4 : 0;
+#else
+typedef float2 Sums2;
+typedef float4 Sums4;
+typedef uint4 Residual8;
+constexpr bool COLUMNS_PREFETCHED = false;
+constexpr int HELD = 0;
+#endif
 constexpr bool RESIDUAL_PREFETCHED =
-    RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
+    RESIDUAL &&
+    COLUMNS / 2 + int(sizeof(Residual8)) / 4 * UNITS + HELD + (NORMED ? 36 : 32) <= REGISTERS;
 constexpr int AHEAD = RESIDUAL_PREFETCHED ? UNITS : (UNITS + PASSES - 1) / PASSES;
 // Whether the producer warp waits for the cluster before its first copy: it must with multicast.
 // (Under racecheck, all warps must arrive at such a wait before any continues.)
@@ -84,6 +104,9 @@ DEV void copy_to(u32 to, u32 from, u32 bytes, u32 b) {
       "r"(from), "r"(bytes), "r"(b)
       : "memory");
 }
+DEV void add(float& to, float v) { to += v; }
+DEV void add(int& to, int v) { to = int(u32(to) + u32(v)); }
+#if !IS_INT8
 DEV uint4 pack8(const float (&v)[8]) {
   return make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]),
                     pack2((T*)0, v[6], v[7]));
@@ -121,6 +144,7 @@ DEV void store_row(T* y, const float* from, int end, int lane) {
       from_float(y[c], from[c]);
   }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
     gemm_cluster_splitk_sm90(PARAMETERS) {
@@ -167,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #define TAP(s) (s.kh * KW + s.kw)
 #define TAP_OFFSETS(s) (u16)(s.kw * DW), (u16)(s.kh * DH)
 #else
-  const int steps = (K + 63) / 64, chunks = 1, width = 1;
+  const int steps = (K + STAGE_K - 1) / STAGE_K, chunks = 1, width = 1;
 #endif
   // Offsets of row m in y and in the epilogue's full operands; false if the row does not exist.
   const auto place = [&](int m, i64& to, i64& full) {
@@ -279,10 +303,17 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
                        ? own_rows
                        : 0;  // this thread finishes every ROUND-th of them from `row` on
   const int left = WHOLE_CHUNKS ? 8 : end - n;  // columns from n on
+  Columns columns = {};
+  if (COLUMNS_PREFETCHED && rows > 0) columns = columns_at(epilogue, n, end);
 #if RESIDUAL
-  uint4 residual_bits[AHEAD];
-  auto read_residual = [&](uint4& to, int r) {
+  Residual8 residual_bits[AHEAD];
+  auto read_residual = [&](Residual8& to, int r) {
+#if IS_INT8
+    if (r < rows)
+      load_neighbours<RES_VECTOR>(epilogue.res + (own_m + r) * ldr + n, left, to.v);
+#else
     if (r < rows) to = load8<R_VECTOR>(res + (own_m + r) * ldr + n, left);
+#endif
   };
   if (RESIDUAL_PREFETCHED)
 #pragma unroll
@@ -299,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #endif
   if (CLUSTER > 1) cluster_wait();
   if (threadIdx.x < CHUNKS && n < end) touch_columns(epilogue, n);
-  float sum[1][COLUMNS / 2];
+  Partial sum[1][COLUMNS / 2];
   const u64 a0 = descriptor(ring + group * PANEL), b0 = operand<RIGHT_MN_MAJOR>(ring + LEFT_BYTES);
 #if SOURCE == 2
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
@@ -331,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #if SOURCE == 2
   if (count == 0)  // fewer steps than SPLIT: k is symbolic
 #pragma unroll
-    for (int j = 0; j < COLUMNS / 2; j++) sum[0][j] = 0.f;
+    for (int j = 0; j < COLUMNS / 2; j++) sum[0][j] = 0;
 #endif
   if (SPLIT > 1) {
     if ((!SPARE || count < 2) && thread < SPLIT)
@@ -340,19 +371,19 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   } else {
     named_barrier_sync(1, WORKERS);
   }
-  float* staged = (float*)(shared + skip);
+  Partial* staged = (Partial*)(shared + skip);
   {
     const int r = row_warp + (lane >> 2), c = (lane & 3) * 2;
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; j++) {
       if (SWAP) {
-        float* p = staged + (j * 8 + c) * PITCH + r;
+        Partial* p = staged + (j * 8 + c) * PITCH + r;
         p[0] = sum[0][j * 4], p[PITCH] = sum[0][j * 4 + 1], p[8] = sum[0][j * 4 + 2],
         p[PITCH + 8] = sum[0][j * 4 + 3];
       } else {
-        float* p = staged + r * PITCH + j * 8 + c;
-        *(float2*)p = make_float2(sum[0][j * 4], sum[0][j * 4 + 1]);
-        *(float2*)(p + 8 * PITCH) = make_float2(sum[0][j * 4 + 2], sum[0][j * 4 + 3]);
+        Partial* p = staged + r * PITCH + j * 8 + c;
+        *(Sums2*)p = Sums2{sum[0][j * 4], sum[0][j * 4 + 1]};
+        *(Sums2*)(p + 8 * PITCH) = Sums2{sum[0][j * 4 + 2], sum[0][j * 4 + 3]};
       }
     }
   }
@@ -381,13 +412,12 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) read_residual(residual_bits[i], row + i * ROUND);
 #endif
-  Columns columns = {};
-  if (rows > 0) columns = columns_at(epilogue, n, end);
+  if (!COLUMNS_PREFETCHED && rows > 0) columns = columns_at(epilogue, n, end);
   if (SPLIT > 1) {
     wait(arrived, 0);
     cluster_arrive();
   }
-  float *const mine = staged + part * OWN * PITCH, *const theirs = staged + TILE_M * PITCH;
+  Partial *const mine = staged + part * OWN * PITCH, *const theirs = staged + TILE_M * PITCH;
 #pragma unroll 1
   for (int top = row; top < rows; top += AHEAD * ROUND) {
 #pragma unroll
@@ -396,19 +426,19 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       if (r >= rows) break;
       i64 to, full;
       if (!place(m, to, full)) continue;
-      float v[8];
+      Partial v[8];
       // Half of the lanes read their second 16 bytes first, which avoids bank conflicts.
       const int flip = lane & 4, at = r * PITCH + column;
-      float4 a = *(const float4*)(mine + at + flip), b = *(const float4*)(mine + at + 4 - flip);
+      Sums4 a = *(const Sums4*)(mine + at + flip), b = *(const Sums4*)(mine + at + 4 - flip);
 #pragma unroll
       for (int p = 0; p < SPLIT - 1; p++) {
-        const float4 c = *(const float4*)(theirs + p * OWN * PITCH + at + flip),
-                     d = *(const float4*)(theirs + p * OWN * PITCH + at + 4 - flip);
-        a.x += c.x, a.y += c.y, a.z += c.z, a.w += c.w, b.x += d.x, b.y += d.y, b.z += d.z,
-            b.w += d.w;
+        const Sums4 c = *(const Sums4*)(theirs + p * OWN * PITCH + at + flip),
+                    d = *(const Sums4*)(theirs + p * OWN * PITCH + at + 4 - flip);
+        add(a.x, c.x), add(a.y, c.y), add(a.z, c.z), add(a.w, c.w);
+        add(b.x, d.x), add(b.y, d.y), add(b.z, d.z), add(b.w, d.w);
       }
-      *(float4*)v = flip ? b : a;
-      *(float4*)(v + 4) = flip ? a : b;
+      *(Sums4*)v = flip ? b : a;
+      *(Sums4*)(v + 4) = flip ? a : b;
 #if MIXED
       recompute_nonfinite(v, OWN_GROUP, [&](int k, int& to_m, int& to_n) {
         return to_m = m, (to_n = n + k) < end;
@@ -416,9 +446,18 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 #endif
 #if RESIDUAL
       float residual[8];
+#if IS_INT8
+#pragma unroll
+      for (int k = 0; k < 8; k++) residual[k] = raw_number(residual_bits[i].v[k]);
+#else
       unpack8(residual_bits[i], residual);
+#endif
       if (AHEAD < UNITS) read_residual(residual_bits[i], r + AHEAD * ROUND);
+#if IS_INT8
+      finish(epilogue, columns, columns, v, residual, m, full, n, left);
+#else
       finish(epilogue, columns, v, m, 0, n, left, residual NORMS);
+#endif
 #else
       finish(epilogue, columns, v, m, full, n, left NORMS);
 #endif
@@ -427,6 +466,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       const float2 statistics = panel_statistics(v, 0xffu << (lane & 24));
       if ((lane & 7) == 0) epilogue.y_stats[(i64)m * (N / 64) + n / 64] = statistics;
 #endif
+#if IS_INT8
+      store_results<Y_VECTOR>(y + to + n, v, left);
+#else
       if (Y_VECTOR) {
         const uint4 words = pack8(v);
         store8(y + to + n, {words.x, words.y, words.z, words.w}, left);
@@ -434,8 +476,10 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
         *(float4*)(mine + at) = make_float4(v[0], v[1], v[2], v[3]);
         *(float4*)(mine + at + 4) = make_float4(v[4], v[5], v[6], v[7]);
       }
+#endif
     }
   }
+#if !IS_INT8
   if (!Y_VECTOR) {
     named_barrier_sync(1, WORKERS);
     i64 to, full;
@@ -444,5 +488,6 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
       if (place(own_m + r, to, full))
         store_row(y + to + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
   }
+#endif
   if (SPLIT > 1) cluster_wait();  // no CTA may exit while its sums are being copied
 }

@@ -14,7 +14,7 @@ from ..common import epilogue
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer
 from . import persistent_sm90
-from .sm90 import Problem, Sizes, kernel, last_stage_mmas
+from .sm90 import Problem, Sizes, kernel, last_stage_mmas, mma_columns
 
 _MAP = "const __grid_constant__ TensorMap"
 # bytes of shared memory of an SM, of which every CTA takes 1024 more than it asks for
@@ -152,10 +152,11 @@ def candidates(
     problem_count: int = 1,
     batch: int = 1,
     mn_major: tuple[bool, bool] = (False, False),
+    integers: bool = False,
 ) -> Iterator[SplitTile]:
     """Candidate tiles for m x n results over `steps` stages of k. problem_count: GEMMs of n columns
     each; they read different channels, so copies of pixels cannot be multicast. batch: number of
-    such GEMMs; mn_major: whether A, B are contiguous along their rows.
+    such GEMMs; mn_major: whether A, B are contiguous along their rows; integers: of 8 bits.
     """
     m, n = max(m, 1), max(n, 1)
     for swap in (True, False) if m > 48 else (True,):
@@ -170,6 +171,7 @@ def candidates(
         }
         if mn_major[0 if swap else 1]:
             widths = {-(-width // 64) * 64 for width in widths}
+        widths = {mma_columns(width, integers) for width in widths}
         for rows in (64, 128, 192):
             if rows > 64 and left <= rows - 64:
                 continue
@@ -319,7 +321,7 @@ def tile_cost(t: SplitTile, s: Sizes) -> float:
 
 def prices(s: Sizes) -> dict[SplitTile, float]:
     """Clocks of every tile."""
-    tiles = candidates(s.m, s.n, s.steps, s.sms, s.problem_count)
+    tiles = candidates(s.m, s.n, s.steps, s.sms, s.problem_count, integers=s.integers)
     return {t: tile_cost(t, s) for t in tiles if not s.statistics or t.bn % 64 == 0}
 
 

@@ -30,7 +30,8 @@ class Sizes(NamedTuple):
 
     residual: the epilogue reads one; expensive: it needs many instructions for a result
     (`epilogue.expensive`); statistics: it computes statistics of rows, so that tiles need a
-    multiple of 64 columns. pixel: least clocks to copy 64 channels of one pixel and of one filter;
+    multiple of 64 columns. result_bytes: of a result, and of an element of the residual; integers:
+    of 8 bits, so that a stage has 128 k, and wgmma fewer widths (`mma_columns`). pixel: least clocks to copy 64 channels of one pixel and of one filter;
     mma_scale: of a stage's clocks of arithmetic (`grouped.mma_scale`); crossed: `crossed` of A.
     """
 
@@ -45,6 +46,8 @@ class Sizes(NamedTuple):
     pixel: tuple[float, float] = (0.0, 0.0)
     mma_scale: float = 1.0
     crossed: float = 1.0
+    result_bytes: int = 2
+    integers: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -54,7 +57,8 @@ class Sizes(NamedTuple):
     @property
     def memory_bytes(self) -> int:
         """Bytes of B, the result and the residual."""
-        return self.weight_bytes + self.m * self.n * self.problem_count * 2 * (1 + self.residual)
+        results = self.m * self.n * self.problem_count * (1 + self.residual)
+        return self.weight_bytes + results * self.result_bytes
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,11 @@ class Problem:
         )
         norms = folded_norm.source(r, self.columns, r.ints.get("K", 0))
         return replace(e, source=folded_norm.template(r) + e.source + norms)
+
+
+def mma_columns(least: int, integers: bool) -> int:
+    """The fewest columns, at least so many (a multiple of 8), that a wgmma can have."""
+    return -(-least // 16) * 16 if integers and least > 32 else least
 
 
 def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> bool:

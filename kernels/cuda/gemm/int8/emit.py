@@ -25,7 +25,6 @@ from ...common.launch import known
 from ...conv import problem
 from .. import select
 from ..multistage_sm80 import tiles as multistage
-from ..persistent_sm90 import HopperTile
 from . import hopper, requantise
 from .requantise import dtype
 
@@ -126,19 +125,20 @@ def _by_price(
     mapped = product is not None and product.able()
 
     def prices(rows: int) -> Any:
+        if product is not None and mapped:
+            return product.prices(rows)
         alignment = None
         if not whole and not windows:
             # bytes go through registers, as elements of 16 bits do
             alignment = multistage.Alignment(max(operands.a.bytes, 2), 16, True)
-        costs = select.prices(
+        return select.prices(
             rows, columns, -(-depth // 2), groups, _bytes(r), alignment=alignment,
             split=split, windows=windows,
         )  # fmt: skip
-        return costs | product.prices(rows) if product is not None and mapped else costs
 
     kernels: list[Kernel] = []
     for tile, active in select.choose(operands.rows, prices):
-        if product is not None and isinstance(tile, HopperTile):
+        if product is not None and mapped:
             kernels.append(product.emit(tile, active))
         else:
             kernels += emit(replace(operands, active=active), tile)

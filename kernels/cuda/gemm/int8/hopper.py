@@ -1,5 +1,5 @@
-"""8-bit products on Hopper by wgmma and TMA (`gemm/persistent_sm90`): of matrices, and of windows
-that im2col copies reach.
+"""8-bit products on Hopper by wgmma and TMA (`gemm/persistent_sm90`, and `gemm/cluster_splitk_sm90`
+for few tiles): of matrices, and of windows that im2col copies reach.
 
 Such copies fill what lies outside of an image with zeros. Where that counts, the zero point of x
 must be 0, and weights must have none.
@@ -7,7 +7,9 @@ must be 0, and weights must have none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap
@@ -16,9 +18,10 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
-from ...common.epilogue import Parameter
+from ...common.epilogue import Epilogue, Parameter
 from ...common.instantiate import MMA_TYPE, ints, longs, pointer
-from .. import persistent_sm90, sm90
+from .. import cluster_splitk_sm90, persistent_sm90, sm90
+from ..cluster_splitk_sm90 import SplitTile
 from ..persistent_sm90 import HopperTile
 from . import requantise
 from .requantise import dtype
@@ -26,6 +29,14 @@ from .requantise import dtype
 _MAP = "const __grid_constant__ TensorMap"
 _STAGE = 128  # terms
 _MMA = 32
+
+
+@cache
+def _prices(s: sm90.Sizes) -> dict[Any, float]:
+    # the persistent kernel has no buffers of a residual
+    persistent = persistent_sm90.prices(s._replace(residual=False))
+    costs: dict[Any, float] = {t: c for t, c in persistent.items() if not t.tma}
+    return costs | cluster_splitk_sm90.prices(s)
 
 
 @dataclass(frozen=True)
@@ -78,27 +89,23 @@ class Product:
     def prices(self, rows: int) -> dict[Any, float]:
         """Clocks of the tiles: a stage takes as long as one of 16 bits."""
         r, steps = self.request, max(self.taps, 1) * self.chunks
-        sizes = sm90.Sizes(rows, self.columns, steps, r.sms, False, r.program is not None)
-        return {t: c for t, c in persistent_sm90.prices(sizes).items() if not t.tma}
+        return _prices(sm90.Sizes(
+            rows, self.columns, steps, r.sms, requantise.has_residual(r), r.program is not None,
+            result_bytes=dtype(r, "y", DType.F32).size, integers=True,
+        ))  # fmt: skip
 
-    def emit(self, tile: HopperTile, active: DimLike) -> Kernel:
+    def emit(self, tile: HopperTile | SplitTile, active: DimLike) -> Kernel:
         """active: 0 empties the grid."""
-        r, ldr = self.request, self.ldr
-        sums = self.columns * self.row
-        epilogue = requantise.epilogue(r, self.depth, sums, (ldr,), width=2, columns=self.columns)
+        return (
+            self._persistent(tile, active)
+            if isinstance(tile, HopperTile)
+            else self._split(tile, active)
+        )
+
+    def _persistent(self, tile: HopperTile, active: DimLike) -> Kernel:
+        r, epilogue = self.request, self._epilogue(2)
         tile = replace(tile, column=epilogue.column)
-        bytes_of = replace(r, dtype=dtype(r, "x"))
-        maps = self._maps(tile)
-        parameters: list[Parameter] = [
-            (_MAP, f"map_{k}", m) for k, m in zip("ab", maps, strict=True)
-        ]
-        parameters += [pointer("Result", "y"), *longs({"ldy": self.ldy})]
-        parameters += [*ints({"M": self.rows, "N": self.columns}), *longs({"ldr": ldr})]
-        if self.taps:
-            names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
-            parameters += ints({"chunks": self.chunks, **{n: r.ints[n] for n in names}})
-        else:
-            parameters += ints({"K": self.depth})
+        a, b = self._maps((tile.bm, tile.multicast_a), (tile.bn, tile.multicast_b))
         tiles_m = D.ceildiv(self.rows, tile.bm * tile.multicast_b)
         tiles_n = -(-self.columns // tile.bn)
         if tile.resident_b:
@@ -106,17 +113,12 @@ class Product:
         else:
             clusters = D.minimum(D.mul(tiles_m, tiles_n), r.sms // tile.cluster_size)
             grid = D.mul(clusters, tile.cluster_size)
-        problem = sm90.Problem(
-            bytes_of, int(self.taps > 0), self.rows, self.columns, self.ldy, ldr, lambda *_: maps,
-            (), (self.ldy,), (ldr,), stage_mmas=self._mmas(whole=True),
-        )  # fmt: skip
         return sm90.kernel(
-            problem, "gemm/persistent_sm90", parameters, epilogue, tile.bn,
-            (D.mul(grid, active), 1, 1), 384, tile, False,
+            self._problem(), "gemm/persistent_sm90", self._parameters({"map_a": a, "map_b": b}),
+            epilogue, tile.bn, (D.mul(grid, active), 1, 1), 384, tile, False,
             {
-                "IS_INT8": True, "STORE": 1, "SWAP": False, "NORMED": False, "MEASURED": False,
-                "WEIGHT_TYPE": f'"{MMA_TYPE[dtype(r, "w")]}"',
-                "Y_VECTOR": self._vector(), "RES_ROWS": self._residual_rows(),
+                **self._macros(swap=False), "STORE": 1, "SWAP": False,
+                "RES_ROWS": self._residual_rows(),
             },
             {
                 "BM": tile.bm, "BN": tile.bn, "CLUSTER": tile.cluster_size, "CLUSTER_N": 1,
@@ -125,6 +127,58 @@ class Product:
                 "LAST_STAGE_MMAS": self._mmas(whole=False),
             },
         )  # fmt: skip
+
+    def _split(self, tile: SplitTile, active: DimLike) -> Kernel:
+        shared = tile.right_multicast
+        x, w = self._maps(
+            (tile.bm, shared if tile.swap else 1), (tile.bn, 1 if tile.swap else shared)
+        )
+        down, along = (1, shared) if tile.swap else (shared, 1)
+        tiles = D.mul(D.ceildiv(self.rows, tile.bm * down), -(-self.columns // (tile.bn * along)))
+        return sm90.kernel(
+            self._problem(), "gemm/cluster_splitk_sm90", self._parameters({"map_x": x, "map_w": w}),
+            self._epilogue(requantise.WIDTH), tile.columns,
+            (D.product([tiles, tile.cluster_size, active]), 1, 1), tile.threads, tile,
+            requantise.has_residual(self.request),
+            {**self._macros(swap=tile.swap), "TRANSPOSED_CONV": False},
+            {
+                "ROWS": tile.rows, "COLUMNS": tile.columns, "SWAP": tile.swap, "SPLIT": tile.split,
+                "RIGHT_MULTICAST": shared, "LEFT_MULTICAST": 1, "RESIDENT": tile.resident,
+                "LEFT_MN_MAJOR": False, "RIGHT_MN_MAJOR": False,
+                "LAST_STAGE_MMAS": self._mmas(whole=False),
+            },
+        )  # fmt: skip
+
+    def _epilogue(self, width: int) -> Epilogue:
+        return requantise.epilogue(
+            self.request, self.depth, self.columns * self.row, (self.ldr,), width=width,
+            columns=self.columns,
+        )  # fmt: skip
+
+    def _problem(self) -> sm90.Problem:
+        r = self.request
+        return sm90.Problem(
+            replace(r, dtype=dtype(r, "x")), int(self.taps > 0), self.rows, self.columns, self.ldy,
+            self.ldr, self._maps, (), (self.ldy,), (self.ldr,), stage_mmas=self._mmas(whole=True),
+        )  # fmt: skip
+
+    def _parameters(self, maps: Mapping[str, TensorMap]) -> list[Parameter]:
+        parameters: list[Parameter] = [(_MAP, name, m) for name, m in maps.items()]
+        parameters += [pointer("Result", "y"), *longs({"ldy": self.ldy})]
+        parameters += [*ints({"M": self.rows, "N": self.columns}), *longs({"ldr": self.ldr})]
+        if self.taps:
+            names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
+            values = {n: self.request.ints[n] for n in names}
+            return [*parameters, *ints({"chunks": self.chunks, **values})]
+        return [*parameters, *ints({"K": self.depth})]
+
+    def _macros(self, *, swap: bool) -> dict[str, bool | int | str]:
+        """swap: the weight is the left operand of wgmma."""
+        left, right = (MMA_TYPE[dtype(self.request, o)] for o in ("wx" if swap else "xw"))
+        return {
+            "IS_INT8": True, "NORMED": False, "MEASURED": False, "MMA_TYPE": f'"{left}"',
+            "RIGHT_TYPE": f'"{right}"', "Y_VECTOR": self._vector(),
+        }  # fmt: skip
 
     def _mmas(self, *, whole: bool) -> int:
         """MMAs of the last stage of a tap, or of the others (whole)."""
@@ -144,12 +198,13 @@ class Product:
         bytes_ = requantise.has_residual(r) and dtype(r, "r").size == 1
         return bytes_ and "res" not in r.unaligned and whole
 
-    def _maps(self, tile: HopperTile) -> tuple[TensorMap, TensorMap]:
-        r, part = self.request, tile.bn // tile.multicast_b
+    def _maps(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
+        """Of x and the weight. a, b: rows of a tile, CTAs that multicast parts of it."""
+        r, rows, part = self.request, a[0] // a[1], b[0] // b[1]
         weight, x = Pointer("w"), Pointer("x")
         if not self.taps:
             return (
-                TensorMap(x, DType.U8, (self.depth, self.rows), (self.ldx,), (_STAGE, tile.bm)),
+                TensorMap(x, DType.U8, (self.depth, self.rows), (self.ldx,), (_STAGE, rows)),
                 TensorMap(weight, DType.U8, (self.depth, self.columns), (self.pitch,),
                           (_STAGE, part)),
             )  # fmt: skip
@@ -157,7 +212,7 @@ class Product:
         assert box is not None
         image = TensorMap(
             x, DType.U8, (int(i["IC"]), i["IW"], i["IH"], i["N"]),
-            tuple(i[f"x_{p}"] for p in ("cs", "rs", "ns")), (), 128, (*box, _STAGE, tile.bm),
+            tuple(i[f"x_{p}"] for p in ("cs", "rs", "ns")), (), 128, (*box, _STAGE, rows),
             (1, int(i["SW"]), int(i["SH"]), 1),
         )  # fmt: skip
         sizes = (self.pitch, self.taps, self.columns)
