@@ -11,7 +11,8 @@
 //   2: by TMA from a buffer: fewer instructions and less power, but the last stores finish later.
 //   3: from a buffer, 16 bytes a lane, 128 contiguous bytes of a row by 8 lanes.
 // Sums of 8-bit products are integers up to the epilogue. Results leave from registers: of 8 bits
-// 16 bytes a lane, others two columns a lane.
+// 16 bytes a lane, others two columns a lane. BLOCKED: of each 64 rows of B, 16 neighbouring ones
+// are those of which a lane has sums.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
@@ -26,6 +27,7 @@ constexpr int STAGING = 1;  // buffers of a warpgroup: 0 to 4
 constexpr bool A_MN_MAJOR = false, B_MN_MAJOR = false;
 #define STORE 1
 #define RES_ROWS 0  // rows of a residual of bytes are read as 16 bytes a lane
+#define BLOCKED 0   // a lane has sums of 16 neighbouring columns
 #define SWAP 0      // M counts columns of y and N its rows (SOURCE 2)
 #define PARAMETERS                                                                                 \
   const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, T *y, i64 ldy, \
@@ -89,14 +91,15 @@ DEV void scatter_chunks(const uint4& o, u32 (&words)[4], int lane) {
   gather_chunks(words, lane);
 }
 // words[k] of lane l has columns 2 l and 2 l + 1 of chunks (of 8 columns) 2 k and 2 k + 1: lane l
-// stores chunks 2 l and 2 l + 1, of which `count` columns exist.
+// stores chunks 2 l and 2 l + 1, of which `count` columns exist. BLOCKED: it has all of these.
 template <class Y>
 DEV void store_bytes(Y* y, u32 (&words)[4], int lane, int count) {
-  gather_chunks(words, lane);
   u32 o[4];
+  if (!BLOCKED) gather_chunks(words, lane);
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    o[k] = __byte_perm(words[k % 2 * 2], words[k % 2 * 2 + 1], k < 2 ? 0x5410 : 0x7632);
+    o[k] = BLOCKED ? words[k]
+                   : __byte_perm(words[k % 2 * 2], words[k % 2 * 2 + 1], k < 2 ? 0x5410 : 0x7632);
   if (Y_VECTOR && whole<16>(count)) {
     *(uint4*)y = make_uint4(o[0], o[1], o[2], o[3]);
   } else if (!(Y_VECTOR && UNIT % 16 == 0)) {
@@ -178,7 +181,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #else
         const int part = CLUSTER > 1 ? rank : 0, row = n0 + part * (BN / CLUSTER);
         to += part * (B_BYTES / CLUSTER);
-#if SOURCE == 1
+#if BLOCKED
+        copy_blocked<(CLUSTER > 1), BN / CLUSTER>(to, &map_b, b, STEP_BYTES(s), row, all);
+#elif SOURCE == 1
         copy_filters<(CLUSTER > 1)>(to, &map_b, b, s, s.kh * KW + s.kw, row, all);
 #else
         copy_matrix<(CLUSTER > 1)>(to, &map_b, b, s.k, row, all);
@@ -390,7 +395,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       for (int panel = 0; panel < PANELS; panel++) {
         ColumnOperands columns[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) columns[k] = column_table[panel * 32 + k * 4 + (lane & 3)];
+        for (int k = 0; k < 8; k++)
+          columns[k] = column_table[panel * 32 + (BLOCKED ? (lane & 3) * 8 + k : k * 4 + (lane & 3))];
         const int own = n0 + panel * 64 + (lane & 3) * 16;
 #pragma unroll
         for (int i = 0; i < 2 * WGMMAS_M; i++) {
@@ -398,12 +404,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
           const i64 read = min(m, M - 1);
           u32 words[4] = {};
 #if RES_ROWS
-          u32 residual[4];
-          scatter_chunks(residuals[i][panel], residual, lane);
+          const uint4& given = residuals[i][panel];
+          u32 residual[4] = {given.x, given.y, given.z, given.w};
+          if (!BLOCKED) scatter_chunks(given, residual, lane);
 #endif
 #pragma unroll
-          for (int k = 7; k >= 0; k--) {
-            const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
+          for (int k = 0; k < 8; k++) {
+            const int c = panel * 8 + k, n = BLOCKED ? own + k * 2 : n0 + c * 8 + (lane & 3) * 2;
             int v[2] = {sum[i / 2][c * 4 + i % 2 * 2], sum[i / 2][c * 4 + i % 2 * 2 + 1]};
 #if RES_ROWS
             const u32 pair = residual[k / 2] >> k % 2 * 16;
@@ -413,7 +420,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #else
             finish(epilogue, scalars, columns[k], v, int(read), read * ldr, n, end - n);
 #endif
-            words[k / 2] = pack_pair(to, v[0], v[1], words[k / 2]);
+            const u32 bytes = __byte_perm(v[0], v[1], 0x0040);
+            words[k / 2] = k % 2 ? __byte_perm(words[k / 2], bytes, 0x5410) : bytes;
             if (sizeof(Result) == 4 && m < M) store_results<Y_VECTOR>(to + m * ldy + n, v, end - n);
           }
           if (sizeof(Result) == 1)

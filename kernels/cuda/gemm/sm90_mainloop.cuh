@@ -20,6 +20,7 @@ constexpr int STAGES = 4;           // of the ring
 #define NORMED 0                    // the epilogue takes norms of rows (common/folded_norm.cuh)
 #define MEASURED 0                  // the epilogue computes statistics of y's rows (the same)
 #define MIXED 0                     // tiles contain channels of other groups (conv/grouped.cuh)
+#define BLOCKED 0                   // rows of B are copied in another order (`copy_blocked`)
 #ifndef WGMMA_SIZES
 #define MMA_TYPE "f16"
 #define WGMMA_SIZES WGMMA(128)
@@ -101,6 +102,22 @@ DEV void mainloop(Stages& ring, u32 full, int count, const Multiply& multiply,
   release(count, last);
 }
 
+#if BLOCKED
+// ROWS rows of an operand of bytes from `row` on, at byte k of each: of 64 rows, row 16 l + 2 c + e
+// becomes row 8 c + 2 l + e, so that lane l of a quad has sums of 16 neighbours.
+template <bool SHARED, int ROWS>
+DEV void copy_blocked(u32 to, const TensorMap* map, u32 b, int k, int row, u32 ctas) {
+  constexpr int ONCE = ROWS % 64 ? 32 : 64;
+#pragma unroll
+  for (int r = 0; r < ROWS; r += ONCE) {
+    const int block = (row + r) / 64 * 4, first = (row + r) % 64 / 8;
+    if (SHARED)
+      tma_load_4d_multicast(to + r * 128, map, b, k, 0, block, first, (u16)ctas);
+    else
+      tma_load_4d(to + r * 128, map, b, k, 0, block, first);
+  }
+}
+#endif
 #if SOURCE == 2
 // SIZE rows from `row` on at stage k, of matrix (at_0, at_1) of the batch. Multicast to ALL CTAs,
 // whose bits are `ctas`: each copies a part for all of them, of the rows or, if MN_MAJOR, of the 64
@@ -120,6 +137,7 @@ DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int k, int row, int 
   }
 }
 #elif SOURCE == 1
+#define STEP_BYTES(s) (((s).kh * KW + (s).kw) * tap_bytes + (s).chunk * 128)
 // Filters from `row` on, at a tap. SHARED: multicast to the CTAs of the bits `ctas`.
 template <bool SHARED>
 DEV void copy_filters(u32 to, const TensorMap* map, u32 b, const Step& s, int tap, int row,
@@ -140,6 +158,7 @@ DEV void copy_pixels(u32 to, const TensorMap* map, u32 b, const Step& s, int cha
     tma_load_im2col(to, map, b, channel + s.chunk * STAGE_K, at.w, at.h, at.image, dw, dh);
 }
 #else
+#define STEP_BYTES(s) ((s).k * 128)
 template <bool SHARED>
 DEV void copy_matrix(u32 to, const TensorMap* map, u32 b, int k, int row, u32 ctas) {
   if (SHARED)

@@ -7,6 +7,7 @@ must be 0, and weights must have none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -105,7 +106,7 @@ class Product:
     def _persistent(self, tile: HopperTile, active: DimLike) -> Kernel:
         r, epilogue = self.request, self._epilogue(2)
         tile = replace(tile, column=epilogue.column)
-        a, b = self._maps((tile.bm, tile.multicast_a), (tile.bn, tile.multicast_b))
+        a, b = self._maps((tile.bm, 1), (tile.bn, tile.multicast_b), blocked=self._blocked())
         tiles_m = D.ceildiv(self.rows, tile.bm * tile.multicast_b)
         tiles_n = -(-self.columns // tile.bn)
         if tile.resident_b:
@@ -118,7 +119,7 @@ class Product:
             epilogue, tile.bn, (D.mul(grid, active), 1, 1), 384, tile, False,
             {
                 **self._macros(swap=False), "STORE": 1, "SWAP": False,
-                "RES_ROWS": self._residual_rows(),
+                "RES_ROWS": self._residual_rows(), "BLOCKED": self._blocked(),
             },
             {
                 "BM": tile.bm, "BN": tile.bn, "CLUSTER": tile.cluster_size, "CLUSTER_N": 1,
@@ -169,7 +170,8 @@ class Product:
         if self.taps:
             names = ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
             values = {n: self.request.ints[n] for n in names}
-            return [*parameters, *ints({"chunks": self.chunks, **values})]
+            sizes = {"chunks": self.chunks, "tap_bytes": self.pitch}
+            return [*parameters, *ints({**sizes, **values})]
         return [*parameters, *ints({"K": self.depth})]
 
     def _macros(self, *, swap: bool) -> dict[str, bool | int | str]:
@@ -191,6 +193,10 @@ class Product:
         size = dtype(self.request, "y", DType.F32).size
         return "y" not in self.request.unaligned and multiple_of(self.ldy) * size >= 16
 
+    def _blocked(self) -> bool:
+        """Whether each lane of the persistent kernel has 16 neighbouring columns."""
+        return self.columns % 64 == 0 and dtype(self.request, "y", DType.F32).size == 1
+
     def _residual_rows(self) -> bool:
         """Whether 16 bytes of a row of the residual can be read at a time."""
         r = self.request
@@ -198,23 +204,34 @@ class Product:
         bytes_ = requantise.has_residual(r) and dtype(r, "r").size == 1
         return bytes_ and "res" not in r.unaligned and whole
 
-    def _maps(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[TensorMap, TensorMap]:
-        """Of x and the weight. a, b: rows of a tile, CTAs that multicast parts of it."""
-        r, rows, part = self.request, a[0] // a[1], b[0] // b[1]
-        weight, x = Pointer("w"), Pointer("x")
-        if not self.taps:
-            return (
-                TensorMap(x, DType.U8, (self.depth, self.rows), (self.ldx,), (_STAGE, rows)),
-                TensorMap(weight, DType.U8, (self.depth, self.columns), (self.pitch,),
-                          (_STAGE, part)),
+    def _maps(
+        self, a: tuple[int, int], b: tuple[int, int], *, blocked: bool = False
+    ) -> tuple[TensorMap, TensorMap]:
+        """Of x and the weight. a, b: rows of a tile, CTAs that multicast parts of it. blocked: of
+        64 rows of the weight as `copy_blocked` (`sm90_mainloop.cuh`) takes them.
+        """
+        return self._x_map(a[0] // a[1]), self._weight_map(b[0] // b[1], blocked)
+
+    def _weight_map(self, rows: int, blocked: bool) -> TensorMap:
+        weight, row = Pointer("w"), self.row
+        if blocked:
+            return TensorMap(
+                weight, DType.U8, (row, 2, self.columns // 16, 8), (row, 16 * row, 2 * row),
+                (_STAGE, 2, 4, math.gcd(rows, 64) // 8),
             )  # fmt: skip
+        if not self.taps:
+            return TensorMap(weight, DType.U8, (self.depth, self.columns), (row,), (_STAGE, rows))
+        sizes = (self.pitch, self.taps, self.columns)
+        return TensorMap(weight, DType.U8, sizes, (self.pitch, row), (_STAGE, 1, rows))
+
+    def _x_map(self, rows: int) -> TensorMap:
+        r, x = self.request, Pointer("x")
+        if not self.taps:
+            return TensorMap(x, DType.U8, (self.depth, self.rows), (self.ldx,), (_STAGE, rows))
         i, box = r.ints, sm90.corners(r)
         assert box is not None
-        image = TensorMap(
+        return TensorMap(
             x, DType.U8, (int(i["IC"]), i["IW"], i["IH"], i["N"]),
             tuple(i[f"x_{p}"] for p in ("cs", "rs", "ns")), (), 128, (*box, _STAGE, rows),
             (1, int(i["SW"]), int(i["SH"]), 1),
         )  # fmt: skip
-        sizes = (self.pitch, self.taps, self.columns)
-        filters = TensorMap(weight, DType.U8, sizes, (self.pitch, self.row), (_STAGE, 1, part))
-        return image, filters

@@ -14,6 +14,7 @@ typedef u8 Residual, Middle, Result;
 constexpr bool SUMS = false;       // whether results are the sums
 constexpr int RES_MODE = 1;        // 0: none, 1: added before the activation, 2: behind it
 constexpr int FOLDED = 1;          // scales of columns are over that of 1: `middle`, 2: y, 0: none
+constexpr bool LINEAR = true;      // bytes are linear in sums, or what is between, and residuals
 constexpr bool STARTS = true;      // x has a zero point
 constexpr bool RELU = true;        // y begins at 0; AFTER is not the activation
 constexpr bool VECTORS = true;     // operands of columns 0, 8, 16, ... are aligned to 16 bytes
@@ -71,37 +72,37 @@ DEV void load_columns(const A* p, int all, int n, int count, A (&v)[WIDTH]) {
   }
 }
 
-// How integers stand for numbers: (q - zero) * scale. A scale that is no positive normal number is
-// taken for the nearest of these.
+// How integers q stand for numbers: (q - zero) * scale. A scale that is no positive normal number is
+// taken for the nearest of these. A share s stands for the number (lo + 256 s) * scale: 0 for the
+// least q (RELU: for `zero`), so that instructions saturate it.
 struct Steps {
-  float scale, inverse, least;  // least: a number a quarter of a step below what saturates
-  float lo, hi;                 // q - zero of the least and the largest q
-  int offset;                   // from the bits of a rounded quotient + SHIFT to q
+  float scale, inverse;
+  float lo, hi;         // q - zero of the least and the largest q
+  float factor, first;  // the share of a number is number * factor + first
+  float spare;          // 1 less the share of hi
   static constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: floats around it are integers
+  // The bits of q - zero + ROUNDED, rounded half to even, as a float: the last ones are q's if zero
+  // is 0. What a share is beyond 0 or the largest one becomes that, and a NaN 0.
+  static constexpr float ROUNDED = SHIFT + 256.f;
+  METHOD float round(float share) const {
+    return __fmaf_rn(__saturatef(__fadd_rn(__saturatef(share), spare)), 256.f, SHIFT + hi);
+  }
   // A number by the scale, as a division rounds it: a product by the reciprocal with one correction
-  // (Markstein). What lies below `least`, and a NaN, become that.
+  // (Markstein).
   METHOD float quotient(float v) const {
-    v = fmaxf(v, least);
+    v = fminf(fmaxf(v, scale * (lo - 1.f)), scale * (hi + 1.f));
     const float q = __fmul_rn(v, inverse);
     return __fmaf_rn(__fmaf_rn(-q, scale, v), inverse, q);
   }
-  // The number of which `quotient` is that, rounded half to even.
-  METHOD float round(float quotient) const {
-    return __fmul_rn(fminf(__fsub_rn(__fadd_rn(fmaxf(quotient, lo), SHIFT), SHIFT), hi), scale);
-  }
-  // q of a quotient of at least lo, which may be beyond the largest: vectors of it saturate.
-  METHOD int integer(float quotient) const {
-    return __float_as_int(__fadd_rn(quotient, SHIFT)) + offset;
-  }
 };
 template <class Q>
-DEV Steps steps_of(const float* scale, const Q* zero) {
+DEV Steps steps_of(const float* scale, const Q* zero, bool from_zero) {
   constexpr bool SIGNED = Q(-1) < Q(0);
   constexpr float NORMAL = 8.507059173e37f;  // 2^126
   const int z = zero ? int(*zero) : 0;
   const float s = fminf(fmaxf(scale ? *scale : 1.f, 1.f / NORMAL), NORMAL);
-  const float lo = (SIGNED ? -128 : 0) - z, hi = (SIGNED ? 127 : 255) - z;
-  return {s, 1.f / s, s * (lo - 0.25f), lo, hi, z - __float_as_int(Steps::SHIFT)};
+  const float lo = from_zero ? 0.f : (SIGNED ? -128 : 0) - z, hi = (SIGNED ? 127 : 255) - z;
+  return {s, 1.f / s, lo, hi, 1.f / s / 256.f, -lo / 256.f, 1.f - (hi - lo) / 256.f};
 }
 
 // Of a byte its number plus a constant, raw_number(0): a conversion takes four times as long.
@@ -109,30 +110,31 @@ DEV float raw_number(u8 v) { return __int_as_float(__byte_perm(v, 0x4b000000, 0x
 DEV float raw_number(signed char v) { return raw_number(u8(v ^ 0x80)); }
 DEV float raw_number(float v) { return v; }
 
-// What is the same for all columns.
+// What is the same for all columns. zero: of y. LINEAR: the share of y is that of the sums' number
+// or, FOLDED 1, `from_middle` times what is between plus `first`; and r_scale times the residual.
 struct Scalars {
   Steps middle, result;
-  float r_scale, r_zero;
+  float zero, r_scale, r_zero, from_middle;
 };
 DEV Scalars scalars_of(const Epilogue& e) {
   Scalars s;
-  if (FOLDED == 1) s.middle = steps_of(e.m_scale, e.m_zero);
+  if (FOLDED == 1) s.middle = steps_of(e.m_scale, e.m_zero, false);
   if (sizeof(Result) == 1) {
-    s.result = steps_of(e.y_scale, e.y_zero);
-    if (RELU) s.result.least = s.result.lo = 0.f;
+    s.result = steps_of(e.y_scale, e.y_zero, RELU);
+    s.zero = e.y_zero ? float(*e.y_zero) : 0.f;
   }
-  if (sizeof(Residual) == 1) {
-    s.r_scale = e.r_scale ? *e.r_scale : 1.f;
+  s.r_scale = sizeof(Residual) == 1 && e.r_scale ? *e.r_scale : 1.f;
+  if (sizeof(Residual) == 1)
     s.r_zero = raw_number(Residual(0)) + (e.r_zero ? float(*e.r_zero) : 0.f);
-  }
+  if (LINEAR) s.r_scale *= s.result.factor;
+  if (LINEAR && FOLDED == 1) s.from_middle = s.middle.scale * s.result.factor;
   return s;
 }
 
-// Operands of neighbouring columns. scale, bias: from sums to numbers or, FOLDED, to quotients by
-// the first scale. start: what is added to their sums for the zero point of x; zero: of the
+// Operands of neighbouring columns. scale, bias: from sums to numbers or, FOLDED, to shares. start: what is added to their sums for the zero point of x; zero: of the
 // weights.
 constexpr int ALIGNED = WIDTH < 4 ? 4 * WIDTH : 16;
-struct ColumnOperands {
+struct alignas(16) ColumnOperands {
   alignas(ALIGNED) float scale[WIDTH];
   alignas(ALIGNED) float bias[WIDTH];
   alignas(ALIGNED) int start[WIDTH];
@@ -152,9 +154,10 @@ DEV ColumnOperands column_operands_at(const Epilogue& e, const Scalars& s, int n
   }
   if (e.bias) load_neighbours<VECTORS>(e.bias + n, count, c.bias);
   if (FOLDED) {
-    const float inverse = FOLDED == 1 ? s.middle.inverse : s.result.inverse;
+    const Steps& steps = FOLDED == 1 ? s.middle : s.result;
 #pragma unroll
-    for (int k = 0; k < WIDTH; k++) c.scale[k] *= inverse, c.bias[k] *= inverse;
+    for (int k = 0; k < WIDTH; k++)
+      c.scale[k] *= steps.factor, c.bias[k] = fmaf(c.bias[k], steps.factor, steps.first);
   }
   if (e.w_zero) load_columns(e.w_zero, e.w_zeros, n, count, c.zero);
   if (e.x_zero) {
@@ -175,14 +178,19 @@ DEV Columns columns_at(const Epilogue& e, int n, int end) {
   return {s, column_operands_at(e, s, n, end)};
 }
 
+// What is between the product and the rest, of column k: q - zero of `middle`.
+DEV float middle_of(const Scalars& s, const ColumnOperands& c, int sum, int k) {
+  return __fsub_rn(s.middle.round(fmaf(float(sum), c.scale[k], c.bias[k])), Steps::ROUNDED);
+}
+
 // Takes the weights' zero points times the sum of the row of x from the sums.
 DEV void subtract_row(const ColumnOperands& c, int (&v)[WIDTH], int row) {
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) v[k] = int(u32(v[k]) - u32(int(c.zero[k])) * u32(row));
 }
 
-// Columns n.. of row m, of which `count` exist, from sums to results: integers (before they
-// saturate), or the bits of floats. residual: raw numbers. full: offset of the row in operands
+// Columns n.. of row m, of which `count` exist, from sums to results: bits of which the last ones
+// are a byte, or the bits of floats. residual: raw numbers. full: offset of the row in operands
 // shaped as the result.
 DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
                 const float (&residual)[WIDTH], int m, i64 full, int n, int count) {
@@ -193,17 +201,28 @@ DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, in
   READ_FULL(e, m, full, n, count)
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) {
-    float f = fmaf(float(v[k]), c.scale[k], c.bias[k]), r = residual[k];
-    if (FOLDED == 2) {
-      v[k] = s.result.integer(fmaxf(f, s.result.lo));
-      continue;
+    const float r = RES_MODE && sizeof(Residual) == 1 ? __fsub_rn(residual[k], s.r_zero)
+                                                      : residual[k];
+    float share;
+    if (LINEAR) {
+      float more = FOLDED == 1 ? s.result.first : c.bias[k];
+      if (RES_MODE) more = fmaf(r, s.r_scale, more);
+      share = FOLDED == 1 ? fmaf(middle_of(s, c, v[k], k), s.from_middle, more)
+                          : fmaf(float(v[k]), c.scale[k], more);
+    } else {
+      float f = FOLDED == 1 ? __fmul_rn(middle_of(s, c, v[k], k), s.middle.scale)
+                            : fmaf(float(v[k]), c.scale[k], c.bias[k]);
+      if (RES_MODE == 1) f = __fadd_rn(f, __fmul_rn(r, s.r_scale));
+      f = AFTER(e, c, f, k, m);
+      if (RES_MODE == 2) f = __fadd_rn(f, __fmul_rn(r, s.r_scale));
+      if (sizeof(Result) != 1) {
+        v[k] = __float_as_int(f);
+        continue;
+      }
+      share = fmaf(s.result.quotient(f), 1.f / 256.f, s.result.first);
     }
-    if (FOLDED == 1) f = s.middle.round(f);
-    if (RES_MODE && sizeof(Residual) == 1) r = __fmul_rn(__fsub_rn(r, s.r_zero), s.r_scale);
-    if (RES_MODE == 1) f = __fadd_rn(f, r);
-    if (!RELU) f = AFTER(e, c, f, k, m);
-    if (RES_MODE == 2) f = __fadd_rn(f, r);
-    v[k] = sizeof(Result) == 1 ? s.result.integer(s.result.quotient(f)) : __float_as_int(f);
+    share = s.result.round(share);
+    v[k] = __float_as_int(e.y_zero ? __fadd_rn(share, s.zero) : share);
   }
 }
 DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
@@ -223,23 +242,15 @@ DEV void finish(const Epilogue& e, int (&v)[WIDTH], int m, i64 full, int n, int 
   finish(e, columns_at(e, n, n + count), v, m, full, n, count);
 }
 
-// c << 16 | b << 8 | a, both saturated to the type of y.
-DEV u32 pack_pair(const u8*, int a, int b, u32 c) {
-  u32 d;
-  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(b), "r"(a), "r"(c));
-  return d;
+// The last byte of each.
+DEV u32 pack_bytes(int a, int b, int c, int d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
-DEV u32 pack_pair(const signed char*, int a, int b, u32 c) {
-  u32 d;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(b), "r"(a), "r"(c));
-  return d;
-}
-DEV u32 pack_pair(const void*, int, int, u32) { return 0; }  // of results that are no bytes
 DEV void store_result(float* y, int v) { *y = __int_as_float(v); }
 DEV void store_result(int* y, int v) { *y = v; }
 template <class Y>
 DEV void store_result(Y* y, int v) {
-  *y = Y(pack_pair(y, v, 0, 0));
+  *y = Y(v);
 }
 // Stores what `finish` left, of which `count` exist.
 template <bool VECTOR, class Y>
@@ -251,13 +262,10 @@ DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
       *(int4*)y = make_int4(v[0], v[1], v[2], v[3]);
       *((int4*)y + 1) = make_int4(v[4], v[5], v[6], v[7]);
     } else if constexpr (WIDTH == 2) {
-      *(u16*)y = u16(pack_pair(y, v[0], v[1], 0));
+      *(u16*)y = u16(__byte_perm(v[0], v[1], 0x0040));
     } else {
-      u32 w[2];
-#pragma unroll
-      for (int k = 0; k < 2; k++)
-        w[k] = pack_pair(y, v[4 * k], v[4 * k + 1], pack_pair(y, v[4 * k + 2], v[4 * k + 3], 0));
-      *(uint2*)y = make_uint2(w[0], w[1]);
+      *(uint2*)y =
+          make_uint2(pack_bytes(v[0], v[1], v[2], v[3]), pack_bytes(v[4], v[5], v[6], v[7]));
     }
   } else if (!(VECTOR && UNIT % WIDTH == 0)) {
 #pragma unroll

@@ -84,7 +84,8 @@ def epilogue(
                 "SUMS": out == DType.I32,
                 "RES_MODE": int(r.ints["res_mode"]) if residual else 0,
                 "VECTORS": all(aligned(r, o, 4, group) for o in of_columns),
-                "FOLDED": 1 if "m_scale" in r.operands else 2 if _plain(r) else 0,
+                "FOLDED": 1 if "m_scale" in r.operands else 2 if _linear(r) else 0,
+                "LINEAR": _linear(r),
                 "STARTS": "x_zero" in r.operands,
                 "RELU": _begins_at_0(r),
                 "UNIT": math.gcd(columns, 64),
@@ -93,12 +94,12 @@ def epilogue(
         )
         + f"struct Epilogue {{ {members} {' '.join(absent)} }};\n"
         + after
-        + f"struct Extras {{ {' '.join(f'alignas(16) float {n}[WIDTH];' for n in extras)} }};\n"
+        + f"struct Extras {{ {' '.join(f'alignas({min(16, 4 * width)}) float {n}[WIDTH];' for n in extras)} }};\n"
         + f"#define READ_EXTRAS(e, x, n, count) {reads}\n"
         + f"#define READ_FULL(e, m, full, n, count) {full}\n"
         + template("gemm/int8/requantise")
     )
-    column = 16 + 4 * len(extras)  # bytes of ColumnOperands for each
+    column = 16 + 8 * -(-len(extras) // 2)  # bytes of ColumnOperands of two, for each
     return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
 
 
@@ -113,10 +114,10 @@ def _begins_at_0(r: Request) -> bool:
     return dtype(r, "y", DType.F32) in BYTES and last and _activation(r) == "relu"
 
 
-def _plain(r: Request) -> bool:
-    """Whether the sums of columns become bytes by one scale and one bias."""
-    plain = _activation(r) == "none" or _begins_at_0(r)
-    return dtype(r, "y", DType.F32) in BYTES and r.program is None and not has_residual(r) and plain
+def _linear(r: Request) -> bool:
+    """Whether bytes are linear in what becomes them, and saturate."""
+    plain = r.program is None and _activation(r) == "none"
+    return dtype(r, "y", DType.F32) in BYTES and (plain or _begins_at_0(r))
 
 
 def _activation(r: Request) -> str:
