@@ -297,6 +297,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
     wait_for_producers();  // operands of the epilogue
 #if IS_INT8
     const Scalars scalars = scalars_of(epilogue);
+#if RES_ROWS
+    const u32 magic = raw_magic();
+#endif
 #endif
     int buffer = 0;
     u32 buffer_phase = 0;
@@ -413,10 +416,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             const int c = panel * 8 + k, n = BLOCKED ? own + k * 2 : n0 + c * 8 + (lane & 3) * 2;
             int v[2] = {sum[i / 2][c * 4 + i % 2 * 2], sum[i / 2][c * 4 + i % 2 * 2 + 1]};
 #if RES_ROWS
-            const u32 pair = residual[k / 2] >> k % 2 * 16;
-            finish(epilogue, scalars, columns[k], v,
-                   {raw_number(Residual(pair)), raw_number(Residual(pair >> 8))}, int(read),
-                   read * ldr, n, end - n);
+            const auto raw = [&](int e) {
+              return raw_number((const Residual*)0, residual[k / 2], k % 2 * 2 + e, magic);
+            };
+            finish(epilogue, scalars, columns[k], v, {raw(0), raw(1)}, int(read), read * ldr, n,
+                   end - n);
 #else
             finish(epilogue, scalars, columns[k], v, int(read), read * ldr, n, end - n);
 #endif

@@ -16,6 +16,7 @@ constexpr int RES_MODE = 1;        // 0: none, 1: added before the activation, 2
 constexpr int FOLDED = 1;          // scales of columns are over that of 1: `middle`, 2: y, 0: none
 constexpr bool LINEAR = true;      // bytes are linear in sums, or what is between, and residuals
 constexpr bool STARTS = true;      // x has a zero point
+constexpr bool ENDS = true;        // y has one
 constexpr bool RELU = true;        // y begins at 0; AFTER is not the activation
 constexpr bool VECTORS = true;     // operands of columns 0, 8, 16, ... are aligned to 16 bytes
 constexpr bool RES_VECTOR = true;  // so are rows of the residual, or to as many as 8 elements have
@@ -109,6 +110,19 @@ DEV Steps steps_of(const float* scale, const Q* zero, bool from_zero) {
 DEV float raw_number(u8 v) { return __int_as_float(__byte_perm(v, 0x4b000000, 0x7440)); }
 DEV float raw_number(signed char v) { return raw_number(u8(v ^ 0x80)); }
 DEV float raw_number(float v) { return v; }
+// The same of byte k of a word, of four bytes of this type. magic: `raw_magic`, in a register: an
+// instruction has room for one constant.
+DEV u32 raw_magic() {
+  u32 lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return 0x4b000000u + (lane >> 5);
+}
+DEV float raw_number(const u8*, u32 word, int k, u32 magic) {
+  return __int_as_float(__byte_perm(word, magic, 0x7440 + k));
+}
+DEV float raw_number(const signed char*, u32 word, int k, u32 magic) {
+  return raw_number((const u8*)0, word ^ 0x80808080u, k, magic);
+}
 
 // What is the same for all columns. zero: of y. LINEAR: the share of y is that of the sums' number
 // or, FOLDED 1, `from_middle` times what is between plus `first`; and r_scale times the residual.
@@ -222,7 +236,7 @@ DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, in
       share = fmaf(s.result.quotient(f), 1.f / 256.f, s.result.first);
     }
     share = s.result.round(share);
-    v[k] = __float_as_int(e.y_zero ? __fadd_rn(share, s.zero) : share);
+    v[k] = __float_as_int(ENDS ? __fadd_rn(share, s.zero) : share);
   }
 }
 DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],

@@ -87,6 +87,7 @@ def epilogue(
                 "FOLDED": 1 if "m_scale" in r.operands else 2 if _linear(r) else 0,
                 "LINEAR": _linear(r),
                 "STARTS": "x_zero" in r.operands,
+                "ENDS": "y_zero" in r.operands,
                 "RELU": _begins_at_0(r),
                 "UNIT": math.gcd(columns, 64),
                 "RES_VECTOR": residual and aligned(r, "res", dtype(r, "r").size, *pitches, group),
