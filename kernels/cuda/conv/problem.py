@@ -11,6 +11,7 @@ from tracea_onnx.ir.dims import DimLike
 from ..common import epilogue
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs, pointer, sizes
+from ..common.launch import known
 from ..gemm import select, sm90
 from . import transposed as phased
 
@@ -22,6 +23,18 @@ _LEAST = 24
 
 def transposed(r: Request) -> bool:
     return r.family.startswith("deconv")
+
+
+def inside(r: Request) -> bool:
+    """Whether windows are known to lie inside of the image."""
+    i = r.ints
+    ends = (
+        D.mul(i[f"O{a}"] - 1, i[f"S{a}"]) + (select.static(r, f"K{a}") - 1) * i[f"D{a}"]
+        for a in "HW"
+    )
+    return i["PT"] == i["PL"] == 0 and all(
+        known(D.less(end, i[f"I{a}"])) == 1 for a, end in zip("HW", ends, strict=True)
+    )
 
 
 def planar(r: Request) -> bool:

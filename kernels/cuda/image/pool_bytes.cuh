@@ -7,6 +7,7 @@
 constexpr int KH = 3, KW = 3;  // of a window; 0: run_kh, run_kw
 #endif                         // GENERATED
 #include "common/base.cuh"
+#include "common/bytes.cuh"
 
 struct Bytes {
   int N, C, IH, IW, OH, OW, run_kh, run_kw, SH, SW, DH, DW, PT, PL;
@@ -15,7 +16,7 @@ struct Bytes {
 
 template <int V>
 DEV void pool_bytes(const T* x, T* y, const Bytes& g) {
-  constexpr int LEAST = T(-1) < T(0) ? -128 : 0;
+  constexpr u32 LEAST = T(-1) < T(0) ? 0x80808080 : 0;  // four times
   const int kh = KH ? KH : g.run_kh, kw = KW ? KW : g.run_kw, vectors = g.C / V;
   const i64 total = i64(g.N) * g.OH * g.OW * vectors, step = i64(gridDim.x) * blockDim.x;
   for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += step) {
@@ -26,22 +27,28 @@ DEV void pool_bytes(const T* x, T* y, const Bytes& g) {
     const int oh = int(pixel % g.OH), n = int(pixel / g.OH), top = oh * g.SH - g.PT,
               left = ow * g.SW - g.PL;
     const T* from = x + n * g.x_ns + c;
-    int most[V];
+    constexpr int WORDS = (V + 3) / 4;
+    Vec<u32, WORDS> most;
 #pragma unroll
-    for (int j = 0; j < V; j++) most[j] = LEAST;
+    for (int j = 0; j < WORDS; j++) most.v[j] = LEAST;
 #pragma unroll
     for (int i = 0; i < kh; i++)
 #pragma unroll
       for (int k = 0; k < kw; k++) {
         const int h = top + i * g.DH, w = left + k * g.DW;
         if (u32(h) >= u32(g.IH) || u32(w) >= u32(g.IW)) continue;
-        const Vec<T, V> v = load<V>(from + h * g.x_rs + w * g.x_cs);
+        Vec<u32, WORDS> v;
+        if (V < 4)
+          v.v[0] = from[h * g.x_rs + w * g.x_cs];
+        else
+          v = load<WORDS>((const u32*)(from + h * g.x_rs + w * g.x_cs));
 #pragma unroll
-        for (int j = 0; j < V; j++) most[j] = max(most[j], int(v.v[j]));
+        for (int j = 0; j < WORDS; j++) most.v[j] = larger_bytes<T>(most.v[j], v.v[j]);
       }
-    Vec<T, V> out;
-#pragma unroll
-    for (int j = 0; j < V; j++) out.v[j] = T(most[j]);
-    store<V>(y + n * g.y_ns + oh * g.y_rs + ow * g.y_cs + c, out);
+    T* const to = y + n * g.y_ns + oh * g.y_rs + ow * g.y_cs + c;
+    if (V < 4)
+      *to = T(most.v[0]);
+    else
+      store<WORDS>((u32*)to, most);
   }
 }

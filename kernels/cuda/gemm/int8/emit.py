@@ -14,15 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel, Request
-from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import byte_pitch, tap_pitch
 
 from ...common.epilogue import Parameter
 from ...common.instantiate import ints, longs, pointer, sizes
-from ...common.launch import known
-from ...conv import problem
+from ...conv import problem, window_rows
 from .. import select
 from ..multistage_sm80 import tiles as multistage
 from . import hopper, requantise
@@ -48,6 +46,8 @@ def conv2d(r: Request) -> list[Kernel]:
     if unit and same and problem.flat(r) and problem.flat_input(r):
         pixels, residual = select.pixels(r), i.get("r_cs", 0)
         return _rows(r, pixels, oc, ic, i["x_cs"], tap_pitch(ic), i["y_cs"], residual)
+    if window_rows.supports(r):
+        return window_rows.kernels(r)
     return _windows(r, ic, oc, taps)
 
 
@@ -102,7 +102,7 @@ def _windows(r: Request, ic: int, oc: int, taps: int) -> list[Kernel]:
         )
     return _by_price(r, operands, oc, taps * pitch, g, "conv", product, lambda o, tile: select.emit(
         _bytes(r), tile, o, source=1,
-        macros={"TRANSPOSED": False, "FILLED": "x_zero" in r.operands and not _inside(r)},
+        macros={"TRANSPOSED": False, "FILLED": "x_zero" in r.operands and not problem.inside(r)},
         constants={"Y_FLAT": problem.flat(r)}, group=group, finish=epilogue, more=_macros(r),
     ))  # fmt: skip
 
@@ -152,18 +152,6 @@ def _pointers(r: Request) -> list[Parameter]:
 def _bytes(r: Request) -> Request:
     """The request as one of elements of x."""
     return replace(r, dtype=dtype(r, "x"))
-
-
-def _inside(r: Request) -> bool:
-    """Whether windows are known to lie inside of the image."""
-    i = r.ints
-    ends = (
-        D.mul(i[f"O{a}"] - 1, i[f"S{a}"]) + (select.static(r, f"K{a}") - 1) * i[f"D{a}"]
-        for a in "HW"
-    )
-    return i["PT"] == i["PL"] == 0 and all(
-        known(D.less(end, i[f"I{a}"])) == 1 for a, end in zip("HW", ends, strict=True)
-    )
 
 
 def _copies(found: select.Access) -> select.Access:

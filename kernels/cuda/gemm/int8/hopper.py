@@ -21,6 +21,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ...common.epilogue import Epilogue, Parameter
 from ...common.instantiate import MMA_TYPE, ints, longs, pointer
+from ...conv import problem
 from .. import cluster_splitk_sm90, persistent_sm90, sm90
 from ..cluster_splitk_sm90 import SplitTile
 from ..persistent_sm90 import HopperTile
@@ -84,8 +85,9 @@ class Product:
         )
         if not reached or not self.taps:
             return reached
-        inside = r.ints["PT"] == r.ints["PL"] == 0 and self.taps == 1
-        return sm90.corners(r) is not None and (inside or "x_zero" not in r.operands)
+        return sm90.corners(r) is not None and (
+            "x_zero" not in r.operands or problem.inside(r)
+        )  # fmt: skip
 
     def prices(self, rows: int) -> dict[Any, float]:
         """Clocks of the tiles: a stage takes as long as one of 16 bits."""

@@ -212,6 +212,13 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1. / sqrt(x); }
 static inline float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
+static inline unsigned __vmaxu2(unsigned a, unsigned b) {
+  const unsigned high = a >> 16 > b >> 16 ? a : b, low = (a & 0xffff) > (b & 0xffff) ? a : b;
+  return (high & 0xffff0000u) | (low & 0xffff);
+}
+static inline unsigned __vmaxs2(unsigned a, unsigned b) {
+  return __vmaxu2(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
+}
 static inline float __saturatef(float x) { return x > 0.f ? x < 1.f ? x : 1.f : 0.f; }
 static inline int __float2int_rn(float x) {
   return x != x              ? 0

@@ -1,0 +1,159 @@
+"""8-bit convolutions of few channels, in which rows of windows are pixels that overlap
+(`window_rows.cuh`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tracea_onnx.codegen.kernel_request import Int64, Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.plan.kernel_families import tap_pitch
+from tracea_onnx.support.data_classes import dataclass
+
+from ..common.epilogue import Parameter
+from ..common.instantiate import instantiate, ints, longs, pointer, sizes
+from ..gemm import select
+from ..gemm.int8 import requantise
+from ..gemm.int8.requantise import dtype
+from . import problem
+
+#: Registers of a thread that filters may take; warps of a CTA; most rows of a tile; bytes of shared
+#: memory of a CTA, so that two are on an SM.
+_FILTERS, _WARPS, _ROWS, _SMEM = 64, 8, 8, 100 * 1024
+_MMA = 32  # bytes
+#: Clocks of a tile, of 16 pixels of a warp besides its MMAs, of an MMA, and of a result of a lane.
+_TILE, _UNIT, _MULTIPLY, _RESULT = 1500.0, 150.0, 9.0, 8.0
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """rows: of a tile. The rest follows from the request: steps of a tap, n-tiles of a warp."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes of a request: rows and columns of results and of the window, bytes of a row."""
+
+    oh: int
+    ow: int
+    oc: int
+    kh: int
+    ic: int
+    stride: int
+    dilation: int
+    step: int
+
+    @property
+    def steps(self) -> int:
+        """MMAs along a row of the window."""
+        return -(-self.ic // _MMA)
+
+    @property
+    def tiles(self) -> int:
+        """n-tiles of a warp: as many as registers hold; 0: not even two."""
+        most = _FILTERS // (self.kh * self.steps * 2)
+        return next((t for t in (8, 4, 2) if t <= most and self.oc % (8 * t) == 0), 0)
+
+    @property
+    def across(self) -> int:
+        """Warps along channels."""
+        return self.oc // (8 * self.tiles) if self.tiles else 0
+
+    @property
+    def row_bytes(self) -> int:
+        return -(-((self.ow - 1) * self.step + self.steps * _MMA) // 16) * 16
+
+    def seen(self, rows: int) -> int:
+        """Rows of the image that so many rows of results see."""
+        return (rows - 1) * self.stride + (self.kh - 1) * self.dilation + 1
+
+    def smem(self, t: RowsTile) -> int:
+        return 2 * self.seen(t.rows) * self.row_bytes + 32 * self.oc // 2
+
+
+def supports(r: Request) -> bool:
+    """Whether the launch is one of such pixels, and its results are bytes of sums alone."""
+    i = r.ints
+    names = ("OH", "OW", "OC", "IC", "KH", "SH", "DH", "x_cs")
+    if not problem.fixed(r, *names, "KW", "SW", "G") or "x_rs" not in i:
+        return False
+    few = 0 < i["x_cs"] < i["IC"] and i["KW"] == i["SW"] == i["G"] == 1
+    if not few or not problem.inside(r) or r.program is not None or "w_zero" in r.operands:
+        return False
+    if dtype(r, "y", DType.F32).size != 1 or requantise.has_residual(r):
+        return False
+    s = _shape(r)
+    whole = all(multiple_of(i[f"y_{p}"]) >= 16 for p in ("cs", "rs", "ns"))
+    aligned = i["x_cs"] % 4 == 0 and all(multiple_of(i[f"x_{p}"]) >= 16 for p in ("rs", "ns"))
+    reached = whole and aligned and not {"x", "y"} & r.unaligned
+    return reached and s.across in (1, 2, 4, 8) and s.smem(RowsTile(1)) <= _SMEM
+
+
+def _shape(r: Request) -> _Shape:
+    names = ("OH", "OW", "OC", "KH", "IC", "SH", "DH", "x_cs")
+    return _Shape(*(int(r.ints[n]) for n in names))
+
+
+def kernels(r: Request) -> list[Kernel]:
+    s = _shape(r)
+
+    def prices(pixels: int) -> dict[RowsTile, float]:
+        return {t: _price(s, t, pixels, r.sms) for t in _tiles(s)}
+
+    chosen = select.choose(problem.rows(r), prices)
+    return [_kernel(r, s, tile, active) for tile, active in chosen]
+
+
+def _tiles(s: _Shape) -> Iterator[RowsTile]:
+    for rows in range(1, _ROWS + 1):
+        if s.smem(RowsTile(rows)) <= _SMEM:
+            yield RowsTile(rows)
+
+
+def _price(s: _Shape, t: RowsTile, pixels: int, sms: int) -> float:
+    """Clocks."""
+    tiles = -(-pixels // (s.oh * s.ow)) * -(-s.oh // t.rows)
+    units = -(-t.rows * s.ow // 16)
+    rounds = -(-units * s.across // _WARPS)
+    own = _UNIT + s.tiles * (s.kh * s.steps * _MULTIPLY + 4 * _RESULT)
+    waves = -(-tiles // (2 * sms))
+    return waves * (_TILE + rounds * own * min(2, -(-tiles // sms)))
+
+
+def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
+    i, tiles = r.ints, D.mul(r.ints["N"], -(-s.oh // t.rows))
+    parameters: list[Parameter] = [
+        pointer("const T", "x"),
+        pointer("const Weight", "w"),
+        pointer("Result", "y"),
+        *ints({n: i[n] for n in ("N", "OH", "OW")}),
+        ("i64", "x_rs", Int64(i["x_rs"])),
+        ("i64", "x_ns", Int64(i["x_ns"])),
+        *longs(sizes(r, *(f"y_{p}" for p in ("cs", "rs", "ns")))),
+        *ints({"PH": 0, "PW": 0}),
+    ]
+    taps = s.kh * tap_pitch(s.ic)
+    epilogue = requantise.epilogue(r, s.ic * s.kh, s.oc * taps, (), width=2, columns=s.oc)
+    return instantiate(
+        replace(r, dtype=dtype(r, "x")),
+        "conv_window_rows",
+        "conv/window_rows",
+        parameters,
+        (D.mul(D.minimum(tiles, 2 * r.sms), active), 1, 1),
+        32 * _WARPS,
+        epilogue=epilogue,
+        macros={"POOL": False},
+        constants={
+            "EARLY": "w" in r.constant, "KH": s.kh, "SH": s.stride, "DH": s.dilation,
+            "STEPS": s.steps, "TAP_BYTES": tap_pitch(s.ic), "X_STEP": s.step, "NT": s.tiles,
+            "OC": s.oc, "WARPS": _WARPS, "ROWS": t.rows, "RESIDENT": 2, "ROW_BYTES": s.row_bytes,
+            "PKH": 1, "PKW": 1, "PPT": 0, "PPL": 0,
+        },
+        smem=s.smem(t),
+    )  # fmt: skip
