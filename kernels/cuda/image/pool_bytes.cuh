@@ -14,14 +14,15 @@ struct Bytes {
   i64 x_cs, x_rs, x_ns, y_cs, y_rs, y_ns;
 };
 
-template <int V>
-DEV void pool_bytes(const T* x, T* y, const Bytes& g) {
+// Index: counts threads.
+template <int V, class Index>
+DEV void pool_bytes_by(const T* x, T* y, const Bytes& g, Index total) {
   constexpr u32 LEAST = T(-1) < T(0) ? 0x80808080 : 0;  // four times
   const int kh = KH ? KH : g.run_kh, kw = KW ? KW : g.run_kw, vectors = g.C / V;
-  const i64 total = i64(g.N) * g.OH * g.OW * vectors, step = i64(gridDim.x) * blockDim.x;
-  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += step) {
+  const Index step = Index(gridDim.x) * blockDim.x;
+  for (Index u = Index(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += step) {
     const int c = int(u % vectors) * V;
-    i64 pixel = u / vectors;
+    Index pixel = u / vectors;
     const int ow = int(pixel % g.OW);
     pixel /= g.OW;
     const int oh = int(pixel % g.OH), n = int(pixel / g.OH), top = oh * g.SH - g.PT,
@@ -51,4 +52,13 @@ DEV void pool_bytes(const T* x, T* y, const Bytes& g) {
     else
       store<WORDS>((u32*)to, most);
   }
+}
+
+template <int V>
+DEV void pool_bytes(const T* x, T* y, const Bytes& g) {
+  const i64 total = i64(g.N) * g.OH * g.OW * (g.C / V);
+  if (total < 1ll << 31)  // divisions of 64 bits take many instructions
+    pool_bytes_by<V, u32>(x, y, g, u32(total));
+  else
+    pool_bytes_by<V, i64>(x, y, g, total);
 }
