@@ -623,7 +623,8 @@ def _plan_storage(
     concat_in_place.place(ctx, ops, known, outputs)
     ctx.sole = quantised.sole_readers(ops, {*outputs, *ctx.alias})
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
-    ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
+    last = {o for op in ops for o in op.outputs if o and o not in read}
+    ctx.unread, ctx.last = last.difference(outputs), last.intersection(outputs)
     if ctx.target.launch_bound:
         ctx.merges = sibling_gemms.find(ctx, graph, ops, known, outputs)
         ctx.pooled = conv_pool.find(ops, outputs)

@@ -716,6 +716,15 @@ _TABLE: dict[str, Table] = {
     },
     "gemm_int8": _gemm_int8, "conv2d_int8": lambda p: _conv_int8(p, _int8_filters(p), p["IC"]),
     "conv2d_int8_dw": lambda p: _conv_int8(p, _int8_depthwise(p), p["OC"]),
+    "quantise_image": lambda p: {
+        "x": p.span((p["N"], p["x_n"]), (p["C"], p["x_c"]), (p["H"], p["x_h"]), (p["W"], p["x_w"]),
+            size=_F32),
+        "scale": p.line(1, size=_F32), "zero": p.line(1, size=1),
+        "y": p.line(p["N"], p["rows"], p["columns"], p["P"], size=1)},
+    "global_mean_int8": lambda p: {
+        **{o: e for o, e in _int8(p, 0).items() if o[:2] in ("x_", "y_")},
+        "x": p.image("x", p["H"], p["W"], p["C"], size=1),
+        "y": p.written((p["N"], p["y_ns"]), (p["C"], 1), size=size_of(p["y_dtype"]))},
     "pack_gemm_int8": lambda p: {
         "w": _pack_gemm(p, 1)["w"],
         "packed": p.line(
@@ -874,7 +883,10 @@ _LOOPS: dict[str, Callable[[Launch], list[Loop]]] = {
     "matmul": lambda p: [(p["K"], _either(p["a_k"], p["b_k"]))],
     "attention": lambda p: [(p["T"], _either(p["v_s"], _both(p["k_s"], _some(p["D"]))))],
     "pool2d": lambda p: _pooled_loops(p, D.minimum(p["KH"], p["IH"]), p["IW"], "IH", "IW"),
-    "global_pool": lambda p: _pooled_loops(p, p["H"], p["W"], "H", "W"),
+    **dict.fromkeys(
+        ("global_pool", "global_mean_int8"),
+        lambda p: _pooled_loops(p, p["H"], p["W"], "H", "W"),
+    ),
     "recurrent_layer": lambda p: [
         (p["T"], _either(p.present.get("y", 0), _both(p["x_t"], _some(p["I"]))))
     ],

@@ -271,6 +271,18 @@ FAMILIES: dict[str, Family] = {
     "pack_gemm_int8": Family(("w", "packed"), _names("K N trans ldw n0 N_total w_dtype")),
     "pack_conv2d_int8": Family(("w", "packed"), _names("OC IC KH KW G w_dtype")),
     "pack_conv2d_int8_dw": Family(("w", "packed"), _names("OC KH KW w_dtype")),
+    # An image of C channels at any strides, quantised to 8 bits (y_dtype) as by QuantizeLinear: y
+    # [N, rows, columns, P] begins `top` rows and `left` columns before it, and has the zero point
+    # where x has nothing. CUDA only.
+    "quantise_image": Family(
+        _names("x scale zero? y"), _names("N C H W x_n x_c x_h x_w P top left rows columns y_dtype")
+    ),
+    # Means over all pixels of channels-last images of 8 bits, dequantised before, and (where y has
+    # 8 bits) quantised after. CUDA only.
+    "global_mean_int8": Family(
+        _names("x x_scale? x_zero? y_scale? y_zero? y"),
+        _names("N C H W x_cs x_rs x_ns y_ns x_dtype y_dtype"),
+    ),
     # Of each of so many pieces of x [n] the least of 0 and its elements, and behind all of these
     # the largest: y [2, pieces]. CPU only.
     "ends": Family(("x", "y"), ("n", "pieces")),

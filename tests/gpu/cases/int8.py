@@ -191,7 +191,50 @@ def pooling(rng: Rng) -> Iterator[Case]:
                        {"y": plain(dtype, want, None)})  # fmt: skip
 
 
+def images(rng: Rng) -> Iterator[Case]:
+    """Floats, some on ties, as padded images of bytes."""
+    for dtype in (U8, I8):
+        for n, c, h, w, pixel, top, left in ((2, 3, 5, 7, 4, 3, 2), (1, 1, 1, 9, 3, 0, 1)):
+            x = (rng.integers(-700, 700, (n, c, h, w)) / 4).astype(np.float32)
+            zero = int8_products.some_bytes(rng, dtype, 1)
+            info, rows, columns = np.iinfo(zero.dtype), h + top + 1, w + left + 2
+            want = np.full((n, rows, columns, pixel), zero[0])
+            inside = np.clip(np.rint(x / np.float32(0.5)) + int(zero[0]), info.min, info.max)
+            want[:, top : top + h, left : left + w, :c] = inside.transpose(0, 2, 3, 1)
+            ints = {
+                "N": n, "C": c, "H": h, "W": w, "x_n": c * h * w, "x_c": h * w, "x_h": w, "x_w": 1,
+                "P": pixel, "top": top, "left": left, "rows": rows, "columns": columns,
+                "y_dtype": int(dtype),
+            }  # fmt: skip
+            operands = {"x": x, "scale": np.full(1, 0.5, np.float32), "zero": zero}
+            yield Case(f"an image of {dtype.name} {c} {pixel}", "quantise_image", F32, ints,
+                       operands, {"y": plain(dtype, want, None)})  # fmt: skip
+
+
+def means(rng: Rng) -> Iterator[Case]:
+    """Of all pixels of bytes, as floats and as bytes."""
+    for x_dtype, dtype, c, h, w in ((U8, U8, 136, 4, 2), (I8, F32, 5, 3, 3), (U8, I8, 260, 1, 16)):
+        x = int8_products.some_bytes(rng, x_dtype, 2, h, w, c)
+        x_zero = int8_products.some_bytes(rng, x_dtype, 1)
+        exact = (x.astype(np.float64) - float(x_zero[0])).mean((1, 2)) / 4
+        ints = {
+            "N": 2, "C": c, "H": h, "W": w, "x_cs": c, "x_rs": w * c, "x_ns": h * w * c, "y_ns": c,
+            "x_dtype": int(x_dtype), "y_dtype": int(dtype),
+        }  # fmt: skip
+        operands = {"x": x, "x_scale": np.full(1, 0.25, np.float32), "x_zero": x_zero}
+        want, bound = exact, np.abs(exact) * 1e-6 + 1e-6
+        if dtype != F32:
+            zero = int8_products.some_bytes(rng, dtype, 1)
+            info = np.iinfo(zero.dtype)
+            want = np.clip(np.rint(exact / 0.125) + int(zero[0]), info.min, info.max)
+            want = want.astype(zero.dtype)
+            operands |= {"y_scale": np.full(1, 0.125, np.float32), "y_zero": zero}
+        made = plain(dtype, want, None if dtype != F32 else bound)
+        yield Case(f"means of {x_dtype.name} {dtype.name} {c}", "global_mean_int8", F32, ints,
+                   operands, {"y": made})  # fmt: skip
+
+
 FAMILIES = {
     "int8": products, "int8 convolutions": convolutions, "int8 window rows": window_rows,
-    "pack int8": packing, "pool int8": pooling,
+    "pack int8": packing, "pool int8": pooling, "images of bytes": images, "means of bytes": means,
 }  # fmt: skip

@@ -71,6 +71,7 @@ class Lowering:
         self.late: dict[str, Late] = {}
         self.waiting: set[str] = set()  # results of what waits for these
         self.unread: set[str] = set()  # values of which only the shape is asked for
+        self.last: set[str] = set()  # outputs that nothing reads
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
         self.folded: dict[str, DeferredNorm] = {}  # norms left to the products that read them

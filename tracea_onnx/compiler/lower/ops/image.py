@@ -11,7 +11,7 @@ from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.conv import conv
 from tracea_onnx.compiler.lower.ops.gemm import gemm
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import byte_images, conv3d_by_2d
+from tracea_onnx.compiler.lower.passes import byte_images, conv3d_by_2d, quantised
 from tracea_onnx.compiler.lower.value import Unsupported, Value, View, contiguous
 from tracea_onnx.compiler.lower.window import launch_pool, pooling
 from tracea_onnx.ir import dims as D
@@ -53,9 +53,42 @@ def pool(ctx: Lowering, op: Op) -> None:
 def global_pool(ctx: Lowering, op: Op) -> None:
     """GlobalAveragePool and GlobalMaxPool: [N, C, H, W] to [N, C, 1, 1]."""
     x = ctx.value(op.input(0))
+    if op.kind == "GlobalAveragePool" and _mean_of_bytes(ctx, op, x):
+        return
     ctx.require(x, "global pooling")
     out = ctx.define(op.outputs[0], x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))
     pool_globally(ctx, x, out, 0 if op.kind == "GlobalMaxPool" else 1)
+
+
+def _mean_of_bytes(ctx: Lowering, op: Op, x: Value) -> bool:
+    """The means of a dequantised image that lies nowhere but in integers, quantised where that is
+    what alone reads them; False where no kernel computes that.
+    """
+    held = x.quantised
+    if held is None or not quantised.waits(x) or "global_mean_int8" not in ctx.target.families:
+        return False
+    parts: list[Value | None] = [held.scale, held.zero]
+    if held.x.dtype not in byte_images.BYTES or x.rank not in (3, 4):
+        return False
+    name, dtype = op.outputs[0], DType.F32
+    shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
+    by = quantised.reader(ctx, Value(name, dtype, shape))
+    if by is not None and by.dtype in byte_images.BYTES and not any(v and v.rank for v in by.parts):
+        name, dtype = by.name, by.dtype
+        parts += by.parts
+    if any(v is not None and v.rank for v in parts):
+        return False
+    source, out = byte_images.image_of(ctx, held.x), ctx.define(name, dtype, shape)
+    names = ("x_scale", "x_zero", "y_scale", "y_zero")
+    operands = {n: ctx.plain(v) for n, v in zip(names, parts, strict=False) if v is not None}
+    ints = {"x_dtype": int(held.x.dtype), "y_dtype": int(dtype), "y_ns": x.shape[1]}
+    ctx.plan.launch(
+        "global_mean_int8",
+        {"x": source.ref, **operands},
+        {"y": ctx.new_plain(out)},
+        {**ints, **x.nchw(), **source.pitches("x")},
+    )
+    return True
 
 
 def pool_globally(ctx: Lowering, x: Value, out: Value, mode: int) -> None:

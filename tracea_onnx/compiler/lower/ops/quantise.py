@@ -15,6 +15,7 @@ from tracea_onnx.compiler.lower.ops.nbits import dequantise_constant
 from tracea_onnx.compiler.lower.ops.norm import reduce
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.passes import quantised
+from tracea_onnx.compiler.lower.passes.window_rows import is_first_image
 from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.element_types import numpy_type
@@ -76,7 +77,15 @@ def quantize(ctx: Lowering, op: Op) -> None:
     if held is not None and quantised.is_inverse(held, made.scale, made.zero, made.dtype):
         ctx.forward(held.x, op.outputs[0])
         return
-    lower_expression(ctx, made.expr, [x, *made.operands], op.outputs[0], made.dtype)
+
+    def make() -> None:
+        lower_expression(ctx, made.expr, [x, *made.operands], op.outputs[0], made.dtype)
+
+    if held is None and is_first_image(ctx, x, made):
+        out = ctx.define(op.outputs[0], made.dtype, x.shape)
+        ctx.defer(out, "quantised", [v for v in (x, *made.parts) if v is not None], make)
+    else:
+        make()
 
 
 def dynamic_quantize(ctx: Lowering, op: Op) -> None:

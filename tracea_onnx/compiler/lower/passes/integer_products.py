@@ -186,7 +186,7 @@ def _product(
 
 def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
     """What alone reads a product, up to a pointwise op: its quantisation and dequantisation, or its
-    conversion to floats.
+    conversion to floats. Without a pointwise op where what is dequantised is but a result.
     """
     chain: list[Op] = []
     for kinds in (quantised.QUANTIZE, quantised.DEQUANTIZE) if dtype == DType.F32 else (_CAST,):
@@ -196,7 +196,9 @@ def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
         chain.append(op)
         name = op.outputs[0]
     op = ctx.sole.get(name)
-    return [*chain, op] if op is not None and op.kind in _POINTWISE else None
+    if op is not None and op.kind in _POINTWISE:
+        return [*chain, op]
+    return chain if name in ctx.last and dtype == DType.F32 else None
 
 
 def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After | None:
@@ -204,9 +206,10 @@ def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After 
     found = None
     if between[0].kind in quantised.QUANTIZE:
         product = Value(name, DType.F32, ())
+        again = between[1] if len(between) > 1 else last
         try:
             found = quantised.quantising(ctx, between[0], product)
-            scale, zero = quantised.parameters(ctx, between[1], product)
+            scale, zero = quantised.parameters(ctx, again, product)
         except Unsupported:
             return None
         if found.dtype not in BYTES or not quantised.is_inverse(
@@ -215,6 +218,8 @@ def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After 
             return None
     elif ctx.graph.dtype(between[0].outputs[0]) != DType.F32:
         return None
+    if last.kind in quantised.DEQUANTIZE:
+        return _After(last.outputs[0], between=found)
     expr, names = expression_of(ctx, last)
     inner = between[-1].outputs[0]
     if inner not in names or ctx.graph.dtype(last.outputs[0]) not in (None, DType.F32):

@@ -19,7 +19,8 @@ import numpy as np
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.ops.copies import bits
 from tracea_onnx.compiler.lower.ops.padding import merged, numbers
-from tracea_onnx.compiler.lower.passes.byte_images import lying
+from tracea_onnx.compiler.lower.passes.byte_images import BYTES, lying
+from tracea_onnx.compiler.lower.passes.quantised import Quantising
 from tracea_onnx.compiler.lower.value import Nhwc, Quantised, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import multiple_of
@@ -54,7 +55,7 @@ def window_rows(
         return None
     if zero is None or np.size(zero) != 1:
         return None
-    there = lying(ctx, x.x)
+    there = None if _waits(x.x) else lying(ctx, x.x)
     if there is not None and _aligned(*map(multiple_of, (there.cs, there.rs, there.ns))) > 1:
         return None
     channels = x.x.channels
@@ -69,6 +70,23 @@ def window_rows(
             Window(wide.out, out=wide.out),
         ),
     )
+
+
+def is_first_image(ctx: Lowering, x: Value, made: Quantising) -> bool:
+    """Whether images of so few channels that are quantised so wait for a convolution that copies
+    them anyway.
+    """
+    few = x.rank == 4 and isinstance(x.shape[1], int) and x.shape[1] <= _LEAST
+    one = made.scale.rank == 0 and (made.zero is None or made.zero.rank == 0)
+    known = made.zero is None or made.zero.data is not None
+    able = ctx.target.window_rows and "quantise_image" in ctx.target.families
+    return able and few and one and known and made.dtype in BYTES and x.view is not None
+
+
+def _waits(v: Value) -> bool:
+    """Whether it is a quantised image that lies nowhere yet."""
+    known = v.deferred if v.view is None else None
+    return known is not None and known.kind == "quantised"
 
 
 def _pixel(channels: int, wide: Window) -> int | None:
@@ -99,13 +117,30 @@ def _image(
     ctx: Lowering, x: Value, zero: np.ndarray, axes: tuple[Window, Window], pixel: int
 ) -> Nhwc:
     """The padded copy, as pixels from window to window."""
-    view, (n, channels, h, w), (high, wide) = ctx.strided(x), x.image(), axes
-    s_n, s_c, *s_h, s_w = view.strides
+    (n, channels, h, w), (high, wide) = x.image(), axes
     # rows begin where windows and vectors may
     unit = math.lcm(wide.stride, _VECTOR // math.gcd(_VECTOR, pixel))
     rows, columns = _read(high), D.round_up(_read(wide), unit)
     to = contiguous((n, rows, columns, pixel))
     ref = ctx.plan.arena(D.mul(n, to[0]))
+    image = Nhwc(ref, wide.stride * pixel, to[1], to[0])
+    if _waits(x) and x.deferred is not None:
+        source, scale, *rest = x.deferred.parts
+        given = ctx.strided(source)
+        numbers_of = dict(zip(("x_n", "x_c", "x_h", "x_w"), given.strides, strict=True))
+        before = {"top": high.padding()[0], "left": wide.padding()[0]}
+        ctx.plan.launch(
+            "quantise_image",
+            {"x": given.ref, "scale": ctx.plain(scale), "zero": ctx.plain(rest[0]) if rest else None},
+            {"y": ref},
+            {
+                **x.nchw(), **numbers_of, **before, "P": pixel, "rows": rows, "columns": columns,
+                "y_dtype": int(x.dtype),
+            },
+        )  # fmt: skip
+        return image
+    view = ctx.strided(x)
+    s_n, s_c, *s_h, s_w = view.strides
     sizes = [
         (n, n, 0),
         (h, rows, high.padding()[0]),
@@ -117,7 +152,7 @@ def _image(
     ctx.plan.launch(
         "pad", {"x": view.ref}, {"y": ref}, numbers(moved, x.dtype, 0, fill), whole=False
     )
-    return Nhwc(ref, wide.stride * pixel, to[1], to[0])
+    return image
 
 
 def _filters(ctx: Lowering, w: Value, axes: tuple[Window, Window], pixel: int) -> Value:

@@ -1,0 +1,84 @@
+// Images of 8-bit integers: floats quantised into them, and means of their pixels.
+#pragma once
+#ifndef GENERATED
+#define IS_INT8 1
+#include "common/instance.cuh"
+#endif  // GENERATED
+#include "common/base.cuh"
+
+// As QuantizeLinear: rounded half to even, saturated.
+template <class Q>
+DEV int quantised(float v, float scale, int zero) {
+  constexpr bool SIGNED = Q(-1) < Q(0);
+  const float q = __fadd_rn(rintf(__fdiv_rn(v, scale)), float(zero));
+  return int(fminf(fmaxf(q, SIGNED ? -128.f : 0.f), SIGNED ? 127.f : 255.f));
+}
+
+struct Planes {
+  int N, C, H, W, top, left, rows, columns;
+  i64 x_n, x_c, x_h, x_w;
+};
+// A thread for each pixel of P bytes of y: the zero point outside of x.
+template <int P>
+DEV void quantise_image(const float* x, const float* scale, const T* zero, T* y, const Planes& g) {
+  const float step = *scale;
+  const int z = zero ? int(*zero) : 0;
+  const i64 total = i64(g.N) * g.rows * g.columns;
+  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += i64(gridDim.x) * blockDim.x) {
+    const u32 line = total < 1ll << 31 ? u32(u) / g.columns : u32(u / g.columns);
+    const int column = int(u - i64(line) * g.columns), n = int(line / g.rows),
+              h = int(line % g.rows) - g.top, w = column - g.left;
+    const bool there = u32(h) < u32(g.H) && u32(w) < u32(g.W);
+    const float* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
+    constexpr int V = P & -P;  // bytes of a store
+    Vec<T, V> out[P / V];
+#pragma unroll
+    for (int p = 0; p < P; p++)
+      out[p / V].v[p % V] = T(there && p < g.C ? quantised<T>(from[p * g.x_c], step, z) : z);
+#pragma unroll
+    for (int p = 0; p < P; p += V) store<V>(y + u * P + p, out[p / V]);
+  }
+}
+
+struct Pixels {
+  int N, C, H, W;
+  i64 x_cs, x_rs, x_ns, y_ns;
+};
+DEV void store_mean(float* y, float v, float, int) { *y = v; }
+template <class Y>
+DEV void store_mean(Y* y, float v, float scale, int zero) {
+  *y = Y(quantised<Y>(v, scale, zero));
+}
+// A warp has V channels a lane; the warps of a block divide the pixels.
+template <int V, int WARPS, class Y>
+DEV void mean_of_bytes(const T* x, const float* x_scale, const T* x_zero, const float* y_scale,
+                       const Y* y_zero, Y* y, const Pixels& g) {
+  __shared__ int sums[WARPS][32 * V];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+            across = (g.C + 32 * V - 1) / (32 * V), n = blockIdx.x / across,
+            c = (blockIdx.x % across * 32 + lane) * V, pixels = g.H * g.W;
+  int sum[V] = {};
+  if (c < g.C)
+#pragma unroll 4
+    for (int p = warp; p < pixels; p += WARPS) {
+      const int h = p / g.W, w = p - h * g.W;
+      const Vec<T, V> v = load<V>(x + n * g.x_ns + h * g.x_rs + w * g.x_cs + c);
+#pragma unroll
+      for (int k = 0; k < V; k++) sum[k] += int(v.v[k]);
+    }
+#pragma unroll
+  for (int k = 0; k < V; k++) sums[warp][lane * V + k] = sum[k];
+  __syncthreads();
+  const float step = x_scale ? *x_scale : 1.f, y_step = y_scale ? *y_scale : 1.f;
+  const int z = x_zero ? int(*x_zero) : 0, y_z = y_zero ? int(*y_zero) : 0;
+  for (int k = threadIdx.x; k < 32 * V; k += 32 * WARPS) {
+    const int channel = blockIdx.x % across * 32 * V + k;
+    if (channel >= g.C) break;
+    int all = -pixels * z;
+#pragma unroll
+    for (int j = 0; j < WARPS; j++) all += sums[j][k];
+    store_mean(y + n * g.y_ns + channel, __fdiv_rn(__fmul_rn(float(all), step), float(pixels)),
+               y_step, y_z);
+  }
+}
