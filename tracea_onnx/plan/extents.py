@@ -715,6 +715,9 @@ _TABLE: dict[str, Table] = {
         "bias": p.line(p["N"], size=_F32),
     },
     "gemm_int8": _gemm_int8, "conv2d_int8": lambda p: _conv_int8(p, _int8_filters(p), p["IC"]),
+    "conv_pool_int8": lambda p: {
+        **_conv_int8(p, _int8_filters(p), p["IC"]),
+        "y": p.image("y", p["PH"], p["PW"], p["OC"], size=size_of(p["y_dtype"]))},
     "conv2d_int8_dw": lambda p: _conv_int8(p, _int8_depthwise(p), p["OC"]),
     "quantise_image": lambda p: {
         "x": p.span((p["N"], p["x_n"]), (p["C"], p["x_c"]), (p["H"], p["x_h"]), (p["W"], p["x_w"]),
@@ -879,13 +882,14 @@ def _pooled_loops(p: Launch, rows: DimLike, columns: DimLike, h: str, w: str) ->
 #: The loops that go over what no result has elements for. All other loops of a kernel are over
 #: elements of results, which have a place each, or of packed weights.
 _LOOPS: dict[str, Callable[[Launch], list[Loop]]] = {
-    **dict.fromkeys(("conv2d", "deconv2d", "conv2d_int8", "pack_conv2d_int8"), _filter_loops),
+    **dict.fromkeys(
+        ("conv2d", "deconv2d", "conv2d_int8", "conv_pool_int8", "pack_conv2d_int8"), _filter_loops
+    ),
     "matmul": lambda p: [(p["K"], _either(p["a_k"], p["b_k"]))],
     "attention": lambda p: [(p["T"], _either(p["v_s"], _both(p["k_s"], _some(p["D"]))))],
     "pool2d": lambda p: _pooled_loops(p, D.minimum(p["KH"], p["IH"]), p["IW"], "IH", "IW"),
     **dict.fromkeys(
-        ("global_pool", "global_mean_int8"),
-        lambda p: _pooled_loops(p, p["H"], p["W"], "H", "W"),
+        ("global_pool", "global_mean_int8"), lambda p: _pooled_loops(p, p["H"], p["W"], "H", "W")
     ),
     "recurrent_layer": lambda p: [
         (p["T"], _either(p.present.get("y", 0), _both(p["x_t"], _some(p["I"]))))

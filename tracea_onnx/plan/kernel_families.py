@@ -265,6 +265,13 @@ FAMILIES: dict[str, Family] = {
     ),
     # Channels-last images of any pitches, without a border: taps outside of x are x_zero.
     "conv2d_int8": _INT8_CONV,
+    # conv2d_int8 with results of 8 bits, then max pooling as of conv_pool. CUDA only.
+    "conv_pool_int8": Family(
+        _INT8.operands,
+        (*_CONV_INTS, *_INT8.ints, *_names("PKH PKW PPT PPL PH PW")),
+        _INT8.floats,
+        True,
+    ),
     # Depthwise: G = IC = OC.
     "conv2d_int8_dw": _INT8_CONV,
     # Packed bytes are good for the instruction set that packed them. n0, N_total as of pack_gemm.

@@ -1,13 +1,13 @@
-"""8-bit convolutions of few channels, in which rows of windows are pixels that overlap
-(`window_rows.cuh`).
+"""8-bit convolutions of few channels, in which rows of windows are pixels that overlap, also with
+the max pooling that follows (`window_rows.cuh`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import Int64, Kernel, Request
+from tracea_onnx.codegen.kernel_request import Int64, Kernel, NoKernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
@@ -25,20 +25,25 @@ from . import problem
 #: memory of a CTA, so that two are on an SM.
 _FILTERS, _WARPS, _ROWS, _SMEM = 64, 8, 8, 100 * 1024
 _MMA = 32  # bytes
+_POOLED = ("PH", "PW", "PKH", "PKW", "PPT", "PPL")
 #: Clocks of a tile, of 16 pixels of a warp besides its MMAs, of an MMA, and of a result of a lane.
 _TILE, _UNIT, _MULTIPLY, _RESULT = 1500.0, 150.0, 9.0, 8.0
 
 
 @dataclass(frozen=True)
 class RowsTile:
-    """rows: of a tile. The rest follows from the request: steps of a tap, n-tiles of a warp."""
+    """rows: of a tile, of what is stored. The rest follows from the request: steps of a tap, n-tiles
+    of a warp.
+    """
 
     rows: int
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes of a request: rows and columns of results and of the window, bytes of a row."""
+    """Sizes of a request: rows and columns of results and of the window, bytes of a row; rows of
+    pooled results and of the windows that are pooled, 0 where none are.
+    """
 
     oh: int
     ow: int
@@ -48,6 +53,8 @@ class _Shape:
     stride: int
     dilation: int
     step: int
+    ph: int = 0
+    pkh: int = 0
 
     @property
     def steps(self) -> int:
@@ -69,18 +76,25 @@ class _Shape:
     def row_bytes(self) -> int:
         return -(-((self.ow - 1) * self.step + self.steps * _MMA) // 16) * 16
 
-    def seen(self, rows: int) -> int:
-        """Rows of the image that so many rows of results see."""
-        return (rows - 1) * self.stride + (self.kh - 1) * self.dilation + 1
+    @property
+    def high(self) -> int:
+        """Rows of what is stored."""
+        return self.ph or self.oh
+
+    def made(self, t: RowsTile) -> int:
+        """Rows of results that a tile needs."""
+        return 2 * (t.rows - 1) + self.pkh if self.pkh else t.rows
 
     def smem(self, t: RowsTile) -> int:
-        return 2 * self.seen(t.rows) * self.row_bytes + 32 * self.oc // 2
+        seen = (self.made(t) - 1) * self.stride + (self.kh - 1) * self.dilation + 1
+        pooled = self.made(t) * self.ow * self.oc if self.pkh else 0
+        return 2 * seen * self.row_bytes + 32 * self.oc // 2 + pooled
 
 
 def supports(r: Request) -> bool:
     """Whether the launch is one of such pixels, and its results are bytes of sums alone."""
     i = r.ints
-    names = ("OH", "OW", "OC", "IC", "KH", "SH", "DH", "x_cs")
+    names = ("OH", "OW", "OC", "IC", "KH", "SH", "DH", "x_cs", *(_POOLED if _pools(r) else ()))
     if not problem.fixed(r, *names, "KW", "SW", "G") or "x_rs" not in i:
         return False
     few = 0 < i["x_cs"] < i["IC"] and i["KW"] == i["SW"] == i["G"] == 1
@@ -95,9 +109,13 @@ def supports(r: Request) -> bool:
     return reached and s.across in (1, 2, 4, 8) and s.smem(RowsTile(1)) <= _SMEM
 
 
+def _pools(r: Request) -> bool:
+    return r.family == "conv_pool_int8"
+
+
 def _shape(r: Request) -> _Shape:
     names = ("OH", "OW", "OC", "KH", "IC", "SH", "DH", "x_cs")
-    return _Shape(*(int(r.ints[n]) for n in names))
+    return _Shape(*(int(r.ints.get(n, 0)) for n in (*names, "PH", "PKH")))
 
 
 def kernels(r: Request) -> list[Kernel]:
@@ -118,8 +136,8 @@ def _tiles(s: _Shape) -> Iterator[RowsTile]:
 
 def _price(s: _Shape, t: RowsTile, pixels: int, sms: int) -> float:
     """Clocks."""
-    tiles = -(-pixels // (s.oh * s.ow)) * -(-s.oh // t.rows)
-    units = -(-t.rows * s.ow // 16)
+    tiles = -(-pixels // (s.oh * s.ow)) * -(-s.high // t.rows)
+    units = -(-s.made(t) * s.ow // 16)
     rounds = -(-units * s.across // _WARPS)
     own = _UNIT + s.tiles * (s.kh * s.steps * _MULTIPLY + 4 * _RESULT)
     waves = -(-tiles // (2 * sms))
@@ -127,7 +145,7 @@ def _price(s: _Shape, t: RowsTile, pixels: int, sms: int) -> float:
 
 
 def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
-    i, tiles = r.ints, D.mul(r.ints["N"], -(-s.oh // t.rows))
+    i, tiles = r.ints, D.mul(r.ints["N"], -(-s.high // t.rows))
     parameters: list[Parameter] = [
         pointer("const T", "x"),
         pointer("const Weight", "w"),
@@ -136,7 +154,7 @@ def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
         ("i64", "x_rs", Int64(i["x_rs"])),
         ("i64", "x_ns", Int64(i["x_ns"])),
         *longs(sizes(r, *(f"y_{p}" for p in ("cs", "rs", "ns")))),
-        *ints({"PH": 0, "PW": 0}),
+        *ints(sizes(r, "PH", "PW")),
     ]
     taps = s.kh * tap_pitch(s.ic)
     epilogue = requantise.epilogue(r, s.ic * s.kh, s.oc * taps, (), width=2, columns=s.oc)
@@ -148,12 +166,21 @@ def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
         (D.mul(D.minimum(tiles, 2 * r.sms), active), 1, 1),
         32 * _WARPS,
         epilogue=epilogue,
-        macros={"POOL": False},
+        macros={"POOL": _pools(r)},
         constants={
             "EARLY": "w" in r.constant, "KH": s.kh, "SH": s.stride, "DH": s.dilation,
             "STEPS": s.steps, "TAP_BYTES": tap_pitch(s.ic), "X_STEP": s.step, "NT": s.tiles,
             "OC": s.oc, "WARPS": _WARPS, "ROWS": t.rows, "RESIDENT": 2, "ROW_BYTES": s.row_bytes,
-            "PKH": 1, "PKW": 1, "PPT": 0, "PPL": 0,
+            **{n: int(i.get(n, 0)) for n in _POOLED[2:]},
         },
         smem=s.smem(t),
     )  # fmt: skip
+
+
+def conv_pool(r: Request) -> list[Kernel]:
+    if not supports(r):
+        raise NoKernel("no kernel pools the results of this convolution")
+    return kernels(r)
+
+
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv_pool_int8": conv_pool}

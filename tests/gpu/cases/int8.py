@@ -191,6 +191,29 @@ def pooling(rng: Rng) -> Iterator[Case]:
                        {"y": plain(dtype, want, None)})  # fmt: skip
 
 
+def pooled_rows(rng: Rng) -> Iterator[Case]:
+    """Convolutions of few channels and the max pooling of their results."""
+    stem: dict[str, Any] = {"kind": "conv2d_int8", "act": "relu"}
+    for seed, (product, k, pad) in enumerate((
+        (Product(n=2, h=21, w=27, ic=3, oc=64, k=(7, 7), s=(2, 2), pads=(3, 3, 3, 3), **stem), 3, 1),
+        (Product("conv2d_int8", h=9, w=12, ic=3, oc=16, k=(3, 3), x=I8, y=I8), 2, 0),
+    )):  # fmt: skip
+        case = _case(product, seed, 4)
+        (oh, ow), oc, out = product.out, product.oc, case.outputs["y"]
+        shape, made = (product.n, oh, ow, oc), out.want.reshape(product.n, oh, ow, oc)
+        ph, pw = ((v + 2 * pad - k) // 2 + 1 for v in (oh, ow))
+        wide = np.pad(made, ((0, 0), (pad, 2), (pad, 2), (0, 0)), constant_values=-1000)
+        windows = np.lib.stride_tricks.sliding_window_view(wide, (k, k), (1, 2))
+        want = windows[:, : 2 * ph : 2, : 2 * pw : 2].max((-1, -2))
+        ints = {
+            **case.ints, "PKH": k, "PKW": k, "PPT": pad, "PPL": pad, "PH": ph, "PW": pw,
+            "y_cs": oc, "y_rs": pw * oc, "y_ns": ph * pw * oc,
+        }  # fmt: skip
+        pooled = plain(product.y, np.ascontiguousarray(want), None)
+        yield Case(f"pooled {shape}", "conv_pool_int8", F32, ints, case.operands, {"y": pooled},
+                   case.floats, constant=case.constant)  # fmt: skip
+
+
 def images(rng: Rng) -> Iterator[Case]:
     """Floats, some on ties, as padded images of bytes."""
     for dtype in (U8, I8):
@@ -237,4 +260,5 @@ def means(rng: Rng) -> Iterator[Case]:
 FAMILIES = {
     "int8": products, "int8 convolutions": convolutions, "int8 window rows": window_rows,
     "pack int8": packing, "pool int8": pooling, "images of bytes": images, "means of bytes": means,
+    "pooled int8": pooled_rows,
 }  # fmt: skip

@@ -34,7 +34,7 @@ def lower(ctx: Lowering, op: Op, move: Callable[[Lowering, Op], None]) -> bool:
     if not held or not all(_alike(h, held[0]) for h in held):
         return False
     names = tuple(h.x.name for h in held)
-    inner = {o: f"{o}\0integers" for o in op.outputs if o}
+    inner = {o: quantised.integers_of(o) for o in op.outputs if o}
     outputs = tuple(inner.get(o, "") for o in op.outputs)
     for name, made in inner.items():
         if (result := _quantised_again(ctx, name, held[0])) is not None:

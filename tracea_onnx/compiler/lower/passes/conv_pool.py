@@ -14,6 +14,7 @@ from tracea_onnx.compiler.lower.window import pooling
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.shapes.windows import Window
 
 #: Sizes of windows that the kernel pools, and their stride.
 _WINDOWS, _STRIDE = frozenset({2, 3}), 2
@@ -31,6 +32,32 @@ def find(ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, Op]:
     }
 
 
+def windows(pool: Op, x: Value) -> tuple[Window, Window] | None:
+    """The windows of a max pooling of `x`, where kernels pool such ones."""
+    if x.rank != 4:
+        return None
+    try:
+        rows, columns = pooling(pool, x)
+        # a window may see nothing
+        padded = any(max(w.padding()) >= w.kernel for w in (rows, columns))
+    except Unsupported:
+        return None
+    if padded or any(
+        w.kernel not in _WINDOWS or w.stride != _STRIDE or w.dilation != 1 for w in (rows, columns)
+    ):
+        return None
+    return rows, columns
+
+
+def sizes(axes: tuple[Window, Window]) -> dict[str, DimLike]:
+    """The same as parameters of a launch."""
+    rows, columns = axes
+    return {
+        "PKH": rows.kernel, "PKW": columns.kernel, "PPT": rows.padding()[0],
+        "PPL": columns.padding()[0], "PH": rows.out, "PW": columns.out,
+    }  # fmt: skip
+
+
 def launch(
     ctx: Lowering,
     x: Value,
@@ -43,25 +70,14 @@ def launch(
     False where that cannot be.
     """
     pool = ctx.pooled.get(x.name)
-    if pool is None or dtype.size != 2 or x.rank != 4 or epi.full or epi.residual is not None:
+    if pool is None or dtype.size != 2 or epi.full or epi.residual is not None:
         return False
-    try:
-        rows, columns = pooling(pool, x)
-        # a window may see nothing
-        padded = any(max(w.padding()) >= w.kernel for w in (rows, columns))
-    except Unsupported:
+    axes = windows(pool, x)
+    if axes is None:
         return False
-    if padded or any(
-        w.kernel not in _WINDOWS or w.stride != _STRIDE or w.dilation != 1 for w in (rows, columns)
-    ):
-        return False
-    out = ctx.define(pool.outputs[0], dtype, (*x.shape[:2], rows.out, columns.out))
+    out = ctx.define(pool.outputs[0], dtype, (*x.shape[:2], *(w.out for w in axes)))
     dst = ctx.new_nhwc(out)
-    window: dict[str, DimLike] = {
-        "PKH": rows.kernel, "PKW": columns.kernel, "PPT": rows.padding()[0],
-        "PPL": columns.padding()[0],
-        "PH": rows.out, "PW": columns.out, **dst.pitches("y"),
-    }  # fmt: skip
+    window = {**sizes(axes), **dst.pitches("y")}
     try:
         ctx.plan.launch(
             "conv_pool",

@@ -11,7 +11,7 @@ from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import Epilogue, plan_epilogue
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import expression_of, lower_expression
-from tracea_onnx.compiler.lower.passes import quantised
+from tracea_onnx.compiler.lower.passes import conv_pool, quantised
 from tracea_onnx.compiler.lower.passes.byte_images import BYTES, image_of, new_image
 from tracea_onnx.compiler.lower.passes.quantised import Quantising
 from tracea_onnx.compiler.lower.passes.window_rows import window_rows
@@ -359,6 +359,8 @@ def _launch(
         floats = epi.floats
         if dtype == DType.F32:
             name, dtype = _quantise(ctx, made, name)
+        if family == "conv2d_int8" and dtype in BYTES and _pooled(ctx, made, epi, name, dtype):
+            return
     out = ctx.define(name, dtype, made.shape)
     made.ints["y_dtype"] = int(dtype)
     to = place(out)
@@ -367,6 +369,37 @@ def _launch(
     if epi is None:
         assert after.expr is not None
         lower_expression(ctx, after.expr, [out, *after.extras], after.name, DType.F32)
+
+
+def _pooled(ctx: Lowering, made: _Product, epi: Epilogue, name: str, dtype: DType) -> bool:
+    """The launch with the max pooling that alone reads what its result is dequantised to; False
+    where no kernel does both.
+    """
+    again = ctx.sole.get(name)
+    pool = ctx.sole.get(again.outputs[0]) if again is not None else None
+    if again is None or again.kind not in quantised.DEQUANTIZE or again.input(0) != name:
+        return False
+    if pool is None or pool.kind != "MaxPool" or len(pool.outputs) > 1:
+        return False
+    x = Value(name, dtype, made.shape)
+    axes = conv_pool.windows(pool, x)
+    able = "conv_pool_int8" in ctx.target.families and epi.program is None and epi.residual is None
+    if axes is None or not able or not quantised.is_usual(ctx.value(again.input(1))):
+        return False
+    shape = (*made.shape[:2], *(w.out for w in axes))
+    out = ctx.define(quantised.integers_of(pool.outputs[0]), dtype, shape)
+    ints = {**made.ints, **conv_pool.sizes(axes), **new_image(ctx, out).pitches("y")}
+    ints["y_dtype"] = int(dtype)
+    assert out.nhwc is not None
+    try:
+        ctx.plan.launch(
+            "conv_pool_int8", made.operands, {"y": out.nhwc.ref}, ints, epi.floats, whole=False
+        )
+    except Unsupported:
+        del ctx.values[out.name]
+        return False
+    ctx.define(name, dtype, made.shape)  # which lies nowhere, and nothing else reads
+    return True
 
 
 def _quantise(ctx: Lowering, made: _Product, name: str) -> tuple[str, DType]:

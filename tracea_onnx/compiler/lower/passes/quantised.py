@@ -250,6 +250,11 @@ def fused(
     return whole, values, made.name, made.dtype
 
 
+def integers_of(name: str) -> str:
+    """What the integers are called that a moved tensor of this name is dequantised from."""
+    return f"{name}\0integers"
+
+
 def waits(v: Value) -> bool:
     """Whether it lies nowhere but in integers."""
     return v.quantised is not None and v.view is None and v.nhwc is None
