@@ -50,8 +50,12 @@ DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
     if constexpr (SIZE == 32) {
       *(uint4*)v = *(const uint4*)p;
       *(uint4*)(v + 4) = *(const uint4*)(p + 4);
+    } else if constexpr (SIZE == 16) {
+      *(uint4*)v = *(const uint4*)p;
     } else if constexpr (SIZE == 8) {
       *(uint2*)v = *(const uint2*)p;
+    } else if constexpr (SIZE == 4) {
+      *(u32*)v = *(const u32*)p;
     } else {
       *(u16*)v = *(const u16*)p;
     }
@@ -273,8 +277,11 @@ DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
     if constexpr (sizeof(Y) == 4 && WIDTH == 2) {
       *(int2*)y = make_int2(v[0], v[1]);
     } else if constexpr (sizeof(Y) == 4) {
-      *(int4*)y = make_int4(v[0], v[1], v[2], v[3]);
-      *((int4*)y + 1) = make_int4(v[4], v[5], v[6], v[7]);
+#pragma unroll
+      for (int k = 0; k < WIDTH; k += 4)
+        *(int4*)(y + k) = make_int4(v[k], v[k + 1], v[k + 2], v[k + 3]);
+    } else if constexpr (WIDTH == 4) {
+      *(u32*)y = pack_bytes(v[0], v[1], v[2], v[3]);
     } else if constexpr (WIDTH == 2) {
       *(u16*)y = u16(__byte_perm(v[0], v[1], 0x0040));
     } else {

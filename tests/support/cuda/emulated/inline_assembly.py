@@ -108,6 +108,7 @@ _CALLS: tuple[tuple[str, str], ...] = (
     (r"cvt\.rzi(?:\.sat)?\.([su]\d+)\.f32", "=(@1)ptx::to_integer($0, false, ~1)"),
     (r"cvt\.pack\.sat\.(s8|u8)\.s32\.b32", "=ptx::pack<@1>($0, $1, $2, ~1)"),
     (r"cvt\.rn\.f32\.([su]\d+)", "=float((@1)($0))"),
+    (r"dp4a\.([su]32)\.([su]32)", "=ptx::dot<@1, @2>($0, $1, $2)"),
 )  # fmt: skip
 _SPECIAL = {"cluster_ctarank": "emulated::cluster_rank()", "laneid": "(threadIdx.x % 32)"}
 

@@ -291,6 +291,16 @@ u32 pack(int high, int low, u32 c, double least, double most) {
   };
   return c << 16 | of(high) << 8 | of(low);
 }
+// c plus the products of four bytes, signed or not.
+template <class A, class B>
+u32 dot(u32 a, u32 b, u32 c) {
+  for (int k = 0; k < 32; k += 8) {
+    const u32 left = A(-1) < A(0) ? (signed char)(a >> k) : int(a >> k & 255),
+              right = B(-1) < B(0) ? (signed char)(b >> k) : int(b >> k & 255);
+    c += left * right;
+  }
+  return c;
+}
 inline float min_nan(float a, float b) { return a != a || a < b ? a : b; }
 inline float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 template <emulated::Type TYPE>
