@@ -21,7 +21,7 @@ from ..gemm.int8 import requantise
 from ..gemm.int8.requantise import dtype
 from . import problem
 
-#: Registers of a thread that filters may take; warps of a CTA; most rows of a tile; bytes of shared
+#: Registers that filters of a thread may take; warps of a CTA; most rows of a tile; bytes of shared
 #: memory of a CTA, so that two are on an SM.
 _FILTERS, _WARPS, _ROWS, _SMEM = 64, 8, 8, 100 * 1024
 _MMA = 32  # bytes
@@ -32,8 +32,8 @@ _TILE, _UNIT, _MULTIPLY, _RESULT = 1500.0, 150.0, 9.0, 8.0
 
 @dataclass(frozen=True)
 class RowsTile:
-    """rows: of a tile, of what is stored. The rest follows from the request: steps of a tap, n-tiles
-    of a warp.
+    """rows: of a tile, of what is stored. All else (steps of a tap, n-tiles of a warp) follows from
+    the request.
     """
 
     rows: int

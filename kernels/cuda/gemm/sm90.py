@@ -31,8 +31,9 @@ class Sizes(NamedTuple):
     residual: the epilogue reads one; expensive: it needs many instructions for a result
     (`epilogue.expensive`); statistics: it computes statistics of rows, so that tiles need a
     multiple of 64 columns. result_bytes: of a result, and of an element of the residual; integers:
-    of 8 bits, so that a stage has 128 k, and wgmma fewer widths (`mma_columns`). pixel: least clocks to copy 64 channels of one pixel and of one filter;
-    mma_scale: of a stage's clocks of arithmetic (`grouped.mma_scale`); crossed: `crossed` of A.
+    of 8 bits, so that a stage has 128 k, and wgmma fewer widths (`mma_columns`). pixel: least
+    clocks to copy 64 channels of one pixel and of one filter; mma_scale: of a stage's clocks of
+    arithmetic (`grouped.mma_scale`); crossed: `crossed` of A.
     """
 
     m: int

@@ -24,7 +24,8 @@ def quantise_image(r: Request) -> list[Kernel]:
     given = sizes(r, "N", "C", "H", "W", "top", "left", "rows", "columns")
     strides = sizes(r, "x_n", "x_c", "x_h", "x_w")
     names = ", ".join((*given, *strides))
-    zero = pointer("const T", "zero") if "zero" in r.operands else None
+    zero = [pointer("const T", "zero")] if "zero" in r.operands else []
+    passed = "x, scale, zero, y" if zero else "x, scale, (const T*)0, y"
     return [
         instance(
             r,
@@ -32,12 +33,11 @@ def quantise_image(r: Request) -> list[Kernel]:
             "image/bytes",
             [
                 pointer("const float", "x"), pointer("const float", "scale"),
-                *([zero] if zero else []), pointer("T", "y"), *ints(given), *longs(strides),
+                *zero, pointer("T", "y"), *ints(given), *longs(strides),
             ],
             blocks(pixels, _THREADS, r.sms * _RESIDENT * 4),
             _THREADS,
-            f"pdl_begin();\n  quantise_image<{pixel}>(x, scale, {'zero' if zero else '(const T*)0'},"
-            f" y, Planes{{{names}}});",
+            f"pdl_begin();\n  quantise_image<{pixel}>({passed}, Planes{{{names}}});",
             dtype=dtype,
         )
     ]  # fmt: skip
@@ -51,7 +51,8 @@ def global_mean(r: Request) -> list[Kernel]:
     types = {"x_scale": "float", "x_zero": "T", "y_scale": "float", "y_zero": result}
     given, strides = sizes(r, "N", "C", "H", "W"), sizes(r, "x_cs", "x_rs", "x_ns", "y_ns")
     operands = [pointer(f"const {t}", o) for o, t in types.items() if o in r.operands]
-    passed = ", ".join(o if o in r.operands else f"(const {t}*)0" for o, t in types.items())
+    given_or_null = [o if o in r.operands else f"(const {t}*)0" for o, t in types.items()]
+    passed = ", ".join(("x", *given_or_null, "y"))
     numbers = ", ".join((*given, *strides))
     return [
         instance(
@@ -67,7 +68,7 @@ def global_mean(r: Request) -> list[Kernel]:
             ],
             (D.mul(i["N"], D.ceildiv(i["C"], 32 * wide)), 1, 1),
             32 * _WARPS,
-            f"pdl_begin();\n  mean_of_bytes<{wide}, {_WARPS}>(x, {passed}, y, Pixels{{{numbers}}});",
+            f"pdl_begin();\n  mean_of_bytes<{wide}, {_WARPS}>({passed}, Pixels{{{numbers}}});",
         )
     ]
 

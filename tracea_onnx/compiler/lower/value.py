@@ -50,9 +50,9 @@ class Deferred:
     """A tensor that lies nowhere until something reads it (`make`), because its likely reader can
     do without, or compute it from `parts` on the way: rows of a table (`rows`: the table, the
     indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`), tuples
-    of integers that count (`tuples`: their members), one-hot rows (`one_hot`: the indices), an image
-    of few channels of 8 bits (`quantised`: of which floats, scale, zero point). stage:
-    the `pointwise_stages.Stage` that computes it, if it is pointwise.
+    of integers that count (`tuples`: their members), one-hot rows (`one_hot`: the indices), images
+    of few channels of 8 bits (`quantised`: of which floats, scale, zero point). stage: the
+    `pointwise_stages.Stage` that computes it, if it is pointwise.
     """
 
     kind: str

@@ -9,13 +9,12 @@
 #include "gemm/int8/requantise.cuh"
 #define WIDTH 4
 #define PARAMETERS                                                                              \
-  const T *x, const Weight *w, Result *y, const T *zero_x, int N, int IH, int IW, int OH,       \
-      int OW, int PT, int PL, i64 x_cs, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, i64 y_ns, i64 r_cs, \
-      i64 r_rs, i64 r_ns
+  const T *x, const Weight *w, Result *y, const T *zero_x, int N, int IH, int IW, int OH, int OW, \
+      int PT, int PL, i64 x_rs, i64 x_ns, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
 #define EPILOGUE_ARGUMENTS
 #define DOT_TYPES "u32.s32"  // of x and of weights
 constexpr int KH = 3, KW = 3, SH = 1, SW = 1, DH = 1, C = 64, PITCH = 64;
-constexpr int COLUMNS = 4, ROWS = 2;
+constexpr int COLUMNS = 4, ROWS = 2, X_CS = 64, Y_CS = 64;
 constexpr bool EARLY = true;     // weights are read before griddepcontrol.wait
 constexpr bool Y_VECTOR = true;  // pixels of y are aligned for four channels
 #endif                           // GENERATED
@@ -79,9 +78,9 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
 #pragma unroll
       for (int k = 0; k < 4; k++) sum[r][j][k] = -total[k];
   const int top = oh * SH - PT, left = ow * SW - PL;
-  const T* const corner = x + n * x_ns + top * x_rs + left * x_cs + c;
+  const T* row = x + n * x_ns + top * x_rs + left * X_CS + c;
 #pragma unroll
-  for (int h = 0; h < SEEN; h++) {
+  for (int h = 0; h < SEEN; h++, row += x_rs) {
     bool read = false;
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -92,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
 #pragma unroll
     for (int p = 0; p < 4 * GROUPS; p++)
       pixels[p] = p < SPAN && there && u32(left + p) < u32(IW)
-                      ? *(const u32*)(corner + h * x_rs + p * x_cs)
+                      ? *(const u32*)(row + p * X_CS)
                       : outside;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
@@ -119,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
   }
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const Columns columns = columns_at(epilogue, c, C);
+  Result* const to = y + n * y_ns + oh * y_rs + ow * Y_CS + c;
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -126,7 +126,6 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
       if (oh + r >= OH || ow + j >= OW) continue;
       const int m = (n * OH + oh + r) * OW + ow + j;
       finish(epilogue, columns, sum[r][j], m, n * r_ns + (oh + r) * r_rs + (ow + j) * r_cs, c, 4);
-      store_results<Y_VECTOR>(y + (n * y_ns + (oh + r) * y_rs + (ow + j) * y_cs + c), sum[r][j],
-                              4);
+      store_results<Y_VECTOR>(to + r * y_rs + j * Y_CS, sum[r][j], 4);
     }
 }

@@ -1,5 +1,5 @@
-"""Depthwise convolutions of 8-bit integers: `conv2d_int8_dw`. Four taps at a time by dot products of
-bytes (`dot_int8.cuh`), or any of them (`int8.cuh`).
+"""Depthwise convolutions of 8-bit integers, `conv2d_int8_dw`: four taps at a time by dot products
+of bytes (`dot_int8.cuh`), or any of them (`int8.cuh`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def convolution(r: Request) -> list[Kernel]:
 def _by_dots(r: Request) -> bool:
     """Whether pixels are words of four channels, and a thread's registers hold the weights."""
     i = r.ints
-    if not problem.fixed(r, *problem.WINDOW, "OC") or "w_zero" in r.operands:
+    if not problem.fixed(r, *problem.WINDOW, "OC", "x_cs", "y_cs") or "w_zero" in r.operands:
         return False
     size = dtype(r, "y", DType.F32).size
     whole = i["DW"] == 1 and i["OC"] % _CHANNELS == 0 and not {"x", "y"} & r.unaligned
@@ -93,7 +93,7 @@ def _dots(r: Request, t: Dots, active: DimLike) -> Kernel:
         pointer("Result", "y"),
         pointer("const T", "x_zero", "zero_x"),
         *ints(sizes(r, "N", "IH", "IW", "OH", "OW", "PT", "PL")),
-        *longs(sizes(r, *(f"{s}_{p}" for s in "xyr" for p in ("cs", "rs", "ns")))),
+        *longs(sizes(r, "x_rs", "x_ns", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")),
     ]
     given = replace(r, operands=r.operands - {"x_zero"})
     taps = int(i["KH"]) * int(i["KW"])
@@ -116,6 +116,7 @@ def _dots(r: Request, t: Dots, active: DimLike) -> Kernel:
         constants={
             **{n: int(i[n]) for n in ("KH", "KW", "SH", "SW", "DH")},
             "C": channels, "PITCH": pitch, "COLUMNS": _COLUMNS, "ROWS": t.rows,
+            "X_CS": int(i["x_cs"]), "Y_CS": int(i["y_cs"]),
             "EARLY": "w" in r.constant, "Y_VECTOR": True,
         },
     )  # fmt: skip

@@ -73,7 +73,7 @@ def epilogue(
         f"load_neighbours<{str(aligned(r, n, 4, group)).lower()}>(e.{n} + n, count, x.{n});"
         for n in extras
     )
-    members = " ".join(f"{t} {n};" for t, n, _ in fields)
+    members, unit = " ".join(f"{t} {n};" for t, n, _ in fields), min(16, 4 * width)
     of_columns = [o for o in ("w_scale", "w_zero", "bias") if o in r.operands] + ["sums"]
     source = (
         f"#define WIDTH {width}\ntypedef {typed(r, 'w')} Weight;\n"
@@ -95,7 +95,7 @@ def epilogue(
         )
         + f"struct Epilogue {{ {members} {' '.join(absent)} }};\n"
         + after
-        + f"struct Extras {{ {' '.join(f'alignas({min(16, 4 * width)}) float {n}[WIDTH];' for n in extras)} }};\n"
+        + f"struct Extras {{ {' '.join(f'alignas({unit}) float {n}[WIDTH];' for n in extras)} }};\n"
         + f"#define READ_EXTRAS(e, x, n, count) {reads}\n"
         + f"#define READ_FULL(e, m, full, n, count) {full}\n"
         + template("gemm/int8/requantise")

@@ -125,13 +125,15 @@ def _image(
     ref = ctx.plan.arena(D.mul(n, to[0]))
     image = Nhwc(ref, wide.stride * pixel, to[1], to[0])
     if _waits(x) and x.deferred is not None:
-        source, scale, *rest = x.deferred.parts
+        source, scale, *zeros = x.deferred.parts
+        operands = {"x": ctx.strided(source).ref, "scale": ctx.plain(scale)}
+        operands |= {"zero": ctx.plain(v) for v in zeros}
         given = ctx.strided(source)
         numbers_of = dict(zip(("x_n", "x_c", "x_h", "x_w"), given.strides, strict=True))
         before = {"top": high.padding()[0], "left": wide.padding()[0]}
         ctx.plan.launch(
             "quantise_image",
-            {"x": given.ref, "scale": ctx.plain(scale), "zero": ctx.plain(rest[0]) if rest else None},
+            operands,
             {"y": ref},
             {
                 **x.nchw(), **numbers_of, **before, "P": pixel, "rows": rows, "columns": columns,
