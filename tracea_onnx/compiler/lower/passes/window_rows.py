@@ -127,7 +127,7 @@ def _image(
     if _waits(x) and x.deferred is not None:
         source, scale, *zeros = x.deferred.parts
         operands = {"x": ctx.strided(source).ref, "scale": ctx.plain(scale)}
-        operands |= {"zero": ctx.plain(v) for v in zeros}
+        operands |= dict(zip(("zero",), map(ctx.plain, zeros), strict=False))
         given = ctx.strided(source)
         numbers_of = dict(zip(("x_n", "x_c", "x_h", "x_w"), given.strides, strict=True))
         before = {"top": high.padding()[0], "left": wide.padding()[0]}
