@@ -11,7 +11,7 @@
 #pragma once
 #ifndef GENERATED
 #include "gemm/int8/requantise.cuh"
-#define PARAMETERS                                                                          \
+#define PARAMETERS                                                                             \
   const T *x, const Weight *w, Result *y, int N, int OH, int OW, i64 x_rs, i64 x_ns, i64 y_cs, \
       i64 y_rs, i64 y_ns, int PH, int PW
 #define EPILOGUE_ARGUMENTS
@@ -23,7 +23,7 @@ constexpr int ROW_BYTES = 944;                     // copied of a row
 constexpr int PKH = 3, PKW = 3, PPT = 1, PPL = 1;  // windows of stride 2 that are pooled
 #endif                                             // GENERATED
 #include "common/base.cuh"
-#include "common/bytes.cuh"
+#include "image/larger_bytes.cuh"
 #include "gemm/int8/mma.cuh"
 
 constexpr int WARPS_N = OC / (8 * NT), THREADS = 32 * WARPS;
@@ -69,9 +69,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
       for (int half = 0; half < 2; half++) {
         const int column = group + quad / 2 * 2 * NT + 2 * j + quad % 2,
                   at = k % STEPS * 32 + half * 16;
-        b[k][j][half] = at < TAP_BYTES ? *(const u32*)(w + (column * KH + k / STEPS) * TAP_BYTES +
-                                                       at + 4 * l)
-                                       : 0u;
+        b[k][j][half] = at < TAP_BYTES
+                            ? *(const u32*)(w + (column * KH + k / STEPS) * TAP_BYTES + at + 4 * l)
+                            : 0u;
       }
   if (EARLY) pdl_wait();
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
       for (int h = 0; h < 2; h++) {
         const int p = min(u + quad + h * 8, count - 1);
         row[h] = p / OW, column[h] = p - row[h] * OW;
-        from[h] = (const T*)rows + stage * COPY + row[h] * (SH * ROW_BYTES) +
-                  column[h] * X_STEP + 4 * l;
+        from[h] =
+            (const T*)rows + stage * COPY + row[h] * (SH * ROW_BYTES) + column[h] * X_STEP + 4 * l;
       }
       int sum[NT][4];
 #pragma unroll
@@ -122,8 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
         const u32 a[4] = {*(const u32*)(from[0] + to), *(const u32*)(from[1] + to),
                           *(const u32*)(from[0] + to + 16), *(const u32*)(from[1] + to + 16)};
 #pragma unroll
-        for (int j = 0; j < NT; j++)
-          multiply(sum[j], a, b[k][j][0], b[k][j][1], (T*)0, (Weight*)0);
+        for (int j = 0; j < NT; j++) multiply(sum[j], a, b[k][j][0], b[k][j][1], (T*)0, (Weight*)0);
       }
       u32 words[2][(NT + 1) / 2];
 #pragma unroll
@@ -152,9 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
 #if POOL
     constexpr int PARTS = OC / 16;
     for (int k = thread; k < min(ROWS, PH - at.top) * PW * PARTS; k += THREADS) {
-      const int pixel = k / PARTS, row = pixel / PW, column = pixel - row * PW,
-                c = k % PARTS * 16, high_first = 2 * (at.top + row) - PPT,
-                wide_first = 2 * column - PPL;
+      const int pixel = k / PARTS, row = pixel / PW, column = pixel - row * PW, c = k % PARTS * 16,
+                high_first = 2 * (at.top + row) - PPT, wide_first = 2 * column - PPL;
       uint4 most = make_uint4(0, 0, 0, 0);
       bool fresh = true;
 #pragma unroll
@@ -165,8 +163,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
           if (u32(h) >= u32(OH) || u32(at_column) >= u32(OW)) continue;
           const uint4 v = *(const uint4*)(made + ((h - at.first) * OW + at_column) * OC + c);
           most = fresh ? v
-                       : make_uint4(larger_bytes<Result>(most.x, v.x), larger_bytes<Result>(most.y, v.y),
-                                    larger_bytes<Result>(most.z, v.z), larger_bytes<Result>(most.w, v.w));
+                       : make_uint4(
+                             larger_bytes<Result>(most.x, v.x), larger_bytes<Result>(most.y, v.y),
+                             larger_bytes<Result>(most.z, v.z), larger_bytes<Result>(most.w, v.w));
           fresh = false;
         }
       *(uint4*)(y + at.n * y_ns + (at.top + row) * y_rs + column * y_cs + c) = most;

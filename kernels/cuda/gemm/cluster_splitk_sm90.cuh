@@ -10,8 +10,8 @@
 // epilogue. The last warp is the producer. TRANSPOSED_CONV (SOURCE 1): a transposed convolution:
 // each phase of its output (blockIdx.y) is a convolution of stride 1; OH, OW, SH, SW, PT, PL are
 // those of the union of the phases' windows. Matrices of a batch (SOURCE 2) are blockIdx.y and z.
-// Sums of 8-bit products are integers up to the epilogue, which reads operands of columns before the
-// main loop where registers suffice.
+// Sums of 8-bit products are integers up to the epilogue, which reads operands of columns before
+// the main loop where registers suffice.
 #pragma once
 #ifndef GENERATED
 #include "common/instance.cuh"
@@ -44,9 +44,9 @@ constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS,
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128,
               STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
-constexpr int PITCH = SWAP ? ROWS + 4
-                           : (COLUMNS + 31) / 32 * 32 +
-                                 8;  // sums per row of the staged tile, without bank conflicts
+constexpr int PITCH =
+    SWAP ? ROWS + 4
+         : (COLUMNS + 31) / 32 * 32 + 8;  // sums per row of the staged tile, without bank conflicts
 // A CTA finishes OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows
 // apart: 8 neighbouring threads have 64 columns of a row.
 constexpr int OWN = (TILE_M + SPLIT - 1) / SPLIT, CHUNKS = TILE_N / 8, ROUND = WORKERS / CHUNKS,
@@ -309,8 +309,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
   Residual8 residual_bits[AHEAD];
   auto read_residual = [&](Residual8& to, int r) {
 #if IS_INT8
-    if (r < rows)
-      load_neighbours<RES_VECTOR>(epilogue.res + (own_m + r) * ldr + n, left, to.v);
+    if (r < rows) load_neighbours<RES_VECTOR>(epilogue.res + (own_m + r) * ldr + n, left, to.v);
 #else
     if (r < rows) to = load8<R_VECTOR>(res + (own_m + r) * ldr + n, left);
 #endif

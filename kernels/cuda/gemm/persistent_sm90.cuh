@@ -399,7 +399,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         ColumnOperands columns[8];
 #pragma unroll
         for (int k = 0; k < 8; k++)
-          columns[k] = column_table[panel * 32 + (BLOCKED ? (lane & 3) * 8 + k : k * 4 + (lane & 3))];
+          columns[k] =
+              column_table[panel * 32 + (BLOCKED ? (lane & 3) * 8 + k : k * 4 + (lane & 3))];
         const int own = n0 + panel * 64 + (lane & 3) * 16;
 #pragma unroll
         for (int i = 0; i < 2 * WGMMAS_M; i++) {

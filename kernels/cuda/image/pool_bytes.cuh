@@ -7,7 +7,7 @@
 constexpr int KH = 3, KW = 3;  // of a window; 0: run_kh, run_kw
 #endif                         // GENERATED
 #include "common/base.cuh"
-#include "common/bytes.cuh"
+#include "image/larger_bytes.cuh"
 
 struct Bytes {
   int N, C, IH, IW, OH, OW, run_kh, run_kw, SH, SW, DH, DW, PT, PL;

@@ -8,7 +8,7 @@
 #ifndef GENERATED
 #include "gemm/int8/requantise.cuh"
 #define WIDTH 4
-#define PARAMETERS                                                                              \
+#define PARAMETERS                                                                                \
   const T *x, const Weight *w, Result *y, const T *zero_x, int N, int IH, int IW, int OH, int OW, \
       int PT, int PL, i64 x_rs, i64 x_ns, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
 #define EPILOGUE_ARGUMENTS
@@ -20,9 +20,9 @@ constexpr bool Y_VECTOR = true;  // pixels of y are aligned for four channels
 #endif                           // GENERATED
 #include "common/base.cuh"
 
-constexpr int SPAN = (COLUMNS - 1) * SW + KW;                          // pixels of a row
+constexpr int SPAN = (COLUMNS - 1) * SW + KW;                                  // pixels of a row
 constexpr int WORDS = (KW + 3) / 4, GROUPS = (SPAN + 3 + 4 * WORDS - KW) / 4;  // of four pixels
-constexpr int SEEN = (ROWS - 1) * SH + (KH - 1) * DH + 1;              // rows
+constexpr int SEEN = (ROWS - 1) * SH + (KH - 1) * DH + 1;                      // rows
 
 DEV int dot(u32 a, u32 b, int c) {
   int d;
@@ -90,9 +90,8 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
     u32 pixels[4 * GROUPS], channels[GROUPS][4];
 #pragma unroll
     for (int p = 0; p < 4 * GROUPS; p++)
-      pixels[p] = p < SPAN && there && u32(left + p) < u32(IW)
-                      ? *(const u32*)(row + p * X_CS)
-                      : outside;
+      pixels[p] =
+          p < SPAN && there && u32(left + p) < u32(IW) ? *(const u32*)(row + p * X_CS) : outside;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
       transpose({pixels[4 * g], pixels[4 * g + 1], pixels[4 * g + 2], pixels[4 * g + 3]},

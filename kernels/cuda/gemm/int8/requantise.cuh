@@ -77,14 +77,14 @@ DEV void load_columns(const A* p, int all, int n, int count, A (&v)[WIDTH]) {
   }
 }
 
-// How integers q stand for numbers: (q - zero) * scale. A scale that is no positive normal number is
-// taken for the nearest of these. A share s stands for the number (lo + 256 s) * scale: 0 for the
-// least q (RELU: for `zero`), so that instructions saturate it.
+// How integers q stand for numbers: (q - zero) * scale. A scale that is no positive normal number
+// is taken for the nearest of these. A share s stands for the number (lo + 256 s) * scale: 0 for
+// the least q (RELU: for `zero`), so that instructions saturate it.
 struct Steps {
   float scale, inverse;
-  float lo, hi;         // q - zero of the least and the largest q
-  float factor, first;  // the share of a number is number * factor + first
-  float spare;          // 1 less the share of hi
+  float lo, hi;                               // q - zero of the least and the largest q
+  float factor, first;                        // the share of a number is number * factor + first
+  float spare;                                // 1 less the share of hi
   static constexpr float SHIFT = 12582912.f;  // 1.5 * 2^23: floats around it are integers
   // The bits of q - zero + ROUNDED, rounded half to even, as a float: the last ones are q's if zero
   // is 0. What a share is beyond 0 or the largest one becomes that, and a NaN 0.
@@ -149,8 +149,8 @@ DEV Scalars scalars_of(const Epilogue& e) {
   return s;
 }
 
-// Operands of neighbouring columns. scale, bias: from sums to numbers or, FOLDED, to shares. start: what is added to their sums for the zero point of x; zero: of the
-// weights.
+// Operands of neighbouring columns. scale, bias: from sums to numbers or, FOLDED, to shares. start:
+// what is added to their sums for the zero point of x; zero: of the weights.
 constexpr int ALIGNED = WIDTH < 4 ? 4 * WIDTH : 16;
 struct alignas(16) ColumnOperands {
   alignas(ALIGNED) float scale[WIDTH];
@@ -219,8 +219,8 @@ DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, in
   READ_FULL(e, m, full, n, count)
 #pragma unroll
   for (int k = 0; k < WIDTH; k++) {
-    const float r = RES_MODE && sizeof(Residual) == 1 ? __fsub_rn(residual[k], s.r_zero)
-                                                      : residual[k];
+    const float r =
+        RES_MODE && sizeof(Residual) == 1 ? __fsub_rn(residual[k], s.r_zero) : residual[k];
     float share;
     if (LINEAR) {
       float more = FOLDED == 1 ? s.result.first : c.bias[k];
