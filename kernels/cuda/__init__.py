@@ -127,7 +127,7 @@ class Cuda(Backend):
             rates(caps), frozenset(families()), frozenset({DType.F32, DType.F16, DType.BF16}),
             border=False, pitch_multiple=8, launch_bound=True, planar=4,
             folds_norms=hopper, stages=True, group_packing=hopper, ieee=True, byte_pools=True,
-            window_rows=True, leaves_quantised=False,
+            byte_pitch=16, window_rows=True, leaves_quantised=False,
         )  # fmt: skip
 
     def emit(self, request: Request) -> Sequence[Launch]:

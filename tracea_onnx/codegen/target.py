@@ -27,7 +27,8 @@ class Target:
     8-bit integers, but for those that make integers themselves, were measured to take less time
     than ONNX Runtime's. leaves_quantised: whether quantised groups may be left to ONNX Runtime's
     integer kernels, which are the CPU's: not where their operands would leave the device.
-    byte_pools: whether maxima of images of 8-bit integers are taken as these are. window_rows:
+    byte_pools: whether maxima of images of 8-bit integers are taken as these are. byte_pitch:
+    bytes at multiples of which pixels of such images begin that have more channels. window_rows:
     whether convolutions of few channels of 8-bit integers may read rows of windows as pixels that
     overlap.
     """
@@ -46,6 +47,7 @@ class Target:
     faster_integers: bool = False
     leaves_quantised: bool = True
     byte_pools: bool = False
+    byte_pitch: int = 1
     window_rows: bool = False
 
     @property

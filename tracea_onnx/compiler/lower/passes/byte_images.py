@@ -1,5 +1,6 @@
-"""Images of 8 bits are channels-last, without gaps: as strides, which any reader may follow, and as
-images, for products. Pointwise expressions keep the order.
+"""Images of 8 bits are channels-last: as strides, which any reader may follow, and as images, for
+products. Pixels of many channels begin where vectors may (`Target.byte_pitch`); there are no other
+gaps. Pointwise expressions keep the order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def image_of(ctx: Lowering, v: Value) -> Nhwc:
     """Images of 8 bits as channels-last ones; copied once where they are not."""
     v.nhwc = lying(ctx, v)
     if v.nhwc is None:
-        v.nhwc = _dense(v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
+        v.nhwc = _made(ctx, v)
         ctx.copy(ctx.strided(v), _view_of(v, v.nhwc), v.shape, v.dtype, whole=False)
     return v.nhwc
 
@@ -36,10 +37,17 @@ def lying(ctx: Lowering, v: Value) -> Nhwc | None:
     return Nhwc(view.ref, cs, rows[0] if rows else D.mul(cs, v.shape[-1]), ns)
 
 
-def _dense(v: Value, ref: Ref) -> Nhwc:
-    _, c, h, w = v.image()
-    rs = D.mul(w, c)
-    return Nhwc(ref, c, rs, D.mul(h, rs))
+def _image(v: Value, ref: Ref, cs: DimLike) -> Nhwc:
+    _, _, h, w = v.image()
+    rs = D.mul(w, cs)
+    return Nhwc(ref, cs, rs, D.mul(h, rs))
+
+
+def _made(ctx: Lowering, v: Value) -> Nhwc:
+    """Storage of its own."""
+    (n, c, h, w), unit = v.image(), ctx.target.byte_pitch
+    cs = D.round_up(c, unit) if isinstance(c, int) and c > unit else c
+    return _image(v, ctx.plan.arena(D.product([n, h, w, cs, v.dtype.size])), cs)
 
 
 def _view_of(v: Value, image: Nhwc) -> View:
@@ -48,8 +56,10 @@ def _view_of(v: Value, image: Nhwc) -> View:
 
 
 def lay(ctx: Lowering, v: Value, ref: Ref) -> Nhwc:
-    """Let `v` be channels-last at `ref`; kernels of floats read whole vectors of channels."""
-    image = _dense(v, ref)
+    """Let `v` be channels-last at `ref`, without gaps; kernels of floats read whole vectors of
+    channels.
+    """
+    image = _image(v, ref, v.image()[1])
     v.view = _view_of(v, image)
     if v.dtype in BYTES or factor(v.shape[1]) % ctx.target.vector == 0:
         v.nhwc = image
@@ -57,8 +67,12 @@ def lay(ctx: Lowering, v: Value, ref: Ref) -> Nhwc:
 
 
 def new_image(ctx: Lowering, v: Value) -> Nhwc:
-    """Storage for images of 8 bits."""
-    return lay(ctx, v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
+    """Storage for images of integers."""
+    if v.dtype not in BYTES:
+        return lay(ctx, v, ctx.plan.arena(D.mul(v.elements, v.dtype.size)))
+    v.nhwc = _made(ctx, v)
+    v.view = _view_of(v, v.nhwc)
+    return v.nhwc
 
 
 def keeps(inputs: Sequence[Value], dtype: DType) -> bool:
