@@ -18,7 +18,16 @@ _SMALL = 1 << 15
 
 
 @pytest.mark.parametrize(
-    "cases", [int8.products, int8.convolutions, int8.window_rows, int8.pooling]
+    "cases",
+    [
+        int8.products,
+        int8.convolutions,
+        int8.window_rows,
+        int8.pooling,
+        int8.pooled_rows,
+        int8.images,
+        int8.means,
+    ],
 )
 def test_as_float64(cases: Callable[[np.random.Generator], Iterator[Case]], tmp_path: Path) -> None:
     small = (

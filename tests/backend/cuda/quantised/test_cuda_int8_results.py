@@ -93,6 +93,12 @@ TILES = [
     (conv(n=2, h=8, w=9, ic=144, oc=64, s=(2, 2), x=I8), (128, 64, True)),
     (conv(n=3, h=7, w=7, ic=160, oc=100, x_zero=False, s=(2, 2), y=I8, **PADDED), (64, 192, True)),
 ]
+#: Rows, columns, which side the weight is on, split of k, sharing of copies, blocks of an SM.
+SPLIT_TILES = [
+    (gemm(70, 77, 1040, res=U8, mode=1, middle=U8, act="relu", x=I8, wt=U8), (64, 24, True, 3)),
+    (gemm(49, 131, 528, y=F32, each_scale=False), (64, 48, False, 2, 2)),
+    (conv(h=14, w=14, ic=80, oc=96, x_zero=False, res=I8, mode=1, **PADDED), (128, 48, True, 4)),
+]
 
 
 @pytest.mark.sampled(3)
@@ -103,6 +109,15 @@ def test_by_wgmma(k: int, tmp_path: Path) -> None:
     host = Host(tmp_path, 90, made)
     int8_products.check(case, host, packed_rows)
     assert host.symbols == ["pack_bytes", "gemm_persistent_sm90"]
+
+
+@pytest.mark.parametrize("k", range(len(SPLIT_TILES)))
+def test_split_in_clusters(k: int, tmp_path: Path) -> None:
+    case, tile = SPLIT_TILES[k]
+    made = discovery.module("kernels", "cuda.gemm.cluster_splitk_sm90").SplitTile(*tile)
+    host = Host(tmp_path, 90, made)
+    int8_products.check(case, host, packed_rows)
+    assert host.symbols == ["pack_bytes", "gemm_cluster_splitk_sm90"]
 
 
 @pytest.mark.parametrize("dtype", [U8, I8], ids=lambda t: t.name)
