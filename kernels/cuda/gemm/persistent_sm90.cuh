@@ -45,7 +45,9 @@ constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;  // CTAs of a cluster along rows
 // panel. NORMED, and of 8-bit products: they are in shared memory.
 constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
 #if IS_INT8
-constexpr int TABLE = BN * sizeof(ColumnOperands);  // of pairs of columns, for each warpgroup
+// Of pairs of columns, for each warpgroup, with gaps that avoid bank conflicts.
+constexpr int PAIRS = BN / 2 + BN / 16, TABLE = 2 * PAIRS * sizeof(ColumnOperands);
+DEV int pair_at(int k) { return k + k / 8; }
 #elif NORMED
 constexpr int TABLE = 2 * BN * sizeof(Column);
 #else
@@ -290,13 +292,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       touch_columns(epilogue, n);
 #if IS_INT8
     ColumnOperands* const column_table =
-        (ColumnOperands*)(shared + (table - smem_address(shared))) + w * (BN / 2);
+        (ColumnOperands*)(shared + (table - smem_address(shared))) + w * PAIRS;
 #elif NORMED
     Column* const column_table = (Column*)(shared + (table - smem_address(shared))) + w * BN;
 #endif
     wait_for_producers();  // operands of the epilogue
 #if IS_INT8
     const Scalars scalars = scalars_of(epilogue);
+    const auto read_columns = [&](const TileColumns& at) {
+      return column_operands_at(epilogue, scalars, at.first + min(thread * 2, BN - 2), at.end);
+    };
+    const auto hold_columns = [&](const ColumnOperands& own) {
+      if (thread * 2 < BN) column_table[pair_at(thread)] = own;
+      named_barrier_sync(4 + w, 128);
+    };
+    if (RESIDENT_B) hold_columns(read_columns(COLUMNS_OF(column)));  // of all tiles
 #if RES_ROWS
     const u32 magic = raw_magic();
 #endif
@@ -325,8 +335,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #endif
 #if IS_INT8
       // Read before the main loop: operands of columns, one pair a thread, and the residual.
-      const ColumnOperands own_columns =
-          column_operands_at(epilogue, scalars, n0 + min(thread * 2, BN - 2), end);
+      ColumnOperands own_columns;
+      if (!RESIDENT_B) own_columns = read_columns(columns_here);
 #if RES_ROWS
       uint4 residuals[2 * WGMMAS_M][PANELS];
 #pragma unroll
@@ -392,15 +402,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #if IS_INT8
       // (PINGPONG: the other's barrier tells that the epilogue before has ended)
       if (!PINGPONG) named_barrier_sync(4 + w, 128);
-      if (thread * 2 < BN) column_table[thread] = own_columns;
-      named_barrier_sync(4 + w, 128);
+      if (!RESIDENT_B) hold_columns(own_columns);
 #pragma unroll
       for (int panel = 0; panel < PANELS; panel++) {
         ColumnOperands columns[8];
 #pragma unroll
         for (int k = 0; k < 8; k++)
-          columns[k] =
-              column_table[panel * 32 + (BLOCKED ? (lane & 3) * 8 + k : k * 4 + (lane & 3))];
+          columns[k] = column_table[pair_at(panel * 32 +
+                                            (BLOCKED ? (lane & 3) * 8 + k : k * 4 + (lane & 3)))];
         const int own = n0 + panel * 64 + (lane & 3) * 16;
 #pragma unroll
         for (int i = 0; i < 2 * WGMMAS_M; i++) {

@@ -100,7 +100,8 @@ def epilogue(
         + f"#define READ_FULL(e, m, full, n, count) {full}\n"
         + template("gemm/int8/requantise")
     )
-    column = 16 + 8 * -(-len(extras) // 2)  # bytes of ColumnOperands of two, for each
+    # bytes of ColumnOperands of two, for each, and of gaps
+    column = (16 + 8 * -(-len(extras) // 2)) * 9 // 8
     return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
 
 
