@@ -11,14 +11,14 @@
 #pragma once
 #ifndef GENERATED
 #include "gemm/int8/requantise.cuh"
-#define PARAMETERS                                                                             \
-  const T *x, const Weight *w, Result *y, int N, int OH, int OW, i64 x_rs, i64 x_ns, i64 y_cs, \
-      i64 y_rs, i64 y_ns, int PH, int PW
+#define PARAMETERS                                                                               \
+  const T *x, const Weight *w, Result *y, int N, int OH, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, \
+      i64 y_ns, int PH, int PW
 #define EPILOGUE_ARGUMENTS
 #define POOL 0
 constexpr bool EARLY = true;  // weights are constant: read before griddepcontrol.wait
 constexpr int KH = 7, SH = 2, DH = 1, STEPS = 1, TAP_BYTES = 32, X_STEP = 8;
-constexpr int NT = 4, OC = 64, WARPS = 8, ROWS = 4, RESIDENT = 2;
+constexpr int NT = 8, OC = 64, OW = 112, WARPS = 4, ROWS = 4, RESIDENT = 2;
 constexpr int ROW_BYTES = 944;                     // copied of a row
 constexpr int PKH = 3, PKW = 3, PPT = 1, PPL = 1;  // windows of stride 2 that are pooled
 #endif                                             // GENERATED
@@ -26,6 +26,8 @@ constexpr int PKH = 3, PKW = 3, PPT = 1, PPL = 1;  // windows of stride 2 that a
 #include "image/larger_bytes.cuh"
 #include "gemm/int8/mma.cuh"
 
+// Pairs of channels lie with gaps that avoid bank conflicts.
+DEV constexpr int pair_at(int k) { return k + k / NT; }
 constexpr int WARPS_N = OC / (8 * NT), THREADS = 32 * WARPS;
 constexpr int MADE = POOL ? 2 * (ROWS - 1) + PKH : ROWS;  // rows of results that a tile needs
 constexpr int SEEN = (MADE - 1) * SH + (KH - 1) * DH + 1, COPY = SEEN * ROW_BYTES;
@@ -55,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
   extern __shared__ uint4 shared[];
   char* const rows = (char*)shared;
   ColumnOperands* const table = (ColumnOperands*)(rows + 2 * COPY);
-  char* const made = (char*)(table + OC / 2);
+  char* const made = (char*)(table + pair_at(OC / 2));
   pdl_launch_dependents();
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, quad = lane >> 2,
             l = lane & 3, group = warp % WARPS_N * 8 * NT;
@@ -77,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const Scalars scalars = scalars_of(epilogue);
   for (int k = thread; k < OC / 2; k += THREADS)
-    table[k] = column_operands_at(epilogue, scalars, 2 * k, OC);
+    table[pair_at(k)] = column_operands_at(epilogue, scalars, 2 * k, OC);
 
   const int high = POOL ? PH : OH, tiles = (high + ROWS - 1) / ROWS * N;
   const auto copy = [&](int t, int stage) {
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
       for (int j = 0; j < NT; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          sum[j][e] = STARTS ? table[group / 2 + l * NT + j].start[e % 2] : 0;
+          sum[j][e] = STARTS ? table[pair_at(group / 2 + l * NT + j)].start[e % 2] : 0;
 #pragma unroll
       for (int k = 0; k < KH * STEPS; k++) {
         const int to = k / STEPS * (DH * ROW_BYTES) + k % STEPS * 32;
@@ -127,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
       u32 words[2][(NT + 1) / 2];
 #pragma unroll
       for (int j = 0; j < NT; j++) {
-        ColumnOperands own = table[group / 2 + l * NT + j];
+        ColumnOperands own = table[pair_at(group / 2 + l * NT + j)];
         own.start[0] = own.start[1] = 0;  // it is in the sums
 #pragma unroll
         for (int h = 0; h < 2; h++) {

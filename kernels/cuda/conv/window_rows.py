@@ -21,9 +21,12 @@ from ..gemm.int8 import requantise
 from ..gemm.int8.requantise import dtype
 from . import problem
 
-#: Registers that filters of a thread may take; warps of a CTA; most rows of a tile; bytes of shared
-#: memory of a CTA, so that two are on an SM.
-_FILTERS, _WARPS, _ROWS, _SMEM = 64, 8, 8, 100 * 1024
+#: Registers that filters of a thread may take; warps of an SM, of most n-tiles and of fewer; most
+#: rows of a tile; bytes of shared memory of a CTA, so that two are on an SM.
+_FILTERS, _MOST, _FEWER, _ROWS, _SMEM = 112, 8, 16, 8, 112 * 1024
+#: Clocks of a tile; instructions of a warp for 16 pixels, for a result of a lane; clocks that these
+#: pixels take at least.
+_TILE, _UNIT, _RESULT, _LATENCY = 1500.0, 60.0, 6.5, 700.0
 _MMA = 32  # bytes
 _POOLED = ("PH", "PW", "PKH", "PKW", "PPT", "PPL")
 #: Clocks of a tile, of 16 pixels of a warp besides its MMAs, of an MMA, and of a result of a lane.
@@ -32,11 +35,13 @@ _TILE, _UNIT, _MULTIPLY, _RESULT = 1500.0, 150.0, 9.0, 8.0
 
 @dataclass(frozen=True)
 class RowsTile:
-    """rows: of a tile, of what is stored. All else (steps of a tap, n-tiles of a warp) follows from
-    the request.
+    """rows: of a tile, of what is stored; warps; resident CTAs per SM. All else (steps of a tap,
+    n-tiles of a warp) follows from the request.
     """
 
     rows: int
+    warps: int
+    resident: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ class _Shape:
     def smem(self, t: RowsTile) -> int:
         seen = (self.made(t) - 1) * self.stride + (self.kh - 1) * self.dilation + 1
         pooled = self.made(t) * self.ow * self.oc if self.pkh else 0
-        return 2 * seen * self.row_bytes + 32 * self.oc // 2 + pooled
+        pairs = self.oc // 2 + self.oc // 2 // self.tiles
+        return 2 * seen * self.row_bytes + 32 * pairs + pooled
 
 
 def supports(r: Request) -> bool:
@@ -106,7 +112,7 @@ def supports(r: Request) -> bool:
     whole = all(multiple_of(i[f"y_{p}"]) >= 16 for p in ("cs", "rs", "ns"))
     aligned = i["x_cs"] % 4 == 0 and all(multiple_of(i[f"x_{p}"]) >= 16 for p in ("rs", "ns"))
     reached = whole and aligned and not {"x", "y"} & r.unaligned
-    return reached and s.across in (1, 2, 4, 8) and s.smem(RowsTile(1)) <= _SMEM
+    return reached and s.across in (1, 2, 4) and next(_tiles(s), None) is not None
 
 
 def _pools(r: Request) -> bool:
@@ -129,19 +135,22 @@ def kernels(r: Request) -> list[Kernel]:
 
 
 def _tiles(s: _Shape) -> Iterator[RowsTile]:
+    of_sm = _MOST if s.tiles == 8 else _FEWER
     for rows in range(1, _ROWS + 1):
-        if s.smem(RowsTile(rows)) <= _SMEM:
-            yield RowsTile(rows)
+        for resident in (1, 2):
+            t = RowsTile(rows, of_sm // resident, resident)
+            if s.smem(t) <= _SMEM:
+                yield t
 
 
 def _price(s: _Shape, t: RowsTile, pixels: int, sms: int) -> float:
     """Clocks."""
     tiles = -(-pixels // (s.oh * s.ow)) * -(-s.high // t.rows)
-    units = -(-s.made(t) * s.ow // 16)
-    rounds = -(-units * s.across // _WARPS)
-    own = _UNIT + s.tiles * (s.kh * s.steps * _MULTIPLY + 4 * _RESULT)
-    waves = -(-tiles // (2 * sms))
-    return waves * (_TILE + rounds * own * min(2, -(-tiles // sms)))
+    rounds = -(--(-s.made(t) * s.ow // 16) // (t.warps // s.across))
+    issued = _UNIT + s.kh * s.steps * (4 + s.tiles) + s.tiles * 4 * _RESULT
+    together = t.warps / 4 * min(t.resident, -(-tiles // sms))
+    waves = -(-tiles // (t.resident * sms))
+    return waves * (_TILE + rounds * max(_LATENCY, together * issued))
 
 
 def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
@@ -150,7 +159,7 @@ def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
         pointer("const T", "x"),
         pointer("const Weight", "w"),
         pointer("Result", "y"),
-        *ints({n: i[n] for n in ("N", "OH", "OW")}),
+        *ints({n: i[n] for n in ("N", "OH")}),
         ("i64", "x_rs", Int64(i["x_rs"])),
         ("i64", "x_ns", Int64(i["x_ns"])),
         *longs(sizes(r, *(f"y_{p}" for p in ("cs", "rs", "ns")))),
@@ -163,14 +172,15 @@ def _kernel(r: Request, s: _Shape, t: RowsTile, active: DimLike) -> Kernel:
         "conv_window_rows",
         "conv/window_rows",
         parameters,
-        (D.mul(D.minimum(tiles, 2 * r.sms), active), 1, 1),
-        32 * _WARPS,
+        (D.mul(D.minimum(tiles, t.resident * r.sms), active), 1, 1),
+        32 * t.warps,
         epilogue=epilogue,
         macros={"POOL": _pools(r)},
         constants={
             "EARLY": "w" in r.constant, "KH": s.kh, "SH": s.stride, "DH": s.dilation,
             "STEPS": s.steps, "TAP_BYTES": tap_pitch(s.ic), "X_STEP": s.step, "NT": s.tiles,
-            "OC": s.oc, "WARPS": _WARPS, "ROWS": t.rows, "RESIDENT": 2, "ROW_BYTES": s.row_bytes,
+            "OC": s.oc, "OW": s.ow, "WARPS": t.warps, "ROWS": t.rows, "RESIDENT": t.resident,
+            "ROW_BYTES": s.row_bytes,
             **{n: int(i.get(n, 0)) for n in _POOLED[2:]},
         },
         smem=s.smem(t),

@@ -18,26 +18,38 @@ struct Planes {
   int N, C, H, W, top, left, rows, columns;
   i64 x_n, x_c, x_h, x_w;
 };
-// A thread for each pixel of P bytes of y: the zero point outside of x.
+// A thread has AHEAD pixels of P bytes of y in flight: the zero point outside of x.
 template <int P>
 DEV void quantise_image(const float* x, const float* scale, const T* zero, T* y, const Planes& g) {
+  constexpr int AHEAD = 4, V = P & -P;  // bytes of a store
   const float step = *scale;
   const int z = zero ? int(*zero) : 0;
-  const i64 total = i64(g.N) * g.rows * g.columns;
-  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
-       u += i64(gridDim.x) * blockDim.x) {
-    const u32 line = total < 1ll << 31 ? u32(u) / g.columns : u32(u / g.columns);
-    const int column = int(u - i64(line) * g.columns), n = int(line / g.rows),
-              h = int(line % g.rows) - g.top, w = column - g.left;
-    const bool there = u32(h) < u32(g.H) && u32(w) < u32(g.W);
-    const float* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
-    constexpr int V = P & -P;  // bytes of a store
-    Vec<T, V> out[P / V];
+  const i64 total = i64(g.N) * g.rows * g.columns, block = i64(AHEAD) * blockDim.x;
+  for (i64 first = blockIdx.x * block + threadIdx.x; first < total; first += gridDim.x * block) {
+    float v[AHEAD][P];
+    bool there[AHEAD];
 #pragma unroll
-    for (int p = 0; p < P; p++)
-      out[p / V].v[p % V] = T(there && p < g.C ? quantised<T>(from[p * g.x_c], step, z) : z);
+    for (int k = 0; k < AHEAD; k++) {
+      const i64 u = first + k * i64(blockDim.x);
+      const u32 line = total < 1ll << 31 ? u32(u) / g.columns : u32(u / g.columns);
+      const int column = int(u - i64(line) * g.columns), n = int(line / g.rows),
+                h = int(line % g.rows) - g.top, w = column - g.left;
+      there[k] = u < total && u32(h) < u32(g.H) && u32(w) < u32(g.W);
+      const float* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
 #pragma unroll
-    for (int p = 0; p < P; p += V) store<V>(y + u * P + p, out[p / V]);
+      for (int p = 0; p < P; p++) v[k][p] = there[k] && p < g.C ? from[p * g.x_c] : 0.f;
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      const i64 u = first + k * i64(blockDim.x);
+      if (u >= total) break;
+      Vec<T, V> out[P / V];
+#pragma unroll
+      for (int p = 0; p < P; p++)
+        out[p / V].v[p % V] = T(there[k] && p < g.C ? quantised<T>(v[k][p], step, z) : z);
+#pragma unroll
+      for (int p = 0; p < P; p += V) store<V>(y + u * P + p, out[p / V]);
+    }
   }
 }
 

@@ -14,7 +14,7 @@ from ..common.instantiate import instance, ints, longs, pointer, sizes
 from ..common.launch import blocks, static
 from ..common.prelude import C_TYPES
 
-_THREADS, _WARPS, _RESIDENT = 256, 8, 8
+_THREADS, _WARPS, _RESIDENT, _AHEAD = 256, 8, 8, 4
 
 
 def quantise_image(r: Request) -> list[Kernel]:
@@ -35,7 +35,7 @@ def quantise_image(r: Request) -> list[Kernel]:
                 pointer("const float", "x"), pointer("const float", "scale"),
                 *zero, pointer("T", "y"), *ints(given), *longs(strides),
             ],
-            blocks(pixels, _THREADS, r.sms * _RESIDENT * 4),
+            blocks(D.ceildiv(pixels, _AHEAD), _THREADS, r.sms * _RESIDENT * 4),
             _THREADS,
             f"pdl_begin();\n  quantise_image<{pixel}>({passed}, Planes{{{names}}});",
             dtype=dtype,
