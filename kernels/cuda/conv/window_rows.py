@@ -146,7 +146,8 @@ def _tiles(s: _Shape) -> Iterator[RowsTile]:
 def _price(s: _Shape, t: RowsTile, pixels: int, sms: int) -> float:
     """Clocks."""
     tiles = -(-pixels // (s.oh * s.ow)) * -(-s.high // t.rows)
-    rounds = -(--(-s.made(t) * s.ow // 16) // (t.warps // s.across))
+    units = -(-s.made(t) * s.ow // 16)
+    rounds = -(-units // (t.warps // s.across))
     issued = _UNIT + s.kh * s.steps * (4 + s.tiles) + s.tiles * 4 * _RESULT
     together = t.warps / 4 * min(t.resident, -(-tiles // sms))
     waves = -(-tiles // (t.resident * sms))

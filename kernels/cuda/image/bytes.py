@@ -20,8 +20,9 @@ _THREADS, _WARPS, _RESIDENT, _AHEAD = 256, 8, 8, 4
 def quantise_image(r: Request) -> list[Kernel]:
     i = r.ints
     dtype, pixel = DType(int(i["y_dtype"])), static(i["P"], "size of a pixel")
+    channels = static(i["C"], "number of channels")
     pixels = D.product([i["N"], i["rows"], i["columns"]])
-    given = sizes(r, "N", "C", "H", "W", "top", "left", "rows", "columns")
+    given = sizes(r, "N", "H", "W", "top", "left", "rows", "columns")
     strides = sizes(r, "x_n", "x_c", "x_h", "x_w")
     names = ", ".join((*given, *strides))
     zero = [pointer("const T", "zero")] if "zero" in r.operands else []
@@ -37,7 +38,7 @@ def quantise_image(r: Request) -> list[Kernel]:
             ],
             blocks(D.ceildiv(pixels, _AHEAD), _THREADS, r.sms * _RESIDENT * 4),
             _THREADS,
-            f"pdl_begin();\n  quantise_image<{pixel}>({passed}, Planes{{{names}}});",
+            f"pdl_begin();\n  quantise_image<{pixel}, {channels}>({passed}, Planes{{{names}}});",
             dtype=dtype,
         )
     ]  # fmt: skip

@@ -73,7 +73,8 @@ def _mean_of_bytes(ctx: Lowering, op: Op, x: Value) -> bool:
     name, dtype = op.outputs[0], DType.F32
     shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
     by = quantised.reader(ctx, Value(name, dtype, shape))
-    if by is not None and by.dtype in byte_images.BYTES and not any(v and v.rank for v in by.parts):
+    taken = by is not None and by.dtype in byte_images.BYTES and quantised.is_usual(by.scale)
+    if by is not None and taken and not any(v and v.rank for v in by.parts):
         name, dtype = by.name, by.dtype
         parts += by.parts
     if any(v is not None and v.rank for v in parts):

@@ -20,7 +20,7 @@ from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.ops.copies import bits
 from tracea_onnx.compiler.lower.ops.padding import merged, numbers
 from tracea_onnx.compiler.lower.passes.byte_images import BYTES, lying
-from tracea_onnx.compiler.lower.passes.quantised import Quantising
+from tracea_onnx.compiler.lower.passes.quantised import Quantising, is_usual
 from tracea_onnx.compiler.lower.value import Nhwc, Quantised, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import multiple_of
@@ -77,10 +77,11 @@ def is_first_image(ctx: Lowering, x: Value, made: Quantising) -> bool:
     them anyway.
     """
     few = x.rank == 4 and isinstance(x.shape[1], int) and x.shape[1] <= _LEAST
+    usual = is_usual(made.scale)
     one = made.scale.rank == 0 and (made.zero is None or made.zero.rank == 0)
     known = made.zero is None or made.zero.data is not None
     able = ctx.target.window_rows and "quantise_image" in ctx.target.families
-    return able and few and one and known and made.dtype in BYTES and x.view is not None
+    return able and few and usual and one and known and made.dtype in BYTES and x.view is not None
 
 
 def _waits(v: Value) -> bool:
