@@ -32,37 +32,36 @@ struct Planes {
   int N, H, W, top, left, rows, columns;
   i64 x_n, x_c, x_h, x_w;
 };
-// A thread has AHEAD pixels of P bytes of y in flight: the zero point outside of x.
-template <int P, int C>
+// A thread has ALONG neighbouring pixels of P bytes of y: the zero point outside of x.
+template <int P, int C, int ALONG>
 DEV void quantise_image(const float* x, const float* scale, const T* zero, T* y, const Planes& g) {
-  constexpr int AHEAD = 4, V = P & -P;  // bytes of a store
+  constexpr int BYTES = P * ALONG, POWER = BYTES & -BYTES,
+                V = POWER < 16 ? POWER : 16;  // bytes of a store
   const Quantiser<T> by(scale, zero);
-  const i64 total = i64(g.N) * g.rows * g.columns, block = i64(AHEAD) * blockDim.x;
-  for (i64 first = blockIdx.x * block + threadIdx.x; first < total; first += gridDim.x * block) {
-    float v[AHEAD][C];
-    bool there[AHEAD];
+  const int across = g.columns / ALONG;
+  const i64 total = i64(g.N) * g.rows * across;
+  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total;
+       u += i64(gridDim.x) * blockDim.x) {
+    const u32 line = total < 1ll << 31 ? u32(u) / across : u32(u / across);
+    const int n = int(line / g.rows), h = int(line % g.rows) - g.top,
+              w = int(u - i64(line) * across) * ALONG - g.left;
+    const bool inside = u32(h) < u32(g.H);
+    const float* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
+    float v[ALONG][C];
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      const i64 u = first + k * i64(blockDim.x);
-      const u32 line = total < 1ll << 31 ? u32(u) / g.columns : u32(u / g.columns);
-      const int column = int(u - i64(line) * g.columns), n = int(line / g.rows),
-                h = int(line % g.rows) - g.top, w = column - g.left;
-      there[k] = u < total && u32(h) < u32(g.H) && u32(w) < u32(g.W);
-      const float* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
+    for (int p = 0; p < C; p++, from += g.x_c)
 #pragma unroll
-      for (int p = 0; p < C; p++, from += g.x_c) v[k][p] = there[k] ? *from : 0.f;
-    }
+      for (int k = 0; k < ALONG; k++)
+        v[k][p] = inside && u32(w + k) < u32(g.W) ? from[k * g.x_w] : 0.f;
+    Vec<T, V> out[BYTES / V];
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      const i64 u = first + k * i64(blockDim.x);
-      if (u >= total) break;
-      Vec<T, V> out[P / V];
+    for (int k = 0; k < ALONG; k++)
 #pragma unroll
       for (int p = 0; p < P; p++)
-        out[p / V].v[p % V] = there[k] && p < C ? by.of(v[k][min(p, C - 1)]) : T(by.zero);
+        out[(k * P + p) / V].v[(k * P + p) % V] =
+            inside && u32(w + k) < u32(g.W) && p < C ? by.of(v[k][min(p, C - 1)]) : T(by.zero);
 #pragma unroll
-      for (int p = 0; p < P; p += V) store<V>(y + u * P + p, out[p / V]);
-    }
+    for (int b = 0; b < BYTES; b += V) store<V>(y + u * BYTES + b, out[b / V]);
   }
 }
 

@@ -14,19 +14,22 @@ from ..common.instantiate import instance, ints, longs, pointer, sizes
 from ..common.launch import blocks, static
 from ..common.prelude import C_TYPES
 
-_THREADS, _WARPS, _RESIDENT, _AHEAD = 256, 8, 8, 4
+#: Threads, warps of means, CTAs of an SM, neighbouring pixels of a thread.
+_THREADS, _WARPS, _RESIDENT, _ALONG = 256, 8, 8, 4
 
 
 def quantise_image(r: Request) -> list[Kernel]:
     i = r.ints
     dtype, pixel = DType(int(i["y_dtype"])), static(i["P"], "size of a pixel")
     channels = static(i["C"], "number of channels")
-    pixels = D.product([i["N"], i["rows"], i["columns"]])
+    along = _ALONG if multiple_of(i["columns"]) % _ALONG == 0 and "y" not in r.unaligned else 1
+    threads = D.product([i["N"], i["rows"], D.floordiv(i["columns"], along)])
     given = sizes(r, "N", "H", "W", "top", "left", "rows", "columns")
     strides = sizes(r, "x_n", "x_c", "x_h", "x_w")
     names = ", ".join((*given, *strides))
     zero = [pointer("const T", "zero")] if "zero" in r.operands else []
     passed = "x, scale, zero, y" if zero else "x, scale, (const T*)0, y"
+    forms = f"{pixel}, {channels}, {along}"
     return [
         instance(
             r,
@@ -36,9 +39,9 @@ def quantise_image(r: Request) -> list[Kernel]:
                 pointer("const float", "x"), pointer("const float", "scale"),
                 *zero, pointer("T", "y"), *ints(given), *longs(strides),
             ],
-            blocks(D.ceildiv(pixels, _AHEAD), _THREADS, r.sms * _RESIDENT * 4),
+            blocks(threads, _THREADS, r.sms * _RESIDENT * 4),
             _THREADS,
-            f"pdl_begin();\n  quantise_image<{pixel}, {channels}>({passed}, Planes{{{names}}});",
+            f"pdl_begin();\n  quantise_image<{forms}>({passed}, Planes{{{names}}});",
             dtype=dtype,
         )
     ]  # fmt: skip
