@@ -79,7 +79,7 @@
   template <int A_ACROSS = 0, int B_ACROSS = 0>                                                    \
   DEV void wgmma(int (&d)[N / 2], u64 a, u64 b, int add) {                                         \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                 "k32.s32." MMA_TYPE "." RIGHT_TYPE " {" RESULTS "}, %" #i0 ", %" #i1 ", p;}"     \
+                 "k32.s32." MMA_TYPE "." RIGHT_TYPE " {" RESULTS "}, %" #i0 ", %" #i1 ", p;}"      \
                  : LISTED OUTPUTS                                                                  \
                  : "l"(a), "l"(b), "r"(add));                                                      \
   }

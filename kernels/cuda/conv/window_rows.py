@@ -103,7 +103,7 @@ def supports(r: Request) -> bool:
     names = ("OH", "OW", "OC", "IC", "KH", "SH", "DH", "x_cs", *(_POOLED if _pools(r) else ()))
     if not problem.fixed(r, *names, "KW", "SW", "G") or "x_rs" not in i:
         return False
-    few = 0 < i["x_cs"] < i["IC"] and i["KW"] == i["SW"] == i["G"] == 1
+    few = 0 < int(i["x_cs"]) < int(i["IC"]) and i["KW"] == i["SW"] == i["G"] == 1
     if not few or not problem.inside(r) or r.program is not None or "w_zero" in r.operands:
         return False
     if dtype(r, "y", DType.F32).size != 1 or requantise.has_residual(r):
