@@ -376,10 +376,10 @@ def _pooled(ctx: Lowering, made: _Product, epi: Epilogue, name: str, dtype: DTyp
     where no kernel does both.
     """
     again = ctx.sole.get(name)
-    pool = ctx.sole.get(again.outputs[0]) if again is not None and again.outputs else None
+    pool = ctx.sole.get(again.outputs[0]) if again is not None else None
     if again is None or again.kind not in quantised.DEQUANTIZE or again.input(0) != name:
         return False
-    if pool is None or pool.kind != "MaxPool" or len(pool.outputs) > 1:
+    if pool is None or pool.kind != "MaxPool" or len(pool.outputs) != 1:
         return False
     x = Value(name, dtype, made.shape)
     axes = conv_pool.windows(pool, x)
