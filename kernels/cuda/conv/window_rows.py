@@ -112,7 +112,7 @@ def supports(r: Request) -> bool:
     whole = all(multiple_of(i[f"y_{p}"]) >= 16 for p in ("cs", "rs", "ns"))
     aligned = i["x_cs"] % 4 == 0 and all(multiple_of(i[f"x_{p}"]) >= 16 for p in ("rs", "ns"))
     reached = whole and aligned and not {"x", "y"} & r.unaligned
-    return reached and s.across in (1, 2, 4) and next(_tiles(s), None) is not None
+    return reached and s.across in (1, 2, 4) and next(_tiles(r, s), None) is not None
 
 
 def _pools(r: Request) -> bool:
@@ -128,18 +128,18 @@ def kernels(r: Request) -> list[Kernel]:
     s = _shape(r)
 
     def prices(pixels: int) -> dict[RowsTile, float]:
-        return {t: _price(s, t, pixels, r.sms) for t in _tiles(s)}
+        return {t: _price(s, t, pixels, r.sms) for t in _tiles(r, s)}
 
     chosen = select.choose(problem.rows(r), prices)
     return [_kernel(r, s, tile, active) for tile, active in chosen]
 
 
-def _tiles(s: _Shape) -> Iterator[RowsTile]:
+def _tiles(r: Request, s: _Shape) -> Iterator[RowsTile]:
     of_sm = _MOST if s.tiles == 8 else _FEWER
     for rows in range(1, _ROWS + 1):
         for resident in (1, 2):
             t = RowsTile(rows, of_sm // resident, resident)
-            if s.smem(t) <= _SMEM:
+            if s.smem(t) <= min(_SMEM, r.caps.smem_block):
                 yield t
 
 
