@@ -75,11 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
                             ? *(const u32*)(w + (column * KH + k / STEPS) * TAP_BYTES + at + 4 * l)
                             : 0u;
       }
-  if (EARLY) pdl_wait();
+  if (EARLY && !FIXED) pdl_wait();
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const Scalars scalars = scalars_of(epilogue);
   for (int k = thread; k < OC / 2; k += THREADS)
     table[pair_at(k)] = column_operands_at(epilogue, scalars, 2 * k, OC);
+  if (FIXED) pdl_wait();
 
   const int high = POOL ? PH : OH, tiles = (high + ROWS - 1) / ROWS * N;
   const auto copy = [&](int t, int stage) {

@@ -297,14 +297,22 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT)
 
   const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31,
             row_warp = group * 64 + (warp & 3) * 16;
+  Columns columns = {};
+#if IS_INT8
+  // constants need not wait for the kernel before
+  if (COLUMNS_PREFETCHED && FIXED)
+    if (const int n = n0 + threadIdx.x % CHUNKS * 8; n < end)
+      columns = columns_at(epilogue, n, end);
+#endif
   wait_for_producers();  // operands of the epilogue; earlier kernels have read what y overwrites
   const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8, n = n0 + column;
   const int rows = row < ROUND && n < end
                        ? own_rows
                        : 0;  // this thread finishes every ROUND-th of them from `row` on
   const int left = WHOLE_CHUNKS ? 8 : end - n;  // columns from n on
-  Columns columns = {};
-  if (COLUMNS_PREFETCHED && rows > 0) columns = columns_at(epilogue, n, end);
+#if IS_INT8
+  if (COLUMNS_PREFETCHED && !FIXED && rows > 0) columns = columns_at(epilogue, n, end);
+#endif
 #if RESIDUAL
   Residual8 residual_bits[AHEAD];
   auto read_residual = [&](Residual8& to, int r) {

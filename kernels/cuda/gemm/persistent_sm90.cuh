@@ -296,8 +296,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
 #elif NORMED
     Column* const column_table = (Column*)(shared + (table - smem_address(shared))) + w * BN;
 #endif
-    wait_for_producers();  // operands of the epilogue
 #if IS_INT8
+    if (!FIXED) wait_for_producers();
     const Scalars scalars = scalars_of(epilogue);
     const auto read_columns = [&](const TileColumns& at) {
       return column_operands_at(epilogue, scalars, at.first + min(thread * 2, BN - 2), at.end);
@@ -307,9 +307,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       named_barrier_sync(4 + w, 128);
     };
     if (RESIDENT_B) hold_columns(read_columns(COLUMNS_OF(column)));  // of all tiles
-#if RES_ROWS
-    const u32 magic = raw_magic();
 #endif
+    wait_for_producers();  // operands of the epilogue
+#if IS_INT8 && RES_ROWS
+    const u32 magic = raw_magic();
 #endif
     int buffer = 0;
     u32 buffer_phase = 0;

@@ -60,6 +60,9 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
         taps[k] = 4 * q + k < KW ? *(const u32*)(w + (i * KW + 4 * q + k) * PITCH + c) : 0u;
       transpose(taps, weight[i][q]);
     }
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  Columns columns = {};
+  if (FIXED) columns = columns_at(epilogue, c, C);
   if (EARLY) pdl_wait();
   if (n >= N) return;
   const int zero = zero_x ? int(*zero_x) : 0;
@@ -115,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(128) conv_depthwise_dots(PARAMETERS
           }
         }
   }
-  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-  const Columns columns = columns_at(epilogue, c, C);
+  if (!FIXED) columns = columns_at(epilogue, c, C);
   Result* const to = y + n * y_ns + oh * y_rs + ow * Y_CS + c;
 #pragma unroll
   for (int r = 0; r < ROWS; r++)

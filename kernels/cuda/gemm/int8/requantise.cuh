@@ -17,6 +17,7 @@ constexpr int FOLDED = 1;          // scales of columns are over that of 1: `mid
 constexpr bool LINEAR = true;      // bytes are linear in sums, or what is between, and residuals
 constexpr bool STARTS = true;      // x has a zero point
 constexpr bool ENDS = true;        // y has one
+constexpr bool FIXED = true;       // scales, zero points and bias are constant
 constexpr bool RELU = true;        // y begins at 0; AFTER is not the activation
 constexpr bool VECTORS = true;     // operands of columns 0, 8, 16, ... are aligned to 16 bytes
 constexpr bool RES_VECTOR = true;  // so are rows of the residual, or to as many as 8 elements have

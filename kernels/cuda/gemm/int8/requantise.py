@@ -88,6 +88,8 @@ def epilogue(
                 "LINEAR": _linear(r),
                 "STARTS": "x_zero" in r.operands,
                 "ENDS": "y_zero" in r.operands,
+                "FIXED": r.constant >= {"w", *(n for n in types if n != "res")} & r.operands
+                and not extras,
                 "RELU": _begins_at_0(r),
                 "UNIT": math.gcd(columns, 64),
                 "RES_VECTOR": residual and aligned(r, "res", dtype(r, "r").size, *pitches, group),
