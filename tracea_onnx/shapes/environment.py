@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tracea_onnx.ir.dim_proofs import Dims
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array
+from tracea_onnx.support.data_classes import dataclass
 
 
 class Unsupported(ValueError):
