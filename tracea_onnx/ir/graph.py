@@ -256,7 +256,7 @@ class Graph:
         )
         self._mistaken = (
             self._after_unknown_heads()
-            if self._body or any(n.op in _UNSURE for n in self.nodes)
+            if self._body or any(n.written in _UNSURE for n in self.nodes)
             else frozenset()
         )
 
@@ -411,7 +411,7 @@ class Graph:
                 maker = self._producer.get(name)
                 return (
                     tuple(d or None for d in dims)
-                    if maker is None or maker.op in _UNSURE
+                    if maker is None or maker.written in _UNSURE
                     else (None,) * len(dims)
                 )
             return dims
@@ -425,7 +425,7 @@ class Graph:
         Attention whose head size it does not know, and goes on from it, also into bodies, which the
         provider sees alone, and out of them.
         """
-        unsure = [o for n in self.nodes if n.op in _UNSURE for o in n.outputs]
+        unsure = [o for n in self.nodes if n.written in _UNSURE for o in n.outputs]
         if self._body:
             unsure += [
                 v for v in self._types if v not in self._producer and v not in self._initializers
@@ -438,7 +438,9 @@ class Graph:
             and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)
         ]
         # The type of an output is its declaration: the 0 shows only in what follows.
-        hidden = [n for n in self.nodes if n.op == "Attention" and not self._has_size(n.input(2))]
+        hidden = [
+            n for n in self.nodes if n.written == "Attention" and not self._has_size(n.input(2))
+        ]
         stack += [o for n in hidden for o in n.outputs if o in self._output_set]
         found: set[str] = set()
         while stack:

@@ -167,6 +167,36 @@ def test_heads_of_unknown_size() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_heads_of_unknown_size_that_a_body_makes() -> None:
+    """The 0 comes out of a Loop of a version that no rule reads, and goes into the partition."""
+    data, given = _of_unknown_heads()
+    going, on = (helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("going", "on"))
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["on"]),
+            helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2),
+        ],
+        "body",
+        [helper.make_tensor_value_info("turn", TensorProto.INT64, []), going],
+        [on, helper.make_tensor_value_info("a", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        helper.make_node("Loop", ["turns", ""], ["all"], body=body),
+        helper.make_node("Tanh", ["all"], ["y"]),
+    ]
+    turns = [numpy_helper.from_array(np.array(3), "turns")]
+    graph = helper.make_graph(
+        nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], turns
+    )
+    opsets = [helper.make_opsetid("", 23)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=11).SerializeToString()
+    want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)[0]
+    session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
+    assert "Tanh" in provider.assigned_nodes(session)
+    got = session.run(None, data)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_heads_of_unknown_size_that_a_body_reads() -> None:
     """The provider sees the body alone: the 0 comes with a value that the body captures."""
     data, given = _of_unknown_heads()
