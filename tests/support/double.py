@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpFunction
+from onnx.reference.op_run import OpFunction, OpRun
 
+from tests.support import recurrent
 from tracea_onnx.verify import float64
 from tracea_onnx.verify.float64_operators import OPERATORS
 
@@ -80,6 +81,29 @@ def _with_noise(node: Any, rng: np.random.Generator) -> Any:
     return noisy
 
 
+class _Recurrent(OpRun):
+    """The evaluator's own layers have the usual activations alone, and rows of one length."""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        names = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+        feeds = {n: v for n, v in zip(names, inputs, strict=False) if v is not None}
+        given = {n: v for n, v in attributes.items() if v is not None}
+        made = recurrent.run(type(self).__name__, feeds, given)
+        return made if isinstance(self, LSTM) else made[:2]
+
+
+class LSTM(_Recurrent):
+    """As ONNX defines it."""
+
+
+class GRU(_Recurrent):
+    """As ONNX defines it."""
+
+
+class RNN(_Recurrent):
+    """As ONNX defines it."""
+
+
 def run(
     model: onnx.ModelProto, feeds: Mapping[str, Any], noise: np.random.Generator | None = None
 ) -> list[Any]:
@@ -93,7 +117,7 @@ def run(
     }
     return list(
         (ReferenceEvaluator if noise is None else _noisy(noise))(
-            float64.widen(model), new_ops=list(OPERATORS)
+            float64.widen(model), new_ops=[*OPERATORS, LSTM, GRU, RNN]
         ).run(None, wide)
     )
 
