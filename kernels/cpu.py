@@ -53,9 +53,8 @@ TEMPLATES = Path(__file__).resolve().parent / "cpu"
 #: live in L2, hence the higher rate.
 _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31")
 #: Instruction sets of 8-bit products by which all quantised networks that were measured take less
-#: time than with ONNX Runtime: none. With avx512vnni those on Emerald Rapids do, on Zen 4 not all;
-#: avx512amx, which Emerald Rapids has, was not measured.
-FASTER_INTEGERS: frozenset[str] = frozenset()
+#: time than with ONNX Runtime. With avx512vnni some take more, on Emerald Rapids and Zen 4.
+FASTER_INTEGERS = frozenset({"avx512amx"})
 _WITHOUT = frozenset({
     "conv_pool", "conv_pool_int8", "copies", "deconv2d_dw", "fold_norm", "gemm_norm",
     "global_mean_int8", "pack_gemm_nbits_part", "quantise_image", "recurrent", "rope_cache",
@@ -275,12 +274,14 @@ def _enum(name: str, values: tuple[str, ...]) -> str:
 
 def _family(name: str, family: Family) -> str:
     operands = tuple(o.rstrip("?") for o in family.operands)
-    parts = (_enum("Operand", operands), _enum("Int", family.ints), _enum("Float", family.floats))
-    counts = (
+    parts = (
+        _enum("Operand", operands),
+        _enum("Int", family.ints),
+        _enum("Float", family.floats),
         f"constexpr int kOperands = {len(operands)}, kInts = {len(family.ints)}, kFloats = "
-        f"{len(family.floats)};"
+        f"{len(family.floats)};",
+        _variant(VARIANTS.get(name, {})),
     )
-    parts += (counts, _variant(VARIANTS.get(name, {})))
     return f"namespace {name} {{ {' '.join(p for p in parts if p)} }}"
 
 

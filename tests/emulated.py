@@ -12,7 +12,6 @@ Needs GCC.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 
@@ -41,9 +40,7 @@ def main() -> int:
     folder = library.parent / "tree"
     tree(library, folder)
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", *args.tests]
-    return subprocess.run(
-        command, cwd=folder, env={**os.environ, "TRACEA_TEST_AMX": "1"}
-    ).returncode
+    return subprocess.run(command, cwd=folder).returncode
 
 
 if __name__ == "__main__":

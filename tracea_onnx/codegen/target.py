@@ -24,13 +24,12 @@ class Target:
     ones before it made. group_packing: whether filters in 16-bit types are also packed for several
     groups at once. ieee: whether pointwise kernels round every operation on what is quantised as
     IEEE 754 says, division too, and join none to another. faster_integers: whether products of
-    8-bit integers, but for those that make integers themselves, were measured to take less time
-    than ONNX Runtime's. leaves_quantised: whether quantised groups may be left to ONNX Runtime's
-    integer kernels, which are the CPU's: not where their operands would leave the device.
-    byte_pools: whether maxima of images of 8-bit integers are taken as these are. byte_pitch:
-    bytes at multiples of which pixels of such images begin that have more channels. window_rows:
-    whether convolutions of few channels of 8-bit integers may read rows of windows as pixels that
-    overlap.
+    8-bit integers were measured to take less time than ONNX Runtime's. leaves_quantised: whether
+    quantised groups may be left to ONNX Runtime's integer kernels, which are the CPU's: not where
+    their operands would leave the device. byte_pools: whether maxima of images of 8-bit integers
+    are taken as these are. byte_pitch: bytes at multiples of which pixels of such images begin that
+    have more channels. window_rows: whether convolutions of few channels of 8-bit integers may read
+    rows of windows as pixels that overlap.
     """
 
     rates: Rates

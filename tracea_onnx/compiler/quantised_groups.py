@@ -33,15 +33,13 @@ _SLOWER = f"{WHY}, which was measured to be faster; claim=all takes it"
 def left(
     graph: Graph, ops: Sequence[Op], refused: Collection[int], target: Target
 ) -> dict[int, str]:
-    """Ops that ONNX Runtime should run, beside those that are refused, and why. Sums of integers
-    alone (MatMulInteger) take more time here than there on any CPU.
-    """
+    """Ops that ONNX Runtime should run, beside those that are refused, and why."""
     if not target.leaves_quantised:
         return {}
     made = makers(ops)
     products = {k for k, op in enumerate(ops) if _is_product(graph, op, made)}
     integers = {k for k in products if _of_integers(ops[k], made)}
-    slower = {k for k in integers if not target.faster_integers or ops[k].kind in _SUMS}
+    slower = set() if target.faster_integers else integers
     found = dict.fromkeys(slower.difference(refused), _SLOWER)
     found |= _around(graph, ops, {*refused, *found})
     kept = [k not in refused and k not in found for k in range(len(ops))]

@@ -8,7 +8,6 @@ seconds = run_kernel("gemm", {"x": x, "w": packed, "y": y}, {"M": 3, "N": 5, "K"
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -60,13 +59,10 @@ def best_isa() -> str:
 
 def isas(*, int8: bool = False) -> tuple[str, ...]:
     """Instruction sets this library has kernels for and this machine can run, best first; of 8 bits
-    there are kernels for more of them. Sessions take avx512amx only where they name it, and it is
-    among these where TRACEA_TEST_AMX is set.
+    there are kernels for more of them.
     """
     lib = _loaded(library_path())
-    first = ("avx512vnni", "avx2vnni") if int8 else ("avx512",)
-    if int8 and os.environ.get("TRACEA_TEST_AMX"):
-        first = ("avx512amx", *first)
+    first = ("avx512amx", "avx512vnni", "avx2vnni") if int8 else ("avx512",)
     return tuple(i for i in (*first, "avx2", "base") if lib.tracea_has_isa(i.encode()))
 
 

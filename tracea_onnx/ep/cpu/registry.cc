@@ -48,17 +48,13 @@ struct Cpu {
 };
 #endif
 
-// Only for sessions that name it: it has not been measured, and in a process that may use tiles
-// stacks of signal handlers must have room for them.
-constexpr const char* kTiles = "avx512amx";
-
 bool machine_has(const char* isa) {
 #if defined(TRACEA_EMULATE)
   (void)isa;
   return true;
 #elif defined(__x86_64__)
   static const Cpu cpu;
-  if (!strcmp(isa, kTiles)) {
+  if (!strcmp(isa, "avx512amx")) {
     static const bool tiles = cpu.amx && tiles_allowed();
     return tiles;
   }
@@ -76,18 +72,12 @@ bool named(const IsaKernels& kernels, const char* isa) {
   return !strcmp(kernels.isa, isa) || !strcmp(kernels.needs, isa);
 }
 
-// Whether kernels may be taken for `isa`.
-bool allowed(const IsaKernels& kernels, const char* isa) {
-  const bool tiles = !strcmp(kernels.needs, kTiles);
-  return (!tiles || !strcmp(isa, kTiles)) && machine_has(kernels.needs);
-}
-
 // The kernel and what it needs.
 std::pair<const Kernel*, const char*> find(const char* isa, const char* name) {
   const IsaKernels* k = kIsaKernels;
   while (k->isa && !named(*k, isa)) k++;
   for (; k->isa; k++)
-    for (auto list = k->lists; *list && allowed(*k, isa); list++)
+    for (auto list = k->lists; *list && machine_has(k->needs); list++)
       for (auto kernel = **list; *kernel; kernel++)
         if (!strcmp((*kernel)->name, name)) return {*kernel, k->needs};
   return {nullptr, ""};
@@ -97,13 +87,13 @@ std::pair<const Kernel*, const char*> find(const char* isa, const char* name) {
 
 bool isa_available(const char* isa) {
   for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (named(*k, isa) && allowed(*k, isa)) return true;
+    if (named(*k, isa) && machine_has(k->needs)) return true;
   return false;
 }
 
 const char* best_isa() {
   for (const IsaKernels* k = kIsaKernels; k->isa; k++)
-    if (allowed(*k, "")) return k->isa;
+    if (machine_has(k->needs)) return k->isa;
   return "";
 }
 
