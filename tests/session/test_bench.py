@@ -93,7 +93,7 @@ def test_every_batch_is_measured(model: Path, tmp_path: Path, capsys: Captured) 
 
 def test_throughput_counts_what_all_sessions_do(model: Path, capsys: Captured) -> None:
     arguments = ["--mode", "throughput", "--sessions", "3", "--threads", "1", "--seconds", "0.01"]
-    assert main(["bench", str(model), *arguments]) == 0
+    assert main(["bench", str(model), "--backend", "cpu", *arguments]) == 0
     said = capsys.readouterr().err
     assert "3 sessions of 1 thread each" in said and "a second" in said
 
@@ -144,8 +144,8 @@ def test_another_number_of_outputs_is_wrong(model: Path, other: Any) -> None:
 
 def test_what_is_not_installed_is_left_out(model: Path, other: Any, capsys: Captured) -> None:
     python = other(before="raise worker.Missing('no such package')")["ort-cpu"]
-    arguments = ["bench", str(model), "--python", f"ort-cpu={python}", "--seconds", "0.01"]
-    assert main(arguments) == 1  # there was nothing else
+    arguments = ["--backend", "cpu", "--python", f"ort-cpu={python}", "--seconds", "0.01"]
+    assert main(["bench", str(model), *arguments]) == 1  # there was nothing else
     said = capsys.readouterr().err
     assert "ort-cpu was left out: no such package; python -m pip install onnxruntime\n" in said
     found = Comparison("m", Settings("cpu"))
@@ -268,7 +268,7 @@ def test_rounds_of_a_gpu_are_those_of_a_cpu_at_other_sizes(r: rounds.Round) -> N
 )
 def test_a_plot_has_every_batch_and_peer(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "p.svg"
-    arguments = ["--batch", "1,2", "--seconds", "0.01", "--plot", str(file)]
+    arguments = ["--backend", "cpu", "--batch", "1,2", "--seconds", "0.01", "--plot", str(file)]
     assert main(["bench", str(model), *arguments]) == 0
     words = " ".join("".join(e.itertext()) for e in ElementTree.parse(file).iter())
     for word in ("cnn.onnx: times as fast as each peer", "batch 1", "batch 2", "ort-cpu"):

@@ -123,6 +123,24 @@ def case_every_way_to_ask_for_the_gpu() -> None:
     assert inputs == ["Cpu", *["TraceaCuda"] * 5]
 
 
+def case_of_several_devices_the_first_is_taken() -> None:
+    """Policies such as PREFER_GPU give a GPU with the host behind it; ONNX Runtime puts tensors in
+    the memory of the first of them.
+    """
+    provider.register()
+    host, gpu = (d for d in ort.get_ep_devices() if d.ep_name == provider.PROVIDER_NAME)
+    for devices, plan, backend in (([gpu, host], cube_plan, "cuda"), ([host, gpu], None, "cpu")):
+        answer(plan or (lambda g: [([key(n) for n in g.nodes], chain_plan(), [])]))
+        options = ort.SessionOptions()
+        options.add_provider_for_devices(devices, {})
+        session = ort.InferenceSession(cube_model() if plan else chain_model(), options)
+        assert {p.key: p.value for p in requests[-1].metadata_props}["backend"] == backend
+        if plan:
+            check_cube(session, 50)
+        else:
+            check_chain(session, 3)
+
+
 def case_kernels_of_a_session_that_waits_for_each_launch_wait_for_no_copy_for_ever() -> None:
     answer(cube_plan)
     for option in ("0", "1"):

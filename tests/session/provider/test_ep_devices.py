@@ -127,9 +127,9 @@ def devices():
     return [d for d in ort.get_ep_devices() if d.ep_name == name]
 for k in range(int(sys.argv[1])):
     ort.register_execution_provider_library(f"again{k}", library)
-    assert len(devices()) == 1
+    assert len([d for d in devices() if d.ep_metadata["tracea_backend"] == "cpu"]) == 1
     options = ort.SessionOptions()
-    options.add_provider_for_devices(devices(), {})
+    options.add_provider_for_devices(devices()[:1], {})
     session = ort.InferenceSession(mlp().SerializeToString(), options)
     np.testing.assert_allclose(session.run(None, {"x": X})[0], expected(), rtol=1e-5, atol=1e-6)
     del session, options

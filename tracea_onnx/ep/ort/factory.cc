@@ -54,10 +54,11 @@ void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices
   }
 }
 
-// The ep-device a session was given.
+// The ep-device a session was given: of several (policies such as PREFER_GPU give a GPU with the
+// host behind it) the first, in whose memory ONNX Runtime puts tensors.
 Chosen chosen_device(const OrtKeyValuePairs* const* metadata, size_t n) {
   Chosen c;
-  for (size_t k = 0; k < n; k++) {
+  for (size_t k = 0; k < n && c.backend.empty(); k++) {
     const auto value = [&](const char* key) {
       const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], key) : nullptr;
       return std::string(text ? text : "");
