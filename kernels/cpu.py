@@ -278,8 +278,10 @@ def _family(name: str, family: Family) -> str:
         _enum("Operand", operands),
         _enum("Int", family.ints),
         _enum("Float", family.floats),
-        f"constexpr int kOperands = {len(operands)}, kInts = {len(family.ints)}, kFloats = "
-        f"{len(family.floats)};",
+        (
+            f"constexpr int kOperands = {len(operands)}, kInts = {len(family.ints)}, kFloats = "
+            f"{len(family.floats)};"
+        ),
         _variant(VARIANTS.get(name, {})),
     )
     return f"namespace {name} {{ {' '.join(p for p in parts if p)} }}"
