@@ -24,6 +24,7 @@ from tracea_onnx.compiler.lower.ops.conv import needed_border
 from tracea_onnx.compiler.lower.passes import (
     concat_in_place,
     conv_pool,
+    few_bits,
     gemm_norm,
     pointwise_stages,
     quantised,
@@ -627,12 +628,14 @@ def _plan_storage(
     ctx.unread, ctx.last = last.difference(outputs), last.intersection(outputs)
     if ctx.target.launch_bound:
         ctx.merges = sibling_gemms.find(ctx, graph, ops, known, outputs)
+        ctx.gates = few_bits.gates(ctx, graph, ops, outputs)
         ctx.pooled = conv_pool.find(ops, outputs)
         ctx.deferrable = summed_rows.find(ops, outputs)
     if ctx.target.stages:
         ctx.staged = pointwise_stages.find(ops, {*outputs, *ctx.alias}, ctx.deferrable)
     if ctx.target.folds_norms:
         ctx.measured = gemm_norm.find_candidates(ctx, ops, outputs)
+        ctx.prenormed = few_bits.prenormed(ctx, graph, ops, outputs)
 
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:

@@ -80,3 +80,9 @@ def substituted(outer: Expr, parts: Sequence[tuple[Expr, Sequence[int]]], n_in: 
 
     out = append(outer, [append(inner, list(reads)) for inner, reads in parts])
     return Expr(n_in, tuple(code), out)
+
+
+def exchanged(expr: Expr) -> Expr:
+    """An expression of two inputs that reads them in the other order."""
+    same = Expr(1, (), 0)
+    return substituted(expr, [(same, (1,)), (same, (0,))], 2)

@@ -293,6 +293,14 @@ def _gemm_nbits(p: Launch) -> dict[str, Extent]:
     return {**_gemm(p), "w": p.line(_nbits_words(p, p["N"], p["zeros"]), size=4)}
 
 
+def _gemm_nbits_norm(p: Launch) -> dict[str, Extent]:
+    columns, k = D.mul(p["N"], p["gated"] + 1), p.line(p["K"])
+    return {
+        **_gemm(p), "w": p.line(_nbits_words(p, columns, p["zeros"]), size=4),
+        "bias": p.line(columns, size=_F32), "gamma": k, "beta": k,
+    }  # fmt: skip
+
+
 def _pack_gemm_nbits(p: Launch) -> dict[str, Extent]:
     n, bits = p["N"], p["bits"]
     block = D.maximum(D.mul(D.floordiv(p["block"], 16), 16), 16)
@@ -705,6 +713,7 @@ _TABLE: dict[str, Table] = {
         "y": p.line(p["N"], p["C"], p["H"], p["W"])},
     "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm,
     "gemm_norm": _gemm, "pack_gemm": _pack_gemm, "gemm_nbits": _gemm_nbits,
+    "gemm_nbits_norm": _gemm_nbits_norm,
     "pack_gemm_nbits": _pack_gemm_nbits, "pack_gemm_nbits_part": _pack_gemm_nbits_part,
     "ends": lambda p: {"x": p.line(p["n"]), "y": p.line(2, p["pieces"])},
     "quantise_dynamic": lambda p: {"x": p.line(p["n"]), "ends": p.line(2, p["pieces"]),
@@ -1025,7 +1034,7 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
     if family == "dequantise":
         ranges |= dict.fromkeys(("span", "within", "block", "zero_row"), (1, LARGEST))
         ranges |= {"bits": (2, 8), "middle": (0, 255)}
-    if family == "gemm_nbits":
+    if family.startswith("gemm_nbits"):
         ranges["zeros"] = (0, 2)
     if family.endswith("_along"):
         ranges["axis"] = (0, 4)

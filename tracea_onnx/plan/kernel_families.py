@@ -304,6 +304,20 @@ FAMILIES: dict[str, Family] = {
         ("p0", "p1", "zero"),
         True,
     ),
+    # The same of normalised rows: of x, contiguous, minus its mean (rms: of x) over its deviation,
+    # times gamma (+ gamma_add), plus beta, rounded. gated: w has 2 N columns, and y[m, n] =
+    # program(v[m, n], v[m, N + n]) of v = x w + bias. CUDA only.
+    "gemm_nbits_norm": Family(
+        ("x", "w", "bias?", "res?", "gamma?", "beta?", "y", *_EPI_OPERANDS),
+        (
+            *_names("M N K ldx ldr ldy"),
+            *_EPI_INTS,
+            *_names("bits block zeros scale_dtype"),
+            *_names("rms gamma_add gated"),
+        ),
+        _names("p0 p1 zero eps"),
+        True,
+    ),
     # Values of w lie one behind the other from the lowest bits of a byte on: term k of column n is
     # number k * w_k + n * w_n; so do zeros of as many bits (zero_dtype U8), others are F32. Scales
     # (of scale_dtype: F32 on the CPU) and zeros of block b and column n are number b * s_k + n *

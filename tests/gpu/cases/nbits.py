@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.gpu.cases.small_products import ACTIVATIONS, bounded, drawn, filled
 from tests.support.cuda import check as K
-from tests.support.cuda.case import Array, Case, Output, plain, stored, value
+from tests.support.cuda.case import ROUNDOFF, Array, Case, Output, plain, stored, value
 from tests.support.cuda.few_bits import packed
 from tests.support.cuda.few_bits import packing as packing_of
 from tests.support.few_bits import Weights, weights
@@ -18,6 +18,7 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 Rng = np.random.Generator
 #: Rows up to which weights are read as they are; more are multiplied by rounded weights.
 _FEW = 32
+_EPS = 1e-5
 
 
 def _rounded(w: Weights, dtype: DType) -> Array:
@@ -77,6 +78,52 @@ def products(rng: Rng) -> Iterator[Case]:
             yield product(rng, dtype, m, 80, 192, 8, 64, act="relu", res_mode=2, early=False)
 
 
+def normed(rng: Rng) -> Iterator[Case]:
+    """Of normalised rows, with and without a gate: one launch for few rows, several for more."""
+    for dtype, m, n, k, bits, block, norm, gate in (
+        (F16, 1, 2112, 2048, 4, 32, "rms", True), (F16, 1, 3000, 4096, 4, 32, "rms", False),
+        (BF16, 1, 4112, 1032, 4, 128, "layer", False), (BF16, 1, 48, 8192, 8, 32, "layer", True),
+        (F16, 5, 2128, 1024, 4, 32, "rms", True), (BF16, 8, 160, 512, 2, 16, "", True),
+        (F16, 9, 96, 1024, 4, 32, "rms", True), (BF16, 70, 112, 640, 8, 64, "layer", True),
+        (F16, 0, 96, 256, 4, 32, "rms", True), (F16, 3, 33, 100, 4, 32, "layer", False),
+    ):  # fmt: skip
+        wide = n * (1 + gate)
+        w = weights(int(rng.integers(1 << 30)), k, wide, bits, block, "packed")
+        w.scales[:] = value(stored(w.scales / np.sqrt(k), dtype), dtype)
+        (x, rows), (gamma, g), (beta, b) = (drawn(rng, s, dtype, 0.5) for s in ((m, k), (k,), (k,)))
+        operands = {
+            "x": x,
+            "w": packed(w, dtype),
+            "bias": np.zeros(-(-wide // 32) * 32, np.float32),
+        }
+        operands["bias"][:wide] = rng.standard_normal(wide)
+        if norm:
+            mean = rows.mean(-1, keepdims=True) * (norm == "layer")
+            variance = ((rows - mean) ** 2).mean(-1, keepdims=True) if m else 1.0
+            rows = (rows - mean) / np.sqrt(variance + _EPS) * (g + 1) + b * (norm == "layer")
+            operands |= {"gamma": gamma} | ({"beta": beta} if norm == "layer" else {})
+        want = rows @ w.matrix + operands["bias"][:wide]
+        size = np.abs(rows) @ np.abs(w.matrix) + np.abs(operands["bias"][:wide])
+        if gate:
+            own, up = ACTIVATIONS["silu"](want[:, :n]), want[:, n:]
+            size = 1.1 * size[:, :n] * np.abs(up) + np.abs(own) * size[:, n:]
+            want = own * up
+        # rows and, between launches, halves and weights are rounded
+        bound = bounded(want, size, dtype, gate) + ROUNDOFF[dtype] * (1 + 2 * (m > 8)) * size
+        ints = {
+            "M": m, "N": n, "K": k, "ldx": k, "ldy": n, "bits": bits, "block": block, "zeros": 1,
+            "scale_dtype": int(dtype), "rms": int(norm == "rms"), "gamma_add": 1,
+            "gated": int(gate),
+        }  # fmt: skip
+        name = f"nbits {m}x{n}x{k} {bits} bits in {block} {norm} {'gated' * gate}"
+        out = {"y": Output(dtype, m * n, (m, n), [n, 1], want, bound)}
+        constant = frozenset({"w", "bias", "gamma", "beta"})
+        floats = {"zero": 0.0, "eps": _EPS}
+        program = K.GATE if gate else None
+        family = "gemm_nbits_norm"
+        yield Case(name, family, dtype, ints, operands, out, floats, program, constant=constant)
+
+
 def packing(rng: Rng) -> Iterator[Case]:
     for bits in (2, 4, 8):
         for k, n, block in ((16, 1, 16), (67, 131, 16), (130, 33, 32), (520, 16, 128)):
@@ -89,4 +136,4 @@ def packing(rng: Rng) -> Iterator[Case]:
                 yield Case(name, "pack_gemm_nbits", F32, ints, given, want, constant=fixed)
 
 
-FAMILIES = {"nbits": products, "pack nbits": packing}
+FAMILIES = {"nbits": products, "nbits norm": normed, "pack nbits": packing}

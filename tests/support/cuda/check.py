@@ -51,6 +51,9 @@ def program(
 #: kinds vary.
 GATED = program(("fma", 0, (0, 1, 2)), ("silu", 0, (0,)), ("add", 0, (0, 3)), n_in=4, regs=4, out=0)
 
+#: silu(a) * b
+GATE = program(("silu", 0, (0,)), ("mul", 0, (0, 1)), n_in=2, regs=2, out=0)
+
 
 def gated(v: Any, o0: Any, o1: Any, o2: Any) -> Any:
     return R.torch().nn.functional.silu(v * o0 + o1) + o2

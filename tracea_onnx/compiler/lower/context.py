@@ -19,6 +19,7 @@ from tracea_onnx.compiler.lower.value import (
     Dims,
     Late,
     Nhwc,
+    RowNorm,
     Unsupported,
     Value,
     View,
@@ -75,6 +76,9 @@ class Lowering:
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
         self.folded: dict[str, DeferredNorm] = {}  # norms left to the products that read them
+        self.prenormed: set[str] = set()  # norms that one product by weights of a few bits reads
+        self.row_norms: dict[str, RowNorm] = {}  # those of them that are left to it
+        self.gates: dict[str, Op] = {}  # results of products -> the product that they are gated by
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 

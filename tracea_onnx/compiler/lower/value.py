@@ -182,6 +182,18 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class RowNorm:
+    """norm(x) * (gamma + gamma_add) + beta of rows, which their reader normalises."""
+
+    x: Value
+    gamma: Value
+    beta: Value | None
+    eps: float
+    rms: bool
+    gamma_add: int
+
+
+@dataclass(frozen=True)
 class DeferredNorm:
     """norm(x) * (gamma + gamma_add) + beta of rows with these statistics."""
 

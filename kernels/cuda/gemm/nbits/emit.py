@@ -1,5 +1,6 @@
 """Which kernels compute a product by weights of a few bits (family `gemm_nbits`): few rows read
-them as they are, more are a GEMM by what they are dequantised to in every run.
+them as they are (one row, and some more where they fit in shared memory: `stream_rows`), more are a
+GEMM by what they are dequantised to in every run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ...common import epilogue
 from ...common.instantiate import instantiate, ints, longs, pointer, sizes
 from ...common.launch import known
 from ..emit import gemm
+from . import stream_rows
 from .layout import FLOATS, Layout, layout_of
 
 #: Most rows that read weights as they are, rows of a fragment, threads that dequantise.
@@ -149,11 +151,14 @@ def gemm_nbits(r: Request) -> list[Kernel]:
         return dequantised(r, at)
 
     def fewer(rows: int) -> list[Kernel]:
-        return [few_rows(r, at, next(tiles(r, at, rows)))]
+        tile = stream_rows.tile(r, at, at.n, rows)
+        if tile is None:
+            return [few_rows(r, at, next(tiles(r, at, rows)))]
+        return [stream_rows.emit(r, at, at.n, tile)]
 
     choices: list[tuple[DimLike, list[Kernel]]] = []
     low = 0
-    for rows in (_FRAGMENT, 2 * _FRAGMENT, _FEW):
+    for rows in (1, _FRAGMENT, 2 * _FRAGMENT, _FEW):
         if (within := known(D.less(m, rows + 1))) != 0:
             above: DimLike = D.less(low, m) if low else 1
             choices.append((D.mul(above, D.less(m, rows + 1)), fewer(rows)))

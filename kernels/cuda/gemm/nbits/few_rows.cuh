@@ -17,18 +17,8 @@ constexpr bool EARLY = true;         // weights are constant: no wait before the
 constexpr bool ROWS_ALIGNED = true;  // runs of a row are there as a whole, and aligned
 #endif                               // GENERATED
 #include "common/cluster_splitk.cuh"
-#include "common/mma.cuh"
-#include "gemm/nbits/terms.cuh"
+#include "gemm/nbits/fragments.cuh"
 
-#if IS_F32
-typedef bfloat_t F;
-constexpr int PARTS = 3;
-#else
-typedef T F;
-constexpr int PARTS = 1;
-#endif
-constexpr int SUBS = BLOCK && BLOCK < DEPTH ? DEPTH / BLOCK : 1;   // blocks of a piece
-constexpr int SUB_STEPS = STEPS / SUBS, RUNS = DEPTH / (4 * RUN);  // steps of a block, runs
 constexpr int COLUMNS = 16 * COLUMN_TILES, ROWS = 8 * ROW_TILES, PITCH = COLUMNS + 4;
 
 // What a lane has of a piece.
@@ -37,59 +27,9 @@ struct Piece {
   Vec<S, 2> scales[COLUMN_TILES][SUBS];
   u16 zeros[COLUMN_TILES][SUBS];
 };
-// Fragments B of a piece: of each run the pairs, as PARTS numbers that add up.
-struct Rows {
-  u32 b[ROW_TILES][RUNS][PARTS][RUN / 2];
-};
-struct alignas(RUN * sizeof(T) < 16 ? 8 : 16) Run {
-  T v[RUN];
-};
-
-DEV void split(const Run& run, u32 (&b)[PARTS][RUN / 2]) {
-#if IS_F32
-#pragma unroll
-  for (int j = 0; j < RUN / 2; j++) {
-    float u = run.v[2 * j], v = run.v[2 * j + 1];
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-      float a, c;
-      b[p][j] = pack2((F*)0, u, v);
-      unpack2((F*)0, b[p][j], a, c);
-      u -= a, v -= c;
-    }
-  }
-#else
-#pragma unroll
-  for (int j = 0; j < RUN / 2; j++) b[0][j] = ((const u32*)run.v)[j];
-#endif
-}
-
-template <int STEP>
-DEV void fragment(u32 (&a)[4], const u32 (&words)[4], u32 zero, u32 other) {
-  a[0] = pair<pair_of(STEP)>((F*)0, words[word_of(STEP, 0)], zero);
-  a[1] = pair<pair_of(STEP)>((F*)0, words[word_of(STEP, 1)], other);
-  a[2] = pair<pair_of(STEP) + 1>((F*)0, words[word_of(STEP, 0)], zero);
-  a[3] = pair<pair_of(STEP) + 1>((F*)0, words[word_of(STEP, 1)], other);
-}
-// part += steps STEP.. of a block of one tile, of which COUNT are left.
-template <int STEP, int COUNT>
-DEV void add_steps(float (&part)[ROW_TILES][4], const u32 (&words)[4], u32 zero, u32 other,
-                   const Rows& x) {
-  if constexpr (COUNT > 0) {
-    constexpr int R = RUN == 8 ? STEP / 2 : STEP, AT = RUN == 8 ? STEP % 2 * 2 : 0;
-    u32 a[4];
-    fragment<STEP>(a, words, zero, other);
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-      for (int p = 0; p < PARTS; p++)
-        multiply(part[r], a, x.b[r][R][p][AT], x.b[r][R][p][AT + 1], (F*)0);
-    add_steps<STEP + 1, COUNT - 1>(part, words, zero, other, x);
-  }
-}
 typedef float Sums[COLUMN_TILES][ROW_TILES][4];
 template <int SUB>
-DEV void add_blocks(Sums& sum, const Piece& piece, const Rows& x) {
+DEV void add_blocks(Sums& sum, const Piece& piece, const Rows (&x)[ROW_TILES]) {
   if constexpr (SUB < SUBS) {
 #pragma unroll
     for (int c = 0; c < COLUMN_TILES; c++) {
@@ -131,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(PARAMETERS) {
       }
     }
   };
-  auto read = [&](Rows& to, int piece) {
+  auto read = [&](Rows(&to)[ROW_TILES], int piece) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) {
       const int m = row + 8 * r + g;
@@ -147,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(PARAMETERS) {
           for (int e = 0; e < RUN; e++)
             if (m < M && k + e < K && piece < end) run.v[e] = from[k + e];
         }
-        split(run, to.b[r][j]);
+        split(run, to[r].b[j]);
       }
     }
   };
@@ -157,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(PARAMETERS) {
 #pragma unroll
   for (int s = 0; s < AHEAD; s++) fetch(ahead[s], begin + s * WARPS);
   if (EARLY) pdl_wait();
-  Rows next;
+  Rows next[ROW_TILES];
   read(next, begin);
 #pragma unroll 1
   for (int piece = begin; piece < end; piece += AHEAD * WARPS) {
@@ -165,7 +105,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(PARAMETERS) {
     for (int s = 0; s < AHEAD; s++) {
       const int at = piece + s * WARPS;
       if (at < end) {
-        const Rows now = next;
+        Rows now[ROW_TILES];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) now[r] = next[r];
         read(next, at + WARPS);
         add_blocks<0>(sum, ahead[s], now);
         fetch(ahead[s], at + AHEAD * WARPS);

@@ -93,6 +93,7 @@ _CALLS: tuple[tuple[str, str], ...] = (
     (rf"setp\.(\w\w){_E}", "=(@2)($0) ?1 (@2)($1)"),
     (r"selp\.[bufs]\d+", "=$2 ? $0 : $1"),
     (r"add\.([ufs]\d+)", "=(@1)($0) + (@1)($1)"),
+    (r"lop3\.b32", "=ptx::lop3($0, $1, $2, $3)"),
     (r"ex2\.approx(?:\.ftz)?\.f32", "=ptx::exact_exp2($0)"),
     (r"rcp\.approx(?:\.ftz)?\.f32", "=1.f / ($0)"),
     (r"tanh\.approx\.f32", "=ptx::exact_tanh($0)"),

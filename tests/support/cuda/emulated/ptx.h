@@ -301,6 +301,12 @@ u32 dot(u32 a, u32 b, u32 c) {
   }
   return c;
 }
+inline u32 lop3(u32 a, u32 b, u32 c, u32 table) {
+  u32 r = 0;
+  for (u32 k = 0; k < 8; k++)
+    if (table >> k & 1) r |= (k & 4 ? a : ~a) & (k & 2 ? b : ~b) & (k & 1 ? c : ~c);
+  return r;
+}
 inline float min_nan(float a, float b) { return a != a || a < b ? a : b; }
 inline float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 template <emulated::Type TYPE>

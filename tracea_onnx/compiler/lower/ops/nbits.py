@@ -8,13 +8,16 @@ import math
 from collections.abc import Collection, Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering, element_type, matrix_rows
+from tracea_onnx.compiler.lower.epilogue import program_of
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.gemm import is_row, launched, with_bias
-from tracea_onnx.compiler.lower.passes import sibling_gemms
+from tracea_onnx.compiler.lower.passes import few_bits, sibling_gemms
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.activations import unrounded
 from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import exchanged
 from tracea_onnx.match.nbits import TYPES
 from tracea_onnx.match.spec_table import GemmNbitsSpec
 from tracea_onnx.plan.builder import Ref
@@ -203,8 +206,11 @@ def gather_blocks(ctx: Lowering, op: Op) -> None:
 
 def gemm_nbits(ctx: Lowering, op: Op) -> None:
     """y = epilogue(x (w - zero) scale + b)."""
-    if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
+    name = op.outputs[0]
+    if name in ctx.merges and name in ctx.values:
         return  # computed with an earlier product of the same input
+    if any(name == other.outputs[0] for other in ctx.gates.values()):
+        return  # computed with the product that it gates
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
     ctx.available("gemm_nbits", f"a product by weights of {spec.bits} bits")
     x, b = ctx.value(roles["x"]), ctx.optional(roles.get("b"))
@@ -213,12 +219,15 @@ def gemm_nbits(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"the product '{op.label}' of a tensor of rank {x.rank}")
     K, N = spec.K, spec.N
     ctx.same(x.shape[-1], K, f"the inner dims of '{op.label}'")
-    if op.outputs[0] in ctx.merges:
-        _merged(ctx, x, ctx.merges[op.outputs[0]])
+    if name in ctx.merges:
+        _merged(ctx, x, ctx.merges[name])
+        return
+    if name in ctx.gates:
+        _gated(ctx, op, x, ctx.gates[name])
         return
     given, params, ints, floats = _weights(ctx, op, spec)
     operands: dict[str, Ref | None] = {"w": ctx.packed("pack_gemm_nbits", given, params)}
-    operands["x"], ints["ldx"] = matrix_rows(ctx, x)
+    family = _rows(ctx, x, operands, ints, floats)
     ints |= {"M": D.product(x.shape[:-1]), "N": N, "K": K, "ldy": N}
     expr, extras = spec.expr, [ctx.value(e) for e in op.extras]
     if b is not None and is_row(b, 1.0, N):
@@ -226,13 +235,61 @@ def gemm_nbits(ctx: Lowering, op: Op) -> None:
     elif b is not None:
         expr, extras = with_bias(expr, extras, b, 1.0)
     shape: Dims = (*x.shape[:-1], N)
-    launched(ctx, op, x.dtype, shape, operands, ints, floats, expr, extras, "gemm_nbits")
+    launched(ctx, op, x.dtype, shape, operands, ints, floats, expr, extras, family)
+
+
+def _rows(
+    ctx: Lowering, x: Value, operands: dict[str, Ref | None], ints: dict[str, DimLike],
+    floats: dict[str, float],
+) -> str:  # fmt: skip
+    """Adds the rows of a product, and their norm if that was left to it; the family that reads
+    them.
+    """
+    norm = few_bits.norm_of(ctx, x)
+    if norm is None:
+        operands["x"], ints["ldx"] = matrix_rows(ctx, x)
+        return "gemm_nbits"
+    operands |= {"x": ctx.plain(norm.x), "gamma": ctx.plain(norm.gamma)}
+    if norm.beta is not None:
+        operands["beta"] = ctx.plain(norm.beta)
+    ints |= {"ldx": x.shape[-1], "rms": int(norm.rms), "gamma_add": norm.gamma_add}
+    floats["eps"] = norm.eps
+    return "gemm_nbits_norm"
 
 
 def _merged(ctx: Lowering, x: Value, group: Sequence[Op]) -> None:
     """Products of one input as one launch: their values are slices of its rows."""
+    specs, lead = [GemmNbitsSpec.of(op.attrs) for op in group], x.shape[:-1]
+    total = sum(s.N for s in specs)
+    packed, ints, floats = _side_by_side(ctx, group)
+    operands: dict[str, Ref | None] = {"w": packed}
+    family = _rows(ctx, x, operands, ints, floats)
+    rows = ctx.plan.arena(D.mul(D.product([*lead, total]), x.dtype.size))
+    ints |= {"M": D.product(lead), "N": total, "K": specs[0].K, "ldy": total}
+    ctx.plan.launch(family, operands, {"y": rows}, ints, floats, dtype=x.dtype)
+    names = [(op.outputs[0], s.N) for op, s in zip(group, specs, strict=True)]
+    sibling_gemms.slices(ctx, names, rows, lead, x.dtype)
+
+
+def _gated(ctx: Lowering, op: Op, x: Value, other: Op) -> None:
+    """A product and the one that its epilogue reads as one launch."""
+    spec, lead = GemmNbitsSpec.of(op.attrs), x.shape[:-1]
+    assert spec.expr is not None
+    packed, ints, floats = _side_by_side(ctx, (other, op))
+    operands: dict[str, Ref | None] = {"w": packed}
+    _rows(ctx, x, operands, ints, floats)
+    ints |= {"M": D.product(lead), "N": spec.N, "K": spec.K, "ldy": spec.N, "gated": 1}
+    out = ctx.new_plain(ctx.define(op.outputs[0], x.dtype, (*lead, spec.N)))
+    program = program_of(unrounded(exchanged(spec.expr), x.dtype), type="f32", joins=True)
+    ctx.plan.launch("gemm_nbits_norm", operands, {"y": out}, ints, floats, program, dtype=x.dtype)
+
+
+def _side_by_side(
+    ctx: Lowering, group: Sequence[Op]
+) -> tuple[Ref, dict[str, DimLike], dict[str, float]]:
+    """The weights of these products as one, and what the product must know of them."""
     specs = [GemmNbitsSpec.of(op.attrs) for op in group]
-    total, lead = sum(s.N for s in specs), x.shape[:-1]
+    total = sum(s.N for s in specs)
     packed: Ref | None = None
     ints: dict[str, DimLike] = {}
     floats: dict[str, float] = {}
@@ -247,12 +304,8 @@ def _merged(ctx: Lowering, x: Value, group: Sequence[Op]) -> None:
             "pack_gemm_nbits_part", given, {"packed": packed}, params | place, more=at > 0
         )
         at += spec.N
-    src, ldx = matrix_rows(ctx, x)
-    rows = ctx.plan.arena(D.mul(D.product([*lead, total]), x.dtype.size))
-    ints |= {"M": D.product(lead), "N": total, "K": specs[0].K, "ldx": ldx, "ldy": total}
-    ctx.plan.launch("gemm_nbits", {"x": src, "w": packed}, {"y": rows}, ints, floats, dtype=x.dtype)
-    names = [(op.outputs[0], s.N) for op, s in zip(group, specs, strict=True)]
-    sibling_gemms.slices(ctx, names, rows, lead, x.dtype)
+    assert packed is not None
+    return packed, ints, floats
 
 
 def _weights(

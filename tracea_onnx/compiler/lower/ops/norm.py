@@ -10,7 +10,7 @@ from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.image import pool_globally
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import gemm_norm, summed_rows
+from tracea_onnx.compiler.lower.passes import few_bits, gemm_norm, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -49,7 +49,10 @@ def layernorm(ctx: Lowering, op: Op) -> None:
         axis == x.rank - 1
         and not channels
         and not (roles.get("res") or roles.get("xbias"))  # statistics are of x alone
-        and gemm_norm.defer_norm(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
+        and any(
+            defer(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
+            for defer in (gemm_norm.defer_norm, few_bits.defer_norm)
+        )
     ):
         return
     operands: dict[str, Ref | None] = {

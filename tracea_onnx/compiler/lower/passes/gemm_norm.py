@@ -23,7 +23,7 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
-from tracea_onnx.match.spec_table import GemmSpec
+from tracea_onnx.match.spec_table import GemmNbitsSpec, GemmSpec
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import PANEL, weight_pitch
 from tracea_onnx.support.data_classes import dataclass
@@ -32,6 +32,7 @@ from tracea_onnx.support.data_classes import dataclass
 #: (measured on an H200: 4 pay, a vocabulary does not).
 _WIDEST = 8.0
 _STATISTICS = 8  # its bytes
+FEW_BITS = ":gemm_nbits"
 _SLACK = 32  # elements a kernel may read behind a vector of columns
 
 
@@ -71,6 +72,13 @@ def _multiplies(graph: Graph, op: Op, value: str) -> bool:
     return op.role("x") == value and (_product(graph, op) or gates)
 
 
+def few_bits(op: Op, value: str) -> bool:
+    """Whether it multiplies rows by weights of a few bits. These kernels normalise rows on the way,
+    whatever the number of columns.
+    """
+    return op.kind == FEW_BITS and op.role("x") == value and op.inputs.count(value) == 1
+
+
 def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> list[tuple[Op, Op]]:
     """The ops of a partition, each with the one whose work it does. A norm of a sum of rows leaves
     the sum to the product that makes one of them, where products alone read the norm: then it needs
@@ -86,9 +94,9 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
         read = read_by.get(y, [])
         if graph.dtype(rows[0]) not in (DType.F16, DType.BF16) or y in outputs:
             continue
-        if not read or not all(_multiplies(graph, r, y) for r in read):
+        if not read or not all(_multiplies(graph, r, y) or few_bits(r, y) for r in read):
             continue
-        if sum(_growth(graph, r) for r in read) > _WIDEST:
+        if sum(_growth(graph, r) for r in read if not few_bits(r, y)) > _WIDEST:
             continue
         for value, other in (rows, rows[::-1]):
             product = maker.get(value)
@@ -96,7 +104,8 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
                 continue
             if value in outputs or len(read_by[value]) > 1 or value == other:
                 continue
-            spec = replace(GemmSpec.of(product.attrs), expr=Expr(2, (Instr("add", (0, 1)),), 2))
+            kind = GemmNbitsSpec if product.kind == FEW_BITS else GemmSpec
+            spec = replace(kind.of(product.attrs), expr=Expr(2, (Instr("add", (0, 1)),), 2))
             roles = {**product.by_role, "e0": other}
             summed = of_roles(spec, roles, (total,), product.nodes, product.label)
             left = {r: n for r, n in op.by_role.items() if r != "res"} | {"x": total}
@@ -109,9 +118,9 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
 def _adds_alone(graph: Graph, op: Op) -> bool:
     """Whether it is a product by a constant that nothing follows but a bias."""
     return (
-        op.kind == ":gemm"
+        op.kind in (":gemm", FEW_BITS)
         and graph.is_const(op.role("w"))
-        and GemmSpec.of(op.attrs).expr is None
+        and op.attr("expr") is None
         and len(op.outputs) == 1
     )
 

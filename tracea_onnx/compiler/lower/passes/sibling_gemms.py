@@ -164,12 +164,12 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
     )
 
 
-def _few_bits(graph: Graph, op: Op) -> tuple[object, ...] | None:
+def few_bits(graph: Graph, op: Op, *, alone: bool = True) -> tuple[object, ...] | None:
     """What products by weights of a few bits must have in common; None where more than the product
-    is computed, or its columns are no whole tiles.
+    is computed (alone: by an expression, too), or its columns are no whole tiles.
     """
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
-    if spec.expr is not None or roles.get("b") or spec.N % NBITS_TILE:
+    if (alone and spec.expr is not None) or roles.get("b") or spec.N % NBITS_TILE:
         return None
     types = (graph.dtype(roles[n]) if roles.get(n) else None for n in ("scale", "zero"))
     return (spec.form, spec.K, spec.bits, spec.block, spec.signed, *types)
@@ -227,7 +227,7 @@ def find(
         if op.kind in MATMUL_OPS:
             alike = () if part_of(ctx, op) is not None else None
         elif few and op.kind == ":gemm_nbits":
-            alike = _few_bits(graph, op)
+            alike = few_bits(graph, op)
         if alike is not None and _in_place(value, read_by, known, outputs):
             groups.setdefault((op.by_role["x"], *alike), []).append(op)
     return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}
