@@ -62,6 +62,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, quad = lane >> 2,
             l = lane & 3, group = warp % WARPS_N * 8 * NT;
   if (!EARLY) pdl_wait();
+  // Filters come through shared memory where they fit: lanes read pieces of many.
+  constexpr int FILTERS = OC * KH * TAP_BYTES;
+  constexpr bool STAGED = FILTERS <= 2 * COPY;
+  const Weight* filters = w;
+  if constexpr (STAGED) {
+    for (int k = thread * 16; k < FILTERS; k += THREADS * 16)
+      cp_async(smem_address(rows) + k, w + k, 16);
+    cp_async_wait_all();
+    __syncthreads();
+    filters = (const Weight*)rows;
+  }
   u32 b[KH * STEPS][NT][2];
 #pragma unroll
   for (int k = 0; k < KH * STEPS; k++)
@@ -71,10 +82,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_window_rows
       for (int half = 0; half < 2; half++) {
         const int column = group + quad / 2 * 2 * NT + 2 * j + quad % 2,
                   at = k % STEPS * 32 + half * 16;
-        b[k][j][half] = at < TAP_BYTES
-                            ? *(const u32*)(w + (column * KH + k / STEPS) * TAP_BYTES + at + 4 * l)
-                            : 0u;
+        b[k][j][half] =
+            at < TAP_BYTES
+                ? *(const u32*)(filters + (column * KH + k / STEPS) * TAP_BYTES + at + 4 * l)
+                : 0u;
       }
+  if (STAGED) __syncthreads();
   if (EARLY && !FIXED) pdl_wait();
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const Scalars scalars = scalars_of(epilogue);
