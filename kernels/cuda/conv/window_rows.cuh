@@ -10,6 +10,7 @@
 // Packed weights: [OC, KH, TAP_BYTES].
 #pragma once
 #ifndef GENERATED
+#define WIDTH 2
 #include "gemm/int8/requantise.cuh"
 #define PARAMETERS                                                                               \
   const T *x, const Weight *w, Result *y, int N, int OH, i64 x_rs, i64 x_ns, i64 y_cs, i64 y_rs, \

@@ -6,8 +6,8 @@
 // Packed weights: [taps, pitch].
 #pragma once
 #ifndef GENERATED
-#include "gemm/int8/requantise.cuh"
 #define WIDTH 4
+#include "gemm/int8/requantise.cuh"
 #define PARAMETERS                                                                                \
   const T *x, const Weight *w, Result *y, const T *zero_x, int N, int IH, int IW, int OH, int OW, \
       int PT, int PL, i64 x_rs, i64 x_ns, i64 y_rs, i64 y_ns, i64 r_cs, i64 r_rs, i64 r_ns
