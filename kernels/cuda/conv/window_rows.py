@@ -26,11 +26,9 @@ from . import problem
 _FILTERS, _MOST, _FEWER, _ROWS, _SMEM = 112, 8, 16, 8, 112 * 1024
 #: Clocks of a tile; instructions of a warp for 16 pixels, for a result of a lane; clocks that these
 #: pixels take at least.
-_TILE, _UNIT, _RESULT, _LATENCY = 1500.0, 60.0, 6.5, 700.0
+_TILE, _UNIT, _RESULT, _LATENCY = 1500.0, 150.0, 8.0, 700.0
 _MMA = 32  # bytes
 _POOLED = ("PH", "PW", "PKH", "PKW", "PPT", "PPL")
-#: Clocks of a tile, of 16 pixels of a warp besides its MMAs, of an MMA, and of a result of a lane.
-_TILE, _UNIT, _MULTIPLY, _RESULT = 1500.0, 150.0, 9.0, 8.0
 
 
 @dataclass(frozen=True)
