@@ -196,14 +196,26 @@ def test_plans() -> None:
             [helper.make_tensor_value_info("y", number, None)],
             [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()],
         )  # fmt: skip
-        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
         with sources_for_cubins():
-            found = compile_graph(Graph(model), gpu(90, 132))
+            found = compile_graph(Graph(model_of(graph)), gpu(90, 132))
         ((claimed, plan, _),) = found.entries
         assert len(claimed) == 3 and not found.refused
         symbols = {launch["symbol"] for launch in plan["run"]}
         assert {"few_rows", "dequantise"} <= symbols, symbols
+
+
+def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def asked(graph: onnx.GraphProto) -> list[Request]:
+    """The requests of the Plan of a graph that is one partition, each once."""
+    with sources_for_cubins():
+        found = compile_graph(Graph(model_of(graph)), gpu(90, 132), everything=True)
+    (plan,) = found.builders
+    assert isinstance(plan, BackendPlan)
+    return list({id(r): r for r in plan.asked}.values())
 
 
 def test_products_of_one_input_are_one() -> None:
@@ -227,14 +239,7 @@ def test_products_of_one_input_are_one() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()],
     )  # fmt: skip
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    with sources_for_cubins():
-        found = compile_graph(Graph(model), gpu(90, 132), everything=True)
-    (plan,) = found.builders
-    assert isinstance(plan, BackendPlan)
-    asked = {id(r): r for r in plan.asked if r.family == "gemm_nbits"}.values()
-    assert [r.ints["N"] for r in asked] == [96, 48, 17]
+    assert [r.ints["N"] for r in asked(graph) if r.family == "gemm_nbits"] == [96, 48, 17]
 
 
 @pytest.mark.parametrize("read_again", [False, True])
@@ -274,18 +279,12 @@ def test_norms_and_gates_are_computed_with_products(read_again: bool) -> None:
         [helper.make_tensor_value_info(n, half, None) for n in ("y", "z")[: 1 + read_again]],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()],
     )  # fmt: skip
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    with sources_for_cubins():
-        found = compile_graph(Graph(model), gpu(90, 132), everything=True)
-    (plan,) = found.builders
-    assert isinstance(plan, BackendPlan)
-    asked = list({id(r): (r.family, r.ints.get("gated", 0)) for r in plan.asked}.values())
+    made = [(r.family, r.ints.get("gated", 0)) for r in asked(graph)]
     few = ("gemm_nbits", 0)
     if read_again:
-        assert ("gemm_nbits_norm", 1) in asked and ("layernorm", 0) in asked, asked
+        assert ("gemm_nbits_norm", 1) in made and ("layernorm", 0) in made, made
     else:
-        assert asked[:3] == [few, ("gemm_nbits_norm", 1), few], asked
+        assert made[:3] == [few, ("gemm_nbits_norm", 1), few], made
 
 
 def test_what_has_no_kernel() -> None:

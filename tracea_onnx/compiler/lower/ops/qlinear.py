@@ -6,6 +6,7 @@ themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -137,7 +138,10 @@ def qlinear_binary(ctx: Lowering, op: Op) -> None:
 
 def qlinear_unary(ctx: Lowering, op: Op) -> None:
     """QLinearSigmoid and QLinearLeakyRelu, of which a zero point may be absent."""
-    x, by = ctx.value(_floats(ctx, op, op.inputs[:3], 0)), _quantised(ctx, op, *_ends(op, 3))
+    x, by = (
+        ctx.value(_floats(ctx, op, op.inputs[:3], 0)),
+        _quantised(ctx, op, op.input(3), op.input(4)),
+    )
     code = Code(("x",))
     if op.kind == f"{_MICROSOFT}QLinearSigmoid":
         made = code.op("sigmoid", -1)
@@ -174,19 +178,19 @@ def _between(kind: str, lower: Lower) -> Lower:
     def made(ctx: Lowering, op: Op) -> None:
         if op.attr("channels_last", 0):
             raise Unsupported(f"{op.kind} '{op.label}' has channels_last")
-        last = axis_of(op.attr("axis", -1), ctx.value(op.inputs[0]).rank) + 1
-        if op.attr("opset", 13) < 13 and last < ctx.value(op.inputs[0]).rank:
-            raise Unsupported(f"{op.kind} '{op.label}' is over all axes from one on")
-        x, by = _floats(ctx, op, op.inputs[:3], 0), _quantised(ctx, op, *_ends(op, 3))
-        lower(ctx, Op(kind, op.label, (x,), by.inputs[:1], {"axis": -1, **op.attrs}, op.nodes))
+        x, by = _floats(ctx, op, op.inputs[:3], 0), _quantised(ctx, op, op.input(3), op.input(4))
+        lower(ctx, Op(kind, op.label, (x,), by.inputs[:1], op.attrs, op.nodes))
         _made(ctx, op, True, by)
 
     return made
 
 
-def _ends(op: Op, k: int) -> tuple[str, str]:
-    """The scale and the zero point of the result, of which the latter may be absent."""
-    return op.input(k), op.input(k + 1)
+def qlinear_softmax(ctx: Lowering, op: Op) -> None:
+    """QLinearSoftmax over one axis."""
+    axis, rank = op.attr("axis", -1), ctx.value(op.inputs[0]).rank
+    if op.attr("opset", 13) < 13 and axis_of(axis, rank) < rank - 1:
+        raise Unsupported(f"{op.kind} '{op.label}' is over all axes from one on")
+    _between("Softmax", softmax)(ctx, replace(op, attrs={**op.attrs, "axis": axis}))
 
 
 def qgemm(ctx: Lowering, op: Op) -> None:
@@ -212,7 +216,7 @@ OPS = {
     f"{_MICROSOFT}QLinearGlobalAveragePool": _between("GlobalAveragePool", global_pool),
     f"{_MICROSOFT}QLinearLeakyRelu": qlinear_unary,
     f"{_MICROSOFT}QLinearSigmoid": qlinear_unary,
-    f"{_MICROSOFT}QLinearSoftmax": _between("Softmax", softmax),
+    f"{_MICROSOFT}QLinearSoftmax": qlinear_softmax,
     f"{_MICROSOFT}QLinearWhere": qlinear_where,
     f"{_MICROSOFT}QGemm": qgemm,
     "QLinearConv": qlinear_conv,

@@ -127,9 +127,10 @@ def _image(
     image = Nhwc(ref, wide.stride * pixel, to[1], to[0])
     if _waits(x) and x.deferred is not None:
         source, scale, *zeros = x.deferred.parts
-        operands = {"x": ctx.strided(source).ref, "scale": ctx.plain(scale)}
-        operands |= dict(zip(("zero",), map(ctx.plain, zeros), strict=False))
         given = ctx.strided(source)
+        operands = {"x": given.ref, "scale": ctx.plain(scale)}
+        if zeros:
+            operands["zero"] = ctx.plain(zeros[0])
         numbers_of = dict(zip(("x_n", "x_c", "x_h", "x_w"), given.strides, strict=True))
         before = {"top": high.padding()[0], "left": wide.padding()[0]}
         ctx.plan.launch(
