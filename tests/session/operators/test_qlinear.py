@@ -45,8 +45,8 @@ def _pooled(x: Any) -> Any:
     return x[:, :, :h, :w].reshape(*x.shape[:2], h // 2, 2, w // 2, 2).mean((3, 5))
 
 
-#: Operator, shapes of its operands, its attributes, what it is of floats, and the result's scale, by
-#: which few values are next to a tie.
+#: Operator, shapes of its operands, its attributes, what it is of floats, and the result's scale,
+#: by which few values are next to a tie.
 _CASES: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any], Any, float]] = {
     "QLinearSigmoid": (((3, 37),), {}, _sigmoid, 0.004),
     "QLinearLeakyRelu": (((3, 37),), {"alpha": 0.2}, lambda x: np.where(x < 0, 0.2 * x, x), 0.03),
