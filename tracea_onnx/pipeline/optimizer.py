@@ -117,8 +117,8 @@ def optimize(
 
     When the result leaves its bounds, the smallest set of fusions at fault is turned back and
     refused. Raises ModelError (unreadable model), UsageError (options), VerificationError (results
-    differ; nothing is written; its `report` attribute says by how much), MissingFusionError (a rule
-    named by `only` fused nothing).
+    differ, or ONNX Runtime no longer loads the model; nothing is written; its `report` attribute
+    says by how much), MissingFusionError (a rule named by `only` fused nothing).
     """
     started = time.perf_counter()
     on_progress = progress or silent
@@ -200,6 +200,13 @@ def optimize(
             report,
             "constants were not folded: ONNX Runtime would not load the result",
         )
+        if not _loads_as_before(original, source):
+            # Nodes that nobody reads can be what keeps a fault of its own passes from a model.
+            raise FailedVerification(
+                "with its own optimizations ONNX Runtime loads the original but not the result",
+                "nothing was written; use the original, and report this with the model",
+                report,
+            )
     _check_present(source.model, report, only, where)
     if not dry_run:
         if not note:
