@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import harness, layers, slow_shapes
 from tests.support.cuda import runner as R
 from tests.support.cuda.conv_shape import Conv
-from tests.support.cuda.trials import drawn, listed, move, products, rows, symbolic
+from tests.support.cuda.trials import dense, drawn, listed, move, rows, symbolic
 from tests.support.cuda.trials.symbolic import Sizes
 from tests.support.cuda.trials.trial import Tensors, Trial, check
 from tracea_onnx.codegen.kernel_request import NoKernel, Request
@@ -63,7 +63,7 @@ def gemm() -> Iterator[Case]:
                 return R.torch()._addmm_activation(x["b"], x["x"], x["w"].T, use_gelu=True)
             return R.torch().addmm(x["res"] if res else x["b"], x["x"], x["w"].T)
 
-        trial = products.linear(F16, m, n, k, act, res=res)
+        trial = dense.linear(F16, m, n, k, act, res=res)
         yield Case(f"gemm M={m}", trial, {"library": library}, 2.0 * m * n * k)
 
 
@@ -79,7 +79,7 @@ def conv(batches: tuple[int, ...]) -> Iterator[Case]:
         (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
         flops = 2.0 * v.n * oh * ow * v.oc * taps * v.c / v.groups
         peers = {"library": library} if v.act == "relu" else {}
-        yield Case(f"conv {group}", products.convolution(F16, v), peers, flops, count)
+        yield Case(f"conv {group}", dense.convolution(F16, v), peers, flops, count)
 
 
 def attention() -> Iterator[Case]:
@@ -103,7 +103,7 @@ def attention() -> Iterator[Case]:
         }
         flops = 4.0 * b * h * s * s * d * (0.5 if causal else 1.0)
         group = f"attention head {d}{' causal' * causal}"
-        yield Case(group, products.attention(F16, b, h, s, s, d, causal=causal), peers, flops)
+        yield Case(group, dense.attention(F16, b, h, s, s, d, causal=causal), peers, flops)
 
 
 def memory_bound() -> Iterator[Case]:

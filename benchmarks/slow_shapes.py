@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.support.cuda.trials import products as P
+from tests.support.cuda.trials import dense as P
 from tests.support.cuda.trials import rows as rows
 from tests.support.cuda.trials.images import conv
 from tests.support.cuda.trials.trial import Trial

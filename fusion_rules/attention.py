@@ -56,7 +56,7 @@ _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 
 @dataclass
 class _Scores:
-    """What lies between the product of q and k and the softmax. `masks` and `nodes` start at the
+    """What lies between q k^T and the softmax. `masks` and `nodes` start at the
     softmax.
 
     floor: the lower bound that Max or Clip puts on the scores. cap: the softcap, 0 without one;
@@ -64,7 +64,7 @@ class _Scores:
     scores; masks come after them.
     """
 
-    product: Node
+    matmul: Node
     scale: float = 1.0
     cap: float = 0.0
     per_head: str = ""
@@ -92,24 +92,24 @@ def match(g: Graph, anchor: Node) -> Match:
     if soft.axis != -1 or soft.log:
         axis = None if soft.axis is None else soft.axis + len(s.dims(soft.x) or ())
         raise Refuse(Why.LOGARITHM if soft.log else Why.SOFTMAX_AXIS, anchor, axis=axis)
-    after, product, transposed, nan_to_zero = probabilities(
+    after, matmul, transposed, nan_to_zero = probabilities(
         g, soft, lambda where, value, before: _cleared(g, where, value, scores, before)
     )
     _simplify_masks(g, s, scores, anchor)
-    core = [*scores.nodes, *soft.nodes, *after, product]
-    rank = len(s.dims(scores.product.outputs[0]) or ())
+    core = [*scores.nodes, *soft.nodes, *after, matmul]
+    rank = len(s.dims(scores.matmul.outputs[0]) or ())
     if rank not in (3, 4) and (rank != 5 or scores.masks or scores.causal is not None):
-        raise Refuse(Why.SCORES_RANK, scores.product, rank=rank or "unknown")
-    if len(s.dims(product.outputs[0]) or ()) != rank:
-        raise Refuse(Why.VALUES_RANK, product)
+        raise Refuse(Why.SCORES_RANK, scores.matmul, rank=rank or "unknown")
+    if len(s.dims(matmul.outputs[0]) or ()) != rank:
+        raise Refuse(Why.VALUES_RANK, matmul)
     _same_rows(s, scores, after, transposed)
     lead = ("bh",) if rank == 3 else ("b", *["h"] * (rank - 3))
     qk, v = (
-        query_key(scores.product, lead),
-        with_values(product, after[-1].outputs[0] if after else soft.output, lead, transposed),
+        query_key(scores.matmul, lead),
+        with_values(matmul, after[-1].outputs[0] if after else soft.output, lead, transposed),
     )
     if qk is None or v is None:
-        raise Refuse(Why.EINSUM, scores.product if qk is None else product)
+        raise Refuse(Why.EINSUM, scores.matmul if qk is None else matmul)
     operands = (*qk, v[0])
     tries = [(False, False), (False, True), *([(True, False)] if rank == 3 else [])]
     refused: Refuse | None = None
@@ -120,7 +120,7 @@ def match(g: Graph, anchor: Node) -> Match:
             anchor,
             scores,
             core,
-            product,
+            matmul,
             operands,
             v[1],
             nan_to_zero,
@@ -134,8 +134,8 @@ def match(g: Graph, anchor: Node) -> Match:
     raise refused
 
 
-def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
-    """Whether `value` is a product of two run-time values, up to scaling and masking."""
+def _is_matmul(g: Graph, value: str, depth: int = 12) -> bool:
+    """Whether `value` multiplies two run-time matrices, up to scaling and masking."""
     node = g.producer(value)
     if node is None or depth == 0:
         return False
@@ -169,21 +169,21 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
             if node.op == "Where"
             else node.inputs[:1]
         )
-        return any(_is_product(g, i, depth - 1) for i in data)
+        return any(_is_matmul(g, i, depth - 1) for i in data)
     return False
 
 
 def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
     value = soft.x
-    if not _is_product(g, value):
+    if not _is_matmul(g, value):
         raise Refuse(Why.NOT_ATTENTION, soft.anchor)
     out = _Scores(soft.anchor)
     while True:
         node = g.producer(value)
-        assert node is not None  # _is_product
+        assert node is not None  # _is_matmul
         out.nodes.append(node)
         if node.op in MATMUL_OPS:
-            out.product = node
+            out.matmul = node
             if node.op == "com.microsoft.FusedMatMul":
                 out.scale *= node.attr("alpha", 1.0)
                 require(node, transA=0, transBatchA=0, transBatchB=0)
@@ -201,7 +201,7 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
         elif node.op == "Tanh":
             value = _capped(node, out)
         elif node.op == "Add":
-            inner = next(i for i in node.inputs if _is_product(g, i))
+            inner = next(i for i in node.inputs if _is_matmul(g, i))
             other = node.inputs[1 - node.inputs.index(inner)]
             value = _added(g, s, node, inner, out, other, 1.0)
         elif node.op in ("Max", "Clip"):
@@ -215,14 +215,14 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
 
 
 def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bool) -> None:
-    """Refuse Reshapes between the two products that leave other rows than they found. They may
-    merge the rows with leading axes for Softmax.
+    """Refuse Reshapes between the two matrix multiplications that leave other rows than they
+    found. They may merge the rows with leading axes for Softmax.
     """
     moved = [n for n in (*scores.nodes, *after) if n.op in _REGROUPS and not _keeps_rows(s, n)]
     if not moved:
         return
     a, b = (
-        s.dims(scores.product.outputs[0]),
+        s.dims(scores.matmul.outputs[0]),
         s.dims(after[-1].outputs[0] if after else moved[0].outputs[0]),
     )
     if (
@@ -251,7 +251,7 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
     a, b = node.inputs
     for x, c in ((a, b), (b, a)) if node.op == "Mul" else ((a, b),):
         factor = s.scalar(c)
-        if factor is not None and _is_product(g, x):
+        if factor is not None and _is_matmul(g, x):
             if node.op == "Div" and factor == 0:
                 raise Refuse(Why.ZERO_DIVISOR, node)
             out.scale *= factor if node.op == "Mul" else 1.0 / factor
@@ -263,7 +263,7 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
             and not out.per_head
             and factors.ndim > 2
             and factors.size == factors.shape[-3]
-            and _is_product(g, x)
+            and _is_matmul(g, x)
         ):
             out.per_head = c
             return x
@@ -324,7 +324,7 @@ def _aligned(offset: DimLike, frame: Sequence[DimLike]) -> bool:
 
 
 def _where(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
-    keep = _is_product(g, node.inputs[1])
+    keep = _is_matmul(g, node.inputs[1])
     inner, other = (node.inputs[1], node.inputs[2]) if keep else (node.inputs[2], node.inputs[1])
     fill = triangle(g, s, other)
     if fill is None or not fill.uniform:
@@ -407,7 +407,7 @@ def _simplify_masks(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None
     swallow another fill.
     """
     masks, lifted = scores.masks, scores.floor > -np.inf
-    lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, _LOWEST[DType.F32])
+    lowest = _LOWEST.get(g.dtype(scores.matmul.outputs[0]) or 0, _LOWEST[DType.F32])
     for k, m in enumerate(masks):
         final = not lifted and m.fill == -np.inf and all(o.kind == "add" for o in masks[:k])
         if m.past is not None and (final or len(masks) == 1):
@@ -437,7 +437,7 @@ def _cleared(g: Graph, where: Node, value: str, scores: _Scores, before: Sequenc
     """
     kind = "bool" if where.inputs[1] == value else "drop"
     mask = scores.masks[0] if len(scores.masks) == 1 else None
-    lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, -np.inf)
+    lowest = _LOWEST.get(g.dtype(scores.matmul.outputs[0]) or 0, -np.inf)
     alike = (
         mask is not None
         and mask.kind == kind
@@ -461,7 +461,7 @@ def _build(
     softmax: Node,
     scores: _Scores,
     core: list[Node],
-    product: Node,
+    matmul: Node,
     operands: Sequence[Axes],
     out_axes: Sequence[str],
     nan_to_zero: bool | str,
@@ -474,7 +474,7 @@ def _build(
         g,
         s,
         operands,
-        product.outputs[0],
+        matmul.outputs[0],
         out_axes,
         core,
         [m.value for m in masks],
@@ -483,16 +483,16 @@ def _build(
     )
     if isinstance(t, Refuse):
         return t
-    counts = heads(t.q, t.k, t.v, scores.product)
+    counts = heads(t.q, t.k, t.v, scores.matmul)
     if isinstance(counts, Refuse):
         return counts
     for m, frame in zip(masks, scores.frames[::-1], strict=True):
         if not _fits(s, m, scores.unmasked(frame), t.q, t.k):
-            return Refuse(Why.MASK_SHAPE, scores.product, value=m.value)
+            return Refuse(Why.MASK_SHAPE, scores.matmul, value=m.value)
     if t.v.scale != 1.0:
-        return Refuse(Why.VALUES_SCALED, product)
+        return Refuse(Why.VALUES_SCALED, matmul)
     if scores.per_head and not _one_each(g, s, scores, t.q):
-        return Refuse(Why.HEAD_SCALES, scores.product, value=scores.per_head)
+        return Refuse(Why.HEAD_SCALES, scores.matmul, value=scores.per_head)
     scale = scores.scale * t.q.scale * t.k.scale
     attrs = {
         "scale": scale,
@@ -515,7 +515,7 @@ def _build(
 
 
 def _one_each(g: Graph, s: Shapes, scores: _Scores, q: Operand) -> bool:
-    factors, frame = g.const(scores.per_head), s.dims(scores.product.outputs[0])
+    factors, frame = g.const(scores.per_head), s.dims(scores.matmul.outputs[0])
     if factors is None or frame is None or len(frame) != 4 or factors.ndim > 4:
         return False
     return factors.size == q.view.sizes["h"] and g.dtype(scores.per_head) == g.dtype(q.value)

@@ -44,7 +44,7 @@ from tests.gpu.cases import (
     rows,
     small_channels,
     small_convs,
-    small_products,
+    small_gemms,
 )
 from tests.gpu.gpu import FEW
 from tests.support.cuda import driver as driver
@@ -100,7 +100,7 @@ def jobs(only: str, families: str) -> Iterator[tuple[Case, Request]]:
     """The cases with their requests, each for the device that suits its family."""
     driver.assume(ARCH, FEW)
     whole = (
-        *(small_products, small_convs, small_channels),
+        *(small_gemms, small_convs, small_channels),
         *(blocks, caches, fourier, int8, nbits, quantised, recurrent),
     )
     makers = {n: make for module in whole for n, make in module.FAMILIES.items()}

@@ -120,9 +120,9 @@ def drawn(count: int, seed: int) -> list[str]:
 
 def by_itself(on: bool) -> None:
     """Whether tiles are chosen by what they take by themselves from now on."""
-    product = discovery.module("kernels", "cuda.gemm.select")
-    vars(product)["_NETWORK_SLACK"] = 1.0 if on else _NETWORK_SLACK
-    product._likely.cache_clear()
+    select = discovery.module("kernels", "cuda.gemm.select")
+    vars(select)["_NETWORK_SLACK"] = 1.0 if on else _NETWORK_SLACK
+    select._likely.cache_clear()
 
 
 _NETWORK_SLACK: float = discovery.module("kernels", "cuda.gemm.select")._NETWORK_SLACK

@@ -16,7 +16,7 @@ from benchmarks import harness, layers
 from tests.support.cuda import runner as R
 from tests.support.cuda import tiles as T
 from tests.support.cuda.conv_shape import pitch
-from tests.support.cuda.trials import products
+from tests.support.cuda.trials import dense
 from tests.support.cuda.trials.trial import Trial
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support import discovery
@@ -38,7 +38,7 @@ Subject = tuple[Trial, dict[str, Any]]
 def gemm() -> Iterator[Subject]:
     for m, n, k, act, res in layers.LINEAR:
         found = T.plausible(m, n, k, stored=n % 8 == 0)
-        yield products.linear(F16, m, n, k, act, res=res), {T.tile_name(t): t for t in found}
+        yield dense.linear(F16, m, n, k, act, res=res), {T.tile_name(t): t for t in found}
 
 
 def conv() -> Iterator[Subject]:
@@ -46,7 +46,7 @@ def conv() -> Iterator[Subject]:
         (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
         if v.groups > 1 or (v.c < 24 and taps > 1):
             continue
-        trial, steps = products.convolution(F16, v), taps * -(-v.c // 64)
+        trial, steps = dense.convolution(F16, v), taps * -(-v.c // 64)
         found = [
             *T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7),
             *T.halo_tiles(trial.requests[0], resident=True),
@@ -57,7 +57,7 @@ def conv() -> Iterator[Subject]:
 def attention() -> Iterator[Subject]:
     emitter = discovery.module("kernels", "cuda.attention.emit")
     for b, h, s, d, causal in layers.attention():
-        trial = products.attention(F16, b, h, s, s, d, causal=causal)
+        trial = dense.attention(F16, b, h, s, s, d, causal=causal)
         problem = emitter.problem.problem(trial.requests[0])
         found = {}
         for groups, ctas, schedule, widths in SWEPT:

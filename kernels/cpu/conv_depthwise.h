@@ -130,7 +130,7 @@ static inline int64_t dw_block(const Conv& c) {
 static int64_t depthwise_tasks(const Launch& l, int threads) {
   const Conv c = read_conv(l, fam::conv2d_dw::kInts);
   return conv_tasks(c, c.N * conv_div_up(c.OH, dw_band(c)), conv_div_up(c.OC, dw_block(c)), threads,
-                    kDepthwiseTaskProducts);
+                    kDepthwiseTaskMacs);
 }
 
 static void depthwise_run(const Launch& l, int64_t task, int64_t tasks, void*) {

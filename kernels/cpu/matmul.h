@@ -9,8 +9,8 @@ namespace tracea {
 namespace TRACEA_NS {
 
 constexpr int64_t kMatmulDepth = 384, kMatmulColumns = 6 * kPanel, kMatmulRows = 18 * kTileRows;
-constexpr int64_t kTinyProduct = 256;  // multiply-adds up to which packing costs more than it saves
-constexpr int64_t kDirectRows = 2;     // rows up to which b is used as it lies
+constexpr int64_t kTinyMatmul = 256;  // multiply-adds up to which packing costs more than it saves
+constexpr int64_t kDirectRows = 2;    // rows up to which b is used as it lies
 
 // A task is a range of whole products, or, when there are fewer products than tasks, one product's
 // (row part, panel part).
@@ -147,7 +147,7 @@ struct Matmul {
 
 // No packing: very small products, and few rows of a.
 static bool run_direct(const Matmul& g, const Block& t, const float* b) {
-  const bool tiny = t.rows * t.cols * g.K <= kTinyProduct;
+  const bool tiny = t.rows * t.cols * g.K <= kTinyMatmul;
   const bool few = t.rows <= kDirectRows && (g.b_n == 1 || (g.b_k == 1 && g.a_k == 1));
   if (!tiny && !few) return false;
   for (int64_t m = 0; m < t.rows; m++) {
@@ -172,7 +172,7 @@ static bool run_direct(const Matmul& g, const Block& t, const float* b) {
 
 // `t` is one product, or a part of its rows and columns, with t.a and `b` unpacked; fills in the
 // blocks.
-static void run_product(const Matmul& g, const Block& whole, const float* b) {
+static void run_matmul(const Matmul& g, const Block& whole, const float* b) {
   if (run_direct(g, whole, b)) return;
   const int64_t nq = std::max<int64_t>(1, div_up(g.K, kMatmulDepth)),
                 nc = div_up(whole.cols, g.most), nr = div_up(whole.rows, kMatmulRows);
@@ -243,7 +243,7 @@ static void matmul_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
       t.res = pr + i0 * l.i[own ? r_0 : y_0] + i1 * l.i[own ? r_1 : y_1] + m0 * t.ldr + n0;
     t.rows = m1 - m0, t.cols = n1 - n0, t.row = m0, t.col = n0;
     t.tail = g.tail, t.epilogue = &epilogue;
-    run_product(g, t, pb);
+    run_matmul(g, t, pb);
   }
 }
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import int8_products
-from tests.support.int8_products import F32, I8, I32, U8, Array, Case, gemm, sizes, some_bytes
+from tests.support import int8_cases
+from tests.support.int8_cases import F32, I8, I32, U8, Array, Case, gemm, sizes, some_bytes
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import packed_elements
 from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
@@ -21,7 +21,7 @@ from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_
 
 def check(case: Case, isa: str, seed: int = 0) -> None:
     run = partial(run_kernel, isa=isa, threads=case.threads)
-    int8_products.check(case, run, packed_elements, seed)
+    int8_cases.check(case, run, packed_elements, seed)
 
 
 SHAPES = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.cases import gemm, small_products
+from tests.gpu.cases import gemm, small_gemms
 from tests.gpu.cases.gemm import Case
 from tests.gpu.gpu import Gpu, Maker, makers, torch_cases
 
@@ -22,7 +22,7 @@ def test_against_float64(gpu: Gpu, case: Case) -> None:
 
 
 def maker_cases(config: pytest.Config) -> list[Any]:
-    return makers(small_products)
+    return makers(small_gemms)
 
 
 def test_small(gpu: Gpu, maker: Maker) -> None:

@@ -14,7 +14,7 @@ from tracea_onnx.support import machine
 
 #: Rows, columns and terms of the product that is timed, which takes about a millisecond of a core;
 #: bytes of what is copied where memory is meant; seconds for each figure.
-_PRODUCT, _COPIED, _SECONDS = 384, 1 << 26, 0.3
+_ROWS, _COPIED, _SECONDS = 384, 1 << 26, 0.3
 Run = Callable[[], object]
 
 
@@ -32,7 +32,7 @@ def best(run: Run, seconds: float = _SECONDS, alone: bool = False) -> float:
     return shortest
 
 
-def products(backend: str, threads: int, n: int = _PRODUCT) -> float:
+def gemm(backend: str, threads: int, n: int = _ROWS) -> float:
     """GFLOP/s of a product of fp32 matrices in a session on the provider: what its kernels reach of
     the multiply-adds that the device has.
     """

@@ -18,9 +18,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tracea_onnx.bench import comparison
+from tracea_onnx.bench import comparison, rates
 from tracea_onnx.bench.comparison import Comparison, Row, Settings, Task
-from tracea_onnx.bench.rates import products
 from tracea_onnx.codegen import backend as backends
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -186,7 +185,7 @@ def play(
     host = backends.get(settings.backend).host
     found = Verdicts("rounds", settings)
     on_progress("what the device reaches")
-    found.most = _ABOVE * products(settings.backend, settings.threads, 384 if host else 4096)
+    found.most = _ABOVE * rates.gemm(settings.backend, settings.threads, 384 if host else 4096)
     if not host:
         asked = backends.get(settings.backend)
         found.most = max(found.most, _ABOVE * asked.target(asked.caps(None)).rates.gflops)

@@ -153,7 +153,7 @@ def compile_graph(
     (docs/security.md).
     """
     writer = writer or writer_of({})
-    graph.quantised_products = "gemm_int8" in writer.target.families
+    graph.fuses_quantised = "gemm_int8" in writer.target.families
     chosen = choose(graph, writer.target.rates)
     ops = _ops(graph, chosen, trust)
     probe = _Probe(graph, ops, writer)

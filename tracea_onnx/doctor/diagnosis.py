@@ -70,7 +70,7 @@ def run(
             found.checks.append(replace(_kernels(b.name, found), required=required))
             if found.checks[-1].ok:
                 on_progress(f"{b.name} products")
-                found.checks.append(_products(b, found))
+                found.checks.append(_gemm_rate(b, found))
     found.checks.append(_cache())
     return found
 
@@ -158,13 +158,13 @@ def _memory(found: Diagnosis) -> Check:
     return replace(attempt("memory", probe, "report this"), required=False)
 
 
-def _products(b: backends.Backend, found: Diagnosis) -> Check:
+def _gemm_rate(b: backends.Backend, found: Diagnosis) -> Check:
     """Of fp32 matrices."""
 
     def probe() -> str:
         said = []
         for n in sorted({1, machine.usable_cores()} if b.host else {1}):
-            rate = rates.products(b.name, n)
+            rate = rates.gemm(b.name, n)
             found.rates[f"{b.name} products by {n} GFLOP/s"] = rate
             by = f" by {n} thread{'s' if n > 1 else ''}" if b.host else ""
             said.append(f"{rate:.0f} GFLOP/s{by}")

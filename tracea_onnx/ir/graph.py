@@ -262,7 +262,7 @@ class Graph:
 
         self._derived: dict[object, Any] = {}
         #: Whether rules fuse operators of quantised operands: sessions compute them in integers.
-        self.quantised_products = False
+        self.fuses_quantised = False
 
     def derived(self, key: Callable[[Graph], T]) -> T:
         """What `key` computes of this graph, computed once.

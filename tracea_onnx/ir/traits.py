@@ -27,9 +27,9 @@ class Trait(Flag):
     # --- what it is
     CONV = auto()
     DECONV = auto()
-    PRODUCT = auto()  # by a weight
-    FUSED_PRODUCT = auto()  # of ONNX Runtime, with an activation or more transposes
-    BATCHED = auto()  # a product of any number of matrices
+    MATMUL = auto()  # by a weight, or of two run-time operands
+    FUSED_MATMUL = auto()  # of ONNX Runtime, with an activation or more transposes
+    BATCHED = auto()  # of any number of matrices
     ROW_NORM = auto()  # over the last axes
     CHANNEL_NORM = auto()  # of [N, C, ...], per image
     BATCH_NORM = auto()

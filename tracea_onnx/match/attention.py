@@ -139,14 +139,14 @@ def result(
     return best
 
 
-# --- products -------------------------------------------------------------------------------------
+# --- matrix multiplications -----------------------------------------------------------------------
 MATMUL_OPS = operators(Trait.BATCHED)
 #: A value and the letter of each of its axes.
 Axes = tuple[str, tuple[str, ...]]
 
 
 def query_key(node: Node, lead: tuple[str, ...]) -> tuple[Axes, Axes] | None:
-    """q and k of a product whose result is [*lead, queries, keys]."""
+    """q and k of a MatMul whose result is [*lead, queries, keys]."""
     if node.op != "Einsum":
         return (node.input(0), (*lead, "s", "d")), (
             node.input(1),
@@ -177,7 +177,7 @@ def query_key(node: Node, lead: tuple[str, ...]) -> tuple[Axes, Axes] | None:
 def with_values(
     node: Node, probabilities: str, lead: tuple[str, ...], transposed: bool
 ) -> tuple[Axes, tuple[str, ...]] | None:
-    """(v, axes of the result) of the product of [*lead, queries, keys] (or its transpose) with the
+    """(v, axes of the result) of the MatMul of [*lead, queries, keys] (or its transpose) with the
     values.
     """
     if node.op != "Einsum":
@@ -210,7 +210,7 @@ def with_values(
 def probabilities(
     g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]
 ) -> tuple[list[Node], Node, bool, bool | str]:
-    """From Softmax to the product with the values: (nodes between, product, whether the
+    """From Softmax to the MatMul with the values: (nodes between, MatMul, whether the
     probabilities are transposed, whether NaN is cleared).
 
     cleared(where, value, before) refuses a Where that overwrites probabilities other than masked
@@ -357,7 +357,7 @@ def trace(
     g: Graph,
     s: Shapes,
     operands: Sequence[Axes],
-    product: str,
+    matmul: str,
     out_letters: Sequence[str],
     core: Sequence[Node],
     masks: Sequence[str],
@@ -368,7 +368,7 @@ def trace(
     """Extend `core` over the Transposes and Reshapes around it, as far as nothing else reads a
     value in between.
 
-    operands: (value, letter per axis) of q, k and v as the core reads them. product: the result of
+    operands: (value, letter per axis) of q, k and v as the core reads them. matmul: the result of
     the core, with the axes `out_letters`. A view of an operand that has other readers becomes the
     operand; with `keep_views` the view stays, and the operand is read from before it.
     """
@@ -383,7 +383,7 @@ def trace(
         for what, (value, letters) in zip(("query", "key", "value"), operands, strict=True):
             op = operand(g, s, value, letters, usable, merge_heads=merge_heads)
             if op is None:
-                return Refuse(Why.LAYOUT, g.producer(product), what=what, value=value)
+                return Refuse(Why.LAYOUT, g.producer(matmul), what=what, value=value)
             found.append(op)
         q, k, v = found
         # only one of them could be folded: take both as they were repeated
@@ -399,7 +399,7 @@ def trace(
         out = result(
             g,
             s,
-            product,
+            matmul,
             out_letters,
             {**q.view.sizes, "d": v.view.sizes["d"]},
             usable,
@@ -419,7 +419,7 @@ def trace(
         )
         left = [e for e in g.escapes(nodes) if e != out.value]
         if not left and out.view.layout not in strided_view.OUT_LAYOUTS:
-            return Refuse(Why.RESULT_LAYOUT, g.producer(product), layout=out.view.layout)
+            return Refuse(Why.RESULT_LAYOUT, g.producer(matmul), layout=out.view.layout)
         if not left:
             return Traced(q, k, v, out, nodes)
         shown = (
@@ -435,7 +435,7 @@ def trace(
         if shown - kept:
             kept |= shown
             continue
-        movable = {e for o in (*found, out) for n in o.nodes for e in n.outputs} | {product}
+        movable = {e for o in (*found, out) for n in o.nodes for e in n.outputs} | {matmul}
         stay = {o for e in left if e in movable for o in _siblings(g, e)}
         if stay <= blocked:
             return needed_outside(g, left[0], nodes)

@@ -148,7 +148,7 @@ def refuse_quantised(graph: Graph, node: Node) -> None:
     """Refuse an operator that reads DequantizeLinear, which ONNX Runtime runs in int8; not in a
     session that does so itself.
     """
-    if graph.quantised_products:
+    if graph.fuses_quantised:
         return
     before = next(
         (

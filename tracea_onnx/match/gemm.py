@@ -28,7 +28,7 @@ from tracea_onnx.match.spec_table import GemmSpec
 from tracea_onnx.shapes.symbolic import same
 from tracea_onnx.support.data_classes import dataclass
 
-LINEAR_OPS = operators(Trait.PRODUCT, Trait.FUSED_PRODUCT)
+LINEAR_OPS = operators(Trait.MATMUL, Trait.FUSED_MATMUL)
 
 
 @dataclass

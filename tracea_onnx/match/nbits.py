@@ -18,7 +18,7 @@ from tracea_onnx.match.operator_specs import read
 from tracea_onnx.match.spec_table import GemmNbitsSpec, GemmSpec
 
 MATMUL_NBITS = "com.microsoft.MatMulNBits"
-ANCHORS = operators(Trait.PRODUCT) | {MATMUL_NBITS}
+ANCHORS = operators(Trait.MATMUL) | {MATMUL_NBITS}
 #: Bits of quantised element types, and whether they have a sign.
 TYPES = {2: (8, False), 3: (8, True), 21: (4, False), 22: (4, True), 25: (2, False), 26: (2, True)}
 

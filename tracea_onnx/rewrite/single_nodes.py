@@ -48,7 +48,7 @@ def _convolution(graph: Graph, node: Node) -> Match:
     return build_match(graph, kind, node, [node], found.spec, roles, [found.value])
 
 
-def _product(graph: Graph, node: Node) -> Match:
+def _gemm(graph: Graph, node: Node) -> Match:
     found = linear(graph, node)
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
     return build_match(graph, "gemm", node, [node], found.spec, roles, [found.value])
@@ -63,8 +63,8 @@ def _norm(graph: Graph, node: Node) -> Match:
 _KINDS: dict[str, tuple[str, Read]] = {
     "Conv": ("Conv", _convolution),
     "ConvTranspose": ("ConvTranspose", _convolution),
-    "MatMul": ("Gemm", _product),
-    "Gemm": ("Gemm", _product),
+    "MatMul": ("Gemm", _gemm),
+    "Gemm": ("Gemm", _gemm),
     "LayerNormalization": ("LayerNorm", _norm),
     "RMSNormalization": ("RMSNorm", _norm),
 }

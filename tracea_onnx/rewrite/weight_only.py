@@ -24,7 +24,7 @@ from tracea_onnx.support.data_classes import dataclass
 Array = npt.NDArray[Any]
 #: Bits of the formats, and terms that share a scale where nothing is said; 0: all of a column.
 FORMATS = {"int8": (8, 0), "int4": (4, 32)}
-_PRODUCTS = operators(Trait.PRODUCT)
+_MATMULS = operators(Trait.MATMUL)
 #: Weights of fewer elements stay as they are.
 _LEAST = 1024
 _BLOCKS_OPSET, _COLUMNS_OPSET, _INT4_IR = 21, 13, 10
@@ -97,7 +97,7 @@ def quantise(
 
 def _weight(graph: Graph, n: Node) -> Array | None:
     """The matrix that the node reads, where it can be quantised."""
-    name = n.input(1) if n.op in _PRODUCTS else n.input(0) if n.op == "Gather" else ""
+    name = n.input(1) if n.op in _MATMULS else n.input(0) if n.op == "Gather" else ""
     shape = graph.shape(name) if name else None
     if (
         not name

@@ -395,7 +395,7 @@ DIMS: dict[str, Rule] = {
     **dict.fromkeys(operators(Trait.CONV, Trait.DECONV), _conv),
     **dict.fromkeys(operators(Trait.POOL), _pool),
     **dict.fromkeys(operators(Trait.GLOBAL_POOL), _global_pool),
-    **dict.fromkeys(operators(Trait.PRODUCT, Trait.FUSED_PRODUCT), _matmul),
+    **dict.fromkeys(operators(Trait.MATMUL, Trait.FUSED_MATMUL), _matmul),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "ArgMax": _arg, "ArgMin": _arg, "TopK": _topk, "OneHot": _one_hot, "GatherND": _gather_nd,
     "Einsum": _einsum, "com.microsoft.MatMulNBits": _few_bits,

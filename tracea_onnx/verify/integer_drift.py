@@ -165,13 +165,15 @@ def quantise(
     original = of(ModelProto())
     original.model.CopyFrom(source.model)
     plain = static_int8.prepared(source.model)
-    products = {n.name for n in plain.graph.node if n.op_type in _PRODUCTS}
-    if not products:
-        raise UsageError("the model has no product or convolution of 8 bits", "leave it as it is")
-    found, huge = static_int8.ranges(plain, given, calibration, time_limit)
-    if products <= {*huge}:
+    weighted = {n.name for n in plain.graph.node if n.op_type in _WEIGHTED}
+    if not weighted:
         raise UsageError(
-            "with the calibration data each product of the model has numbers beyond"
+            "the model has no convolution or matrix multiplication to quantise", "leave it as it is"
+        )
+    found, huge = static_int8.ranges(plain, given, calibration, time_limit)
+    if weighted <= {*huge}:
+        raise UsageError(
+            "with the calibration data each layer of the model has numbers beyond"
             f" {static_int8.HUGE:g}",
             "give data like those that the model is made for",
         )
@@ -208,4 +210,4 @@ def quantise(
     return Quantised(calibration, len(given), limit, tuple(names), kept, drift, before, after)
 
 
-_PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
+_WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))

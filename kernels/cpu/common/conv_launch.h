@@ -32,7 +32,7 @@ static inline ConvSizes read_conv_sizes(const Launch& l) {
 // The launch of conv2d, conv2d_wino, conv2d_dw or deconv2d: their parameters begin alike.
 struct Conv : ConvSizes {
   int64_t icg, ocg;  // channels of one group
-  int64_t depth;     // products per output: icg * KH * KW
+  int64_t depth;     // multiply-adds per output: icg * KH * KW
   int64_t group_panels, panels;
   const float *x, *w, *bias, *res;
   float* y;
@@ -67,18 +67,18 @@ static inline Conv read_conv(const Launch& l, int integers) {
 // Work is a grid of `major` x `minor` units; the major dimension is cut first. The cut follows from
 // the number of tasks alone. A task is worth waking a thread for from about 5 us on: so many
 // multiply-adds, fewer where they wait for memory.
-constexpr int64_t kTaskProducts = int64_t(1) << 18, kDepthwiseTaskProducts = int64_t(1) << 16;
+constexpr int64_t kTaskMacs = int64_t(1) << 18, kDepthwiseTaskMacs = int64_t(1) << 16;
 
 struct ConvShare {
   int64_t major0, major1, minor0, minor1;
 };
 
 static inline int64_t conv_tasks(const Conv& c, int64_t major, int64_t minor, int threads,
-                                 int64_t products = kTaskProducts) {
+                                 int64_t least = kTaskMacs) {
   if (c.N * c.OH * c.OW * c.OC == 0) return 0;
   const int64_t macs = c.N * c.OH * c.OW * c.OC * c.depth;
   int64_t want =
-      threads <= 1 ? 1 : std::max<int64_t>(1, std::min(c.how.split * threads, macs / products));
+      threads <= 1 ? 1 : std::max<int64_t>(1, std::min(c.how.split * threads, macs / least));
   if (want > 1) want = conv_round_up(want, threads);  // every thread gets as many
   return want <= major ? want : major * std::min(minor, conv_div_up(want, major));
 }

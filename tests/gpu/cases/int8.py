@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.support import int8_products
+from tests.support import int8_cases
 from tests.support.cuda.case import Case, Output, plain
-from tests.support.int8_products import F32, I8, I32, U8, Array, Problem, gemm
-from tests.support.int8_products import Case as Product
+from tests.support.int8_cases import F32, I8, I32, U8, Array, Problem, gemm
+from tests.support.int8_cases import Case as Product
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import byte_pitch, tap_pitch
 
@@ -58,7 +58,7 @@ def _by_rows(made: Problem, pixel: int) -> Problem:
 
 
 def _case(product: Product, seed: int, pixel: int = 0) -> Case:
-    made = int8_products.problem(product, seed)
+    made = int8_cases.problem(product, seed)
     made = _by_rows(made, pixel) if pixel else made
     want, slack = made.results()
     rows, pitch = made.y.shape
@@ -162,9 +162,9 @@ def window_rows(rng: Rng) -> Iterator[Case]:
 def packing(rng: Rng) -> Iterator[Case]:
     for dtype in (U8, I8):
         for product in (gemm(1, 7, 33), gemm(1, 130, 515), *_convolutions()):
-            family, ints = int8_products.packing(product)
+            family, ints = int8_cases.packing(product)
             shape = product.oc, product.ic // product.g, *product.k
-            weight = int8_products.some_bytes(rng, dtype, *shape)
+            weight = int8_cases.some_bytes(rng, dtype, *shape)
             want = packed(weight, product.kind).view(np.uint8)
             ints["w_dtype"] = int(dtype)
             outputs = {"packed": plain(DType.U8, want, None)}
@@ -176,7 +176,7 @@ def pooling(rng: Rng) -> Iterator[Case]:
     """Maxima of bytes."""
     for dtype in (U8, I8):
         for c, k, s in ((1, 3, 2), (7, 2, 2), (20, 5, 1), (64, 3, 2)):
-            x = int8_products.some_bytes(rng, dtype, 3, 13, 11, c)
+            x = int8_cases.some_bytes(rng, dtype, 3, 13, 11, c)
             low, pad = np.iinfo(x.dtype).min, k // 2
             wide = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=low)
             windows = np.lib.stride_tricks.sliding_window_view(wide, (k, k), (1, 2))
@@ -220,7 +220,7 @@ def images(rng: Rng) -> Iterator[Case]:
     for dtype in (U8, I8):
         for n, c, h, w, pixel, top, left in ((2, 3, 5, 7, 4, 3, 2), (1, 1, 1, 9, 3, 0, 1)):
             x = (rng.integers(-700, 700, (n, c, h, w)) / 4).astype(np.float32)
-            zero = int8_products.some_bytes(rng, dtype, 1)
+            zero = int8_cases.some_bytes(rng, dtype, 1)
             info, rows, columns = np.iinfo(zero.dtype), h + top + 1, w + left + 2
             want = np.full((n, rows, columns, pixel), zero[0])
             inside = np.clip(np.rint(x / np.float32(0.5)) + int(zero[0]), info.min, info.max)
@@ -238,8 +238,8 @@ def images(rng: Rng) -> Iterator[Case]:
 def means(rng: Rng) -> Iterator[Case]:
     """Of all pixels of bytes, as floats and as bytes."""
     for x_dtype, dtype, c, h, w in ((U8, U8, 136, 4, 2), (I8, F32, 5, 3, 3), (U8, I8, 260, 1, 16)):
-        x = int8_products.some_bytes(rng, x_dtype, 2, h, w, c)
-        x_zero = int8_products.some_bytes(rng, x_dtype, 1)
+        x = int8_cases.some_bytes(rng, x_dtype, 2, h, w, c)
+        x_zero = int8_cases.some_bytes(rng, x_dtype, 1)
         exact = (x.astype(np.float64) - float(x_zero[0])).mean((1, 2)) / 4
         ints = {
             "N": 2, "C": c, "H": h, "W": w, "x_cs": c, "x_rs": w * c, "x_ns": h * w * c, "y_ns": c,
@@ -248,7 +248,7 @@ def means(rng: Rng) -> Iterator[Case]:
         operands = {"x": x, "x_scale": np.full(1, 0.25, np.float32), "x_zero": x_zero}
         want, bound = exact, np.abs(exact) * 1e-6 + 1e-6
         if dtype != F32:
-            zero = int8_products.some_bytes(rng, dtype, 1)
+            zero = int8_cases.some_bytes(rng, dtype, 1)
             info = np.iinfo(zero.dtype)
             want = np.clip(np.rint(exact / 0.125) + int(zero[0]), info.min, info.max)
             want = want.astype(zero.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.gpu.cases.small_products import ACTIVATIONS, bounded, drawn, filled
+from tests.gpu.cases.small_gemms import ACTIVATIONS, bounded, drawn, filled
 from tests.support.cuda import check as K
 from tests.support.cuda.case import ROUNDOFF, Array, Case, Output, plain, stored, value
 from tests.support.cuda.few_bits import packed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.gpu.cases.small_convs import conv
-from tests.gpu.cases.small_products import with_tile
+from tests.gpu.cases.small_gemms import with_tile
 from tests.support.cuda.case import Case
 from tests.support.cuda.conv_shape import Conv
 from tracea_onnx.ir.abi import DType

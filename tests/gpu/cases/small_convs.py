@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.gpu.cases.small_products import (
+from tests.gpu.cases.small_gemms import (
     ACTIVATIONS,
     Rng,
     bounded,

@@ -178,8 +178,8 @@ def _endless() -> onnx.ModelProto:
 def test_what_the_tool_cannot_do_is_one_line() -> None:
     x = np.ones((3, 5), np.float32)
     for model, given, says in (
-        (_gemm(np.zeros(7)), x * 1e30, r"each product of the model has numbers beyond 1e\+06"),
-        (_gemm(np.full(7, np.nan)), x, "each product of the model has numbers beyond"),
+        (_gemm(np.zeros(7)), x * 1e30, r"each layer of the model has numbers beyond 1e\+06"),
+        (_gemm(np.full(7, np.nan)), x, "each layer of the model has numbers beyond"),
         (_endless(), x, "runs longer than 0.2 s on sample 0"),
     ):
         with pytest.raises(UsageError, match=says):
@@ -200,7 +200,7 @@ def test_a_model_without_products() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    with pytest.raises(UsageError, match="no product or convolution"):
+    with pytest.raises(UsageError, match="no convolution or matrix multiplication"):
         tracea_onnx.optimize(model, quantise={"x": np.ones(3, np.float32)}, backend="cpu")
 
 

@@ -15,7 +15,7 @@ from tracea_onnx.match.operator_specs import OPERATORS, read
 from tracea_onnx.match.spec_table import Attributes
 from tracea_onnx.support.data_classes import dataclass
 
-CONVOLUTIONS, MATMUL_OPS = kinds(Trait.CONV), kinds(Trait.PRODUCT)
+CONVOLUTIONS, MATMUL_OPS = kinds(Trait.CONV), kinds(Trait.MATMUL)
 ROW_NORMS = kinds(Trait.ROW_NORM)
 
 

@@ -18,7 +18,7 @@ constexpr int64_t kWorthFloats = 458752, kMostWeights = 65536;
 constexpr int64_t kMostTaps = 32, kMostStride = 8;
 // Multiply-adds that are worth waking a thread for, as of the kernels' own tasks; rows of a task,
 // of which the first ones' windows reach rows that the task before computes, too.
-constexpr double kTaskProducts = 1 << 18;
+constexpr double kTaskMacs = 1 << 18;
 constexpr int64_t kTaskRows = 16;
 
 int64_t up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
@@ -92,7 +92,7 @@ void find_bands(Plan& plan) {
   }
 }
 
-double Bands::Stage::products() const {
+double Bands::Stage::macs() const {
   if (!kernel) return 0;
   double p = double(at(IC)) / double(at(G));
   for (int k : {N, OH, OW, OC, KH, KW}) p *= double(at(k));
@@ -182,9 +182,9 @@ size_t Bands::kernel_scratch(const Stage& stage, int64_t rows) const {
 int64_t Bands::tasks(int threads) const {
   if (threads <= 1) return 1;
   const int64_t rows = depthwise_.at(N) * depthwise_.at(OH);
-  double products = 0;
-  for (double p : work()) products += p;
-  const int64_t worth = std::max<int64_t>(1, int64_t(std::min(1e9, products / kTaskProducts)));
+  double macs = 0;
+  for (double p : work()) macs += p;
+  const int64_t worth = std::max<int64_t>(1, int64_t(std::min(1e9, macs / kTaskMacs)));
   const int64_t want = std::clamp<int64_t>(rows / kTaskRows / threads, 1, 4) * threads;
   return std::min({rows, want, worth});
 }
@@ -192,7 +192,7 @@ int64_t Bands::tasks(int threads) const {
 std::vector<double> Bands::work() const {
   std::vector<double> found;
   for (const Stage* s : {&before_, &depthwise_, &after_})
-    if (*s) found.push_back(s->products());
+    if (*s) found.push_back(s->macs());
   return found;
 }
 

@@ -40,7 +40,7 @@ class Bands {
     explicit operator bool() const { return kernel != nullptr; }
     int64_t at(int parameter) const { return launch.i[parameter]; }
     const float* operand(int k) const { return static_cast<const float*>(launch.buf[k]); }
-    double products() const;
+    double macs() const;
   };
   // Where a stage reads or writes an image: an address and pitches of a pixel and of a row.
   struct Image {

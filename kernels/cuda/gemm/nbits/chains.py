@@ -67,7 +67,7 @@ def _chained(
     ]
 
 
-def _product(r: Request) -> list[Kernel]:
+def _gemm(r: Request) -> list[Kernel]:
     ints = {name: d for name, d in r.ints.items() if name in _FAMILIES["gemm_nbits"].ints}
     return gemm_nbits(replace(r, family="gemm_nbits", ints=ints))
 
@@ -95,7 +95,7 @@ def _steps(r: Request, columns: int) -> list[Kernel]:
         between.append(D.mul(m, 2 * columns * size))
         ints = {**r.ints, "N": 2 * columns, "ldy": 2 * columns}
         whole = replace(whole, ints=ints, program=None)
-    steps.append((_product(whole), places))
+    steps.append((_gemm(whole), places))
     if gated:
         ints = dict.fromkeys(("n0", "n1", "n2", "n3"), 1)
         ints |= {"n4": m, "n5": columns, "y_dtype": int(r.dtype)}

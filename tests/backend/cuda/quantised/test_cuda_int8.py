@@ -13,9 +13,9 @@ import pytest
 from tests.backend.cuda.cuda_requests import compile_kernels, kernels_of, request
 from tests.golden.record import gpu, sources_for_cubins
 from tests.session.test_models import feeds, small
-from tests.support import int8_products
+from tests.support import int8_cases
 from tests.support.cuda.check import program
-from tests.support.int8_products import F32, I8, I32, U8, Case, gemm
+from tests.support.int8_cases import F32, I8, I32, U8, Case, gemm
 from tests.support.quantised_models import Form, quantise
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.compiler.partition_compiler import compile_graph
@@ -30,7 +30,7 @@ GATED = program(
 
 def launch(case: Case, arch: int = 90, **more: Any) -> Request:
     """A request for a case, whatever its operands hold."""
-    made = int8_products.problem(case)
+    made = int8_cases.problem(case)
     names = [k for k, v in made.operands.items() if v is not None] + ["w", "y"]
     ints = {**made.ints, **more.pop("ints", {})}
     names += more.pop("operands", ())
@@ -108,7 +108,7 @@ def test_images_with_a_zero_point_are_not_filled_with_zeros() -> None:
 @pytest.mark.parametrize("family", ["pack_gemm_int8", "pack_conv2d_int8"])
 def test_packing_compiles(family: str, dtype: DType) -> None:
     case = gemm(1, 7, 33) if family == "pack_gemm_int8" else conv(ic=6, oc=4, g=2, k=(3, 2))
-    _, ints = int8_products.packing(case)
+    _, ints = int8_cases.packing(case)
     r = request(family, F32, {**ints, "w_dtype": int(dtype)}, operands=("w", "packed"))
     compile_kernels(kernels_of(r), 90)
 

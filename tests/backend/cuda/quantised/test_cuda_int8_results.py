@@ -13,9 +13,9 @@ import pytest
 from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import compile_kernels, kernels_of, request
 from tests.backend.cuda.quantised.test_cuda_int8 import PADDED, conv
-from tests.support import int8_products
+from tests.support import int8_cases
 from tests.support.cuda import runner
-from tests.support.int8_products import F32, I8, I32, U8, Array, Case, gemm
+from tests.support.int8_cases import F32, I8, I32, U8, Array, Case, gemm
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import packed_rows
 from tracea_onnx.support import discovery
@@ -81,7 +81,7 @@ def test_sums_and_results(k: int, tmp_path: Path) -> None:
     case = PRODUCTS[k]
     if case.kind == "conv2d_int8_dw":
         case = replace(case, oc=case.ic, g=case.ic)
-    int8_products.check(case, Host(tmp_path, 80 if k % 2 else 90), packed_rows)
+    int8_cases.check(case, Host(tmp_path, 80 if k % 2 else 90), packed_rows)
 
 
 TILES = [
@@ -107,7 +107,7 @@ def test_by_wgmma(k: int, tmp_path: Path) -> None:
     case, tile = TILES[k]
     made = discovery.module("kernels", "cuda.gemm.persistent_sm90").HopperTile(*tile)
     host = Host(tmp_path, 90, made)
-    int8_products.check(case, host, packed_rows)
+    int8_cases.check(case, host, packed_rows)
     assert host.symbols == ["pack_bytes", "gemm_persistent_sm90"]
 
 
@@ -116,7 +116,7 @@ def test_split_in_clusters(k: int, tmp_path: Path) -> None:
     case, tile = SPLIT_TILES[k]
     made = discovery.module("kernels", "cuda.gemm.cluster_splitk_sm90").SplitTile(*tile)
     host = Host(tmp_path, 90, made)
-    int8_products.check(case, host, packed_rows)
+    int8_cases.check(case, host, packed_rows)
     assert host.symbols == ["pack_bytes", "gemm_cluster_splitk_sm90"]
 
 
@@ -124,7 +124,7 @@ def test_split_in_clusters(k: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("c", [7, 48])
 def test_maxima_of_bytes(dtype: DType, c: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(c)
-    x = cuda_host.aligned(int8_products.some_bytes(rng, dtype, 2, 9, 8, c))
+    x = cuda_host.aligned(int8_cases.some_bytes(rng, dtype, 2, 9, 8, c))
     x[0] = np.iinfo(x.dtype).min
     y = cuda_host.aligned(np.zeros((2, 5, 4, c), x.dtype))
     ints = {"N": 2, "C": c, "IH": 9, "IW": 8, "OH": 5, "OW": 4, "KH": 3, "KW": 3, "SH": 2, "SW": 2,

@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Iterator
 
 from tests.support.cuda.trials import axes as A
+from tests.support.cuda.trials import dense as P
 from tests.support.cuda.trials import images as I
 from tests.support.cuda.trials import move as M
-from tests.support.cuda.trials import products as P
 from tests.support.cuda.trials import rows as W
 from tests.support.cuda.trials.trial import Trial
 from tracea_onnx.codegen.kernel_request import Request

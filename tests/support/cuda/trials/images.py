@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from tests.support.cuda import runner as R
 from tests.support.cuda.conv_shape import Conv
 from tests.support.cuda.trials import move as M
-from tests.support.cuda.trials.products import convolution
+from tests.support.cuda.trials.dense import convolution
 from tests.support.cuda.trials.trial import Tensors, Trial
 from tracea_onnx.ir.abi import DType
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from tests.support.cuda.trials import axes, images, move, products, rows
+from tests.support.cuda.trials import axes, dense, images, move, rows
 from tests.support.cuda.trials.trial import Trial
 
 
 def trials() -> Iterator[Trial]:
-    return chain.from_iterable(m.trials() for m in (products, images, rows, move, axes))
+    return chain.from_iterable(m.trials() for m in (dense, images, rows, move, axes))

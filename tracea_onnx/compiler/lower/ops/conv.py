@@ -10,7 +10,7 @@ from tracea_onnx.compiler.lower.context import Border, Lowering
 from tracea_onnx.compiler.lower.epilogue import plan_epilogue
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool, integer_products
+from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool, integer_gemm
 from tracea_onnx.compiler.lower.passes.focus_stem import spread_weight
 from tracea_onnx.compiler.lower.passes.fold_affine import Scaled, scaled
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
@@ -81,7 +81,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
     roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
-    if integer_products.conv(ctx, op):
+    if integer_gemm.conv(ctx, op):
         return
     alone = roles.keys() <= {"x", "w", "b"} and op.attr("expr") is None
     if x.rank == w.rank == 5 and alone and w.is_constant and w.dtype == x.dtype:

@@ -55,7 +55,7 @@ def einsum(ctx: Lowering, op: Op) -> None:
             ctx, Expr(2, (Instr("mul", (0, 1)),), 2), sides, op.outputs[0], values[0].dtype
         )
         return
-    _product(ctx, op.outputs[0], values, spelled, out, size)
+    _matmul(ctx, op.outputs[0], values, spelled, out, size)
 
 
 def _laid(ctx: Lowering, v: Value, term: str, out: str) -> View:
@@ -73,7 +73,7 @@ def _transposed(
     return transposed
 
 
-def _product(
+def _matmul(
     ctx: Lowering,
     name: str,
     values: Sequence[Value],

@@ -11,12 +11,7 @@ from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import activation_only, plan_epilogue
 from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import (
-    gemm_norm,
-    integer_products,
-    one_hot_rows,
-    sibling_gemms,
-)
+from tracea_onnx.compiler.lower.passes import gemm_norm, integer_gemm, one_hot_rows, sibling_gemms
 from tracea_onnx.compiler.lower.passes.fold_affine import batch_norm
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -35,7 +30,7 @@ def gemm(ctx: Lowering, op: Op) -> None:
         return  # computed with an earlier product of the same input
     roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
-    if integer_products.gemm(ctx, op):
+    if integer_gemm.gemm(ctx, op):
         return
     for v in (x, w):
         ctx.require(v, "a matrix product")

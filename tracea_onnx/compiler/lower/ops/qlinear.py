@@ -18,7 +18,7 @@ from tracea_onnx.compiler.lower.ops.image import global_pool, pool
 from tracea_onnx.compiler.lower.ops.norm import softmax
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
 from tracea_onnx.compiler.lower.ops.quantise import define, dequantize, quantize
-from tracea_onnx.compiler.lower.passes import integer_products, quantised
+from tracea_onnx.compiler.lower.passes import integer_gemm, quantised
 from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.expr import Expr, Instr
@@ -59,8 +59,8 @@ def _quantised(ctx: Lowering, op: Op, scale: str, zero: str) -> Op:
     return ctx.sole[name]
 
 
-def _made(ctx: Lowering, op: Op, product: bool, by: Op | None = None) -> None:
-    if not product:
+def _made(ctx: Lowering, op: Op, lowered: bool, by: Op | None = None) -> None:
+    if not lowered:
         raise Unsupported(f"no kernel computes {op.kind} of these operands")
     if by is not None and by.inputs[0] in ctx.values:
         quantize(ctx, by)
@@ -85,7 +85,7 @@ def qlinear_conv(ctx: Lowering, op: Op) -> None:
         roles["b"] = _bias(ctx, op, op.input(8), x_scale, w_scale)
     by = _quantised(ctx, op, y_scale, y_zero)
     conv = of_roles(ConvSpec.of(op.attrs), roles, by.inputs[:1], op.nodes, op.label)
-    _made(ctx, op, integer_products.conv(ctx, conv), by)
+    _made(ctx, op, integer_gemm.conv(ctx, conv), by)
 
 
 def qlinear_matmul(ctx: Lowering, op: Op) -> None:
@@ -99,7 +99,7 @@ def qlinear_matmul(ctx: Lowering, op: Op) -> None:
     by = _quantised(ctx, op, y_scale, y_zero)
     gemm = of_roles(GemmSpec(), roles, by.inputs[:1], op.nodes, op.label)
     if ctx.value(b).is_constant:
-        _made(ctx, op, integer_products.gemm(ctx, gemm), by)
+        _made(ctx, op, integer_gemm.gemm(ctx, gemm), by)
     else:
         float_gemm(ctx, gemm)
         _made(ctx, op, True, by)
@@ -112,7 +112,7 @@ def conv_integer(ctx: Lowering, op: Op) -> None:
         "w": _whole(ctx, op, op.input(1), op.input(3), 0),
     }
     conv = of_roles(ConvSpec.of(op.attrs), roles, op.outputs, op.nodes, op.label)
-    _made(ctx, op, integer_products.conv(ctx, conv, DType.I32))
+    _made(ctx, op, integer_gemm.conv(ctx, conv, DType.I32))
 
 
 def matmul_integer(ctx: Lowering, op: Op) -> None:
@@ -123,7 +123,7 @@ def matmul_integer(ctx: Lowering, op: Op) -> None:
         "w": _whole(ctx, op, op.input(1), op.input(3), last[1]),
     }
     gemm = of_roles(GemmSpec(), roles, op.outputs, op.nodes, op.label)
-    _made(ctx, op, integer_products.gemm(ctx, gemm, DType.I32))
+    _made(ctx, op, integer_gemm.gemm(ctx, gemm, DType.I32))
 
 
 def qlinear_binary(ctx: Lowering, op: Op) -> None:
@@ -206,7 +206,7 @@ def qgemm(ctx: Lowering, op: Op) -> None:
     by = _quantised(ctx, op, op.input(7), op.input(8)) if op.input(7) else None
     outputs = op.outputs if by is None else by.inputs[:1]
     gemm = of_roles(spec, roles, outputs, op.nodes, op.label)
-    _made(ctx, op, integer_products.gemm(ctx, gemm), by)
+    _made(ctx, op, integer_gemm.gemm(ctx, gemm), by)
 
 
 OPS = {

@@ -37,7 +37,7 @@ _SLACK = 32  # elements a kernel may read behind a vector of columns
 
 
 def _growth(graph: Graph, op: Op) -> float:
-    """Columns of the product's result for one of x."""
+    """Columns of the GEMM's result for one of x."""
     shapes = [
         graph.shape(n)
         for n in (
@@ -61,7 +61,7 @@ def _growth(graph: Graph, op: Op) -> float:
     )
 
 
-def _product(graph: Graph, op: Op) -> bool:
+def _is_gemm(graph: Graph, op: Op) -> bool:
     return op.kind in MATMUL_OPS and graph.is_const(op.role("w"))
 
 
@@ -69,7 +69,7 @@ def _multiplies(graph: Graph, op: Op, value: str) -> bool:
     gates = op.kind == ":swiglu" and all(
         graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w"
     )
-    return op.role("x") == value and (_product(graph, op) or gates)
+    return op.role("x") == value and (_is_gemm(graph, op) or gates)
 
 
 def few_bits(op: Op, value: str) -> bool:
@@ -81,7 +81,7 @@ def few_bits(op: Op, value: str) -> bool:
 
 def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> list[tuple[Op, Op]]:
     """The ops of a partition, each with the one whose work it does. A norm of a sum of rows leaves
-    the sum to the product that makes one of them, where products alone read the norm: then it needs
+    the sum to the GEMM that makes one of them, where GEMMs alone read the norm: then it needs
     no launch.
     """
     maker, read_by = makers(ops), readers(ops)
@@ -99,24 +99,24 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
         if sum(_growth(graph, r) for r in read if not few_bits(r, y)) > _WIDEST:
             continue
         for value, other in (rows, rows[::-1]):
-            product = maker.get(value)
-            if product is None or id(product) in instead or not _adds_alone(graph, product):
+            gemm = maker.get(value)
+            if gemm is None or id(gemm) in instead or not _adds_alone(graph, gemm):
                 continue
             if value in outputs or len(read_by[value]) > 1 or value == other:
                 continue
-            kind = GemmNbitsSpec if product.kind == FEW_BITS else GemmSpec
-            spec = replace(kind.of(product.attrs), expr=Expr(2, (Instr("add", (0, 1)),), 2))
-            roles = {**product.by_role, "e0": other}
-            summed = of_roles(spec, roles, (total,), product.nodes, product.label)
+            kind = GemmNbitsSpec if gemm.kind == FEW_BITS else GemmSpec
+            spec = replace(kind.of(gemm.attrs), expr=Expr(2, (Instr("add", (0, 1)),), 2))
+            roles = {**gemm.by_role, "e0": other}
+            summed = of_roles(spec, roles, (total,), gemm.nodes, gemm.label)
             left = {r: n for r, n in op.by_role.items() if r != "res"} | {"x": total}
             norm = replace(op, inputs=tuple(left.values()), outputs=(y,), by_role=left)
-            instead |= {id(product): [], id(op): [(summed, product), (norm, op)]}
+            instead |= {id(gemm): [], id(op): [(summed, gemm), (norm, op)]}
             break
     return [pair for op in ops for pair in instead.get(id(op), [(op, op)])]
 
 
 def _adds_alone(graph: Graph, op: Op) -> bool:
-    """Whether it is a product by a constant that nothing follows but a bias."""
+    """Whether it is a GEMM by a constant that nothing follows but a bias."""
     return (
         op.kind in (":gemm", FEW_BITS)
         and graph.is_const(op.role("w"))
@@ -126,14 +126,14 @@ def _adds_alone(graph: Graph, op: Op) -> bool:
 
 
 def find_candidates(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
-    """Results of products whose rows are normalised for products alone: their statistics are
+    """Results of GEMMs whose rows are normalised for GEMMs alone: their statistics are
     wanted.
     """
     graph = ctx.graph
     maker, read_by = makers(ops), readers(ops)
 
     def adds(op: Op, value: str) -> bool:
-        return _product(graph, op) and op.role("x") != value and op.extras.count(value) == 1
+        return _is_gemm(graph, op) and op.role("x") != value and op.extras.count(value) == 1
 
     found: set[str] = set()
     for op in ops:
@@ -148,7 +148,7 @@ def find_candidates(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) ->
         read = read_by.get(y, [])
         fit = (
             x in maker
-            and _product(graph, maker[x])
+            and _is_gemm(graph, maker[x])
             and y not in outputs
             and all(_multiplies(graph, r, y) or adds(r, y) for r in read)
         )
@@ -166,7 +166,7 @@ def statistics(
     columns: int,
     places: Sequence[tuple[Ref, DimLike]],
 ) -> Ref | None:
-    """Where the product that makes `name` shall leave its statistics; None where nobody wants them
+    """Where the GEMM that makes `name` shall leave its statistics; None where nobody wants them
     or no kernel leaves them.
 
     places: operands that the kernel must reach through tensor maps, with their pitches.
@@ -221,7 +221,7 @@ def of(ctx: Lowering, v: Value) -> DeferredNorm | None:
 
 @dataclass
 class Weights:
-    """Constants of a product of normalised rows, filled part by part: packed weight, its sums over
+    """Constants of a GEMM of normalised rows, filled part by part: packed weight, its sums over
     k, bias.
     """
 
@@ -283,7 +283,7 @@ class Weights:
 
 
 def weights(ctx: Lowering, norm: DeferredNorm, packed: Ref, columns: int) -> Weights:
-    """Room for them; packed: for so many columns of the product, as pack_gemm fills it."""
+    """Room for them; packed: for so many columns of the GEMM, as pack_gemm fills it."""
     sums, bias = (ctx.plan.arena(4 * (columns + _SLACK)) for _ in range(2))
     return Weights(norm, packed, sums, bias)
 

@@ -1,6 +1,6 @@
 """How fast products by weights of 4 and 8 bits are on a GPU, beside the same by fp16 weights.
 
-    python -m benchmarks.few_bits_products [--rows 1 8 128] [--bits 4 8] [--block 32]
+    python -m benchmarks.nbits_gemm [--rows 1 8 128] [--bits 4 8] [--block 32]
 
 Layers of decoders of 1 and 8 billion weights. `ours` is one launch of `gemm_nbits` on packed
 weights, `fp16` our kernel for fp16 weights, `library` PyTorch's linear. Results are compared with
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--block", nargs="*", type=int, default=[32, 128])
     parser.add_argument("--layers", type=int, default=len(LAYERS), help="so many of the layers")
     args = parser.parse_args()
-    report = harness.Report("few_bits_products", args, device=True)
+    report = harness.Report("nbits_gemm", args, device=True)
     most = bandwidth()
     report.row("copy", f"{most / 1e3:.0f} GB/s", gbytes=most / 1e3)
     for m in args.rows:

@@ -47,7 +47,7 @@ class _After:
 
 
 @dataclass
-class _Product:
+class _Int8Launch:
     """A launch in the making: of what, its operands and parameters so far, and what follows it."""
 
     op: Op
@@ -62,12 +62,12 @@ def conv(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
     type I32 it is the sums alone. Raises Unsupported where no kernel takes the integers: floats
     would be the slower.
     """
-    return _product(ctx, op, ConvSpec.of(op.attrs).expr, dtype, "conv2d_int8", _conv)
+    return _lower(ctx, op, ConvSpec.of(op.attrs).expr, dtype, "conv2d_int8", _conv)
 
 
 def gemm(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
     """A product of a dequantised matrix and a constant one; as `conv`."""
-    return _product(ctx, op, GemmSpec.of(op.attrs).expr, dtype, "gemm_int8", _gemm)
+    return _lower(ctx, op, GemmSpec.of(op.attrs).expr, dtype, "gemm_int8", _gemm)
 
 
 def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _After) -> None:
@@ -93,7 +93,7 @@ def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
         sizes |= {"IC": ic, "G": g}
     src = image_of(ctx, image) if rows is None else rows.image
     packed = ctx.packed(f"pack_{family}", {"w": ctx.plain(w)}, sizes)
-    made = _Product(op, shape, after, {"x": src.ref, "w": packed})
+    made = _Int8Launch(op, shape, after, {"x": src.ref, "w": packed})
     made.ints |= {"N": image.shape[0], "IC": ic, "OC": oc, "G": g, **sides(axes)}
     made.ints |= src.pitches("x")
     _weigh(ctx, made, *found, 0, oc)
@@ -131,7 +131,7 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     packed = ctx.packed("pack_gemm_int8", {"w": ctx.plain(w)}, sizes)
     src, ldx = matrix_rows(ctx, x)
     shape: Dims = (*x.shape[:-1], n)
-    made = _Product(op, shape, after, {"x": src, "w": packed})
+    made = _Int8Launch(op, shape, after, {"x": src, "w": packed})
     made.ints |= {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
     _weigh(ctx, made, *found, 0 if spec.trans_b else 1, n)
     if after.scale is not None:  # the sums have none
@@ -152,7 +152,7 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
 # --- what follows a product
 
 
-def _product(
+def _lower(
     ctx: Lowering,
     op: Op,
     expr: Expr | None,
@@ -289,7 +289,7 @@ def _dequantised(ctx: Lowering, op: Op, family: str) -> tuple[Quantised, Quantis
 
 
 def _weigh(
-    ctx: Lowering, made: _Product, x: Quantised, w: Quantised, axis: int, columns: int
+    ctx: Lowering, made: _Int8Launch, x: Quantised, w: Quantised, axis: int, columns: int
 ) -> None:
     """Scales and zero points of the operands; those of the weight may lie along the axis of its
     columns.
@@ -306,7 +306,7 @@ def _weigh(
         made.ints[f"{name}s"] = v.elements
 
 
-def _add_bias(ctx: Lowering, made: _Product, b: Value | None, columns: int) -> None:
+def _add_bias(ctx: Lowering, made: _Int8Launch, b: Value | None, columns: int) -> None:
     if b is None:
         return
     if b.elements != columns or (b.rank and b.shape[-1] != columns) or b.dtype != DType.F32:
@@ -314,7 +314,7 @@ def _add_bias(ctx: Lowering, made: _Product, b: Value | None, columns: int) -> N
     made.operands["bias"] = ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": columns})
 
 
-def _residual(ctx: Lowering, made: _Product, v: Value) -> Value:
+def _residual(ctx: Lowering, made: _Int8Launch, v: Value) -> Value:
     """What the launch reads of a residual: its integers, where it has some of 8 bits."""
     held = v.quantised
     made.ints["r_dtype"] = int(DType.F32)
@@ -327,7 +327,7 @@ def _residual(ctx: Lowering, made: _Product, v: Value) -> Value:
     return held.x
 
 
-def _residual_image(ctx: Lowering, made: _Product, v: Value) -> Nhwc:
+def _residual_image(ctx: Lowering, made: _Int8Launch, v: Value) -> Nhwc:
     read = _residual(ctx, made, v)
     found = ctx.nhwc(v) if read is v else image_of(ctx, read)
     made.operands["res"] = found.ref
@@ -336,7 +336,7 @@ def _residual_image(ctx: Lowering, made: _Product, v: Value) -> Nhwc:
 
 def _launch(
     ctx: Lowering,
-    made: _Product,
+    made: _Int8Launch,
     family: str,
     epi: Epilogue | None,
     place: Callable[[Value], Ref],
@@ -371,7 +371,7 @@ def _launch(
         lower_expression(ctx, after.expr, [out, *after.extras], after.name, DType.F32)
 
 
-def _pooled(ctx: Lowering, made: _Product, epi: Epilogue, name: str, dtype: DType) -> bool:
+def _pooled(ctx: Lowering, made: _Int8Launch, epi: Epilogue, name: str, dtype: DType) -> bool:
     """The launch with the max pooling that alone reads what its result is dequantised to; False
     where no kernel does both.
     """
@@ -402,7 +402,7 @@ def _pooled(ctx: Lowering, made: _Product, epi: Epilogue, name: str, dtype: DTyp
     return True
 
 
-def _quantise(ctx: Lowering, made: _Product, name: str) -> tuple[str, DType]:
+def _quantise(ctx: Lowering, made: _Int8Launch, name: str) -> tuple[str, DType]:
     """Name and type of the result, which is what the QuantizeLinear that alone reads it makes where
     that has one usual scale, and 8 bits.
     """
