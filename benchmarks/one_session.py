@@ -68,6 +68,8 @@ def _session(given: dict[str, Any]) -> Any:
         name = "CUDAExecutionProvider" if given["backend"] == "cuda" else "CPUExecutionProvider"
         if name not in ort.get_available_providers():
             raise RuntimeError(f"this ONNX Runtime has no {name}")
+        if given["backend"] == "cuda":
+            ort.preload_dlls()  # CUDA's and cuDNN's libraries where PyTorch or pip have put them
         return ort.InferenceSession(given["model"], options, providers=[name])
     if given["kind"].endswith("Provider"):
         return ort.InferenceSession(given["model"], options, providers=[given["kind"]])
