@@ -7,17 +7,19 @@
     python -m benchmarks.models nbits:2048/8192/4/32 decoder:16/4/32
     python -m benchmarks.models bytes:2048/512 --isa avx2
     python -m benchmarks.models int8:resnet50/qdq int8:minilm/dynamic [--backend cuda]
+    python -m benchmarks.models loop:50/512 branches:1024/512 --backend cuda
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
 64 real signals, both of one side; lstm:STEPS/BATCH/UNITS, gru:.. and rnn:.. are a layer with as
-many inputs as units; nbits:K/N/BITS/BLOCK is a product by weights of so many bits, and
-decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may follow);
-int8:NAME/FORM is a model of the zoo that ONNX Runtime's tool quantised (qdq, operators, dynamic),
-all of which the provider takes. On the CPU: the provider, and the optimized file on stock ONNX
-Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32
-without TF32), tensors on the device, each run synchronised; the peers are those of `gpu_peers`, and
-of a model in 8 bits the same model in fp16 on the provider (`fp16`).
+many inputs as units; loop:STEPS/UNITS is a Loop of such a step, branches:KEYS/UNITS an If with
+attention over a cache in one of its branches; nbits:K/N/BITS/BLOCK is a product by weights of so
+many bits, and decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may
+follow); int8:NAME/FORM is a model of the zoo that ONNX Runtime's tool quantised (qdq, operators,
+dynamic), all of which the provider takes. On the CPU: the provider, and the optimized file on stock
+ONNX Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU: fp16 (--single:
+fp32 without TF32), tensors on the device, each run synchronised; the peers are those of
+`gpu_peers`, and of a model in 8 bits the same model in fp16 on the provider (`fp16`).
 Results are compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed.
 Times are medians; a ratio is a peer's time over ours (above 1: ours is faster).
 """
@@ -158,15 +160,102 @@ def of_bytes(positions: int, channels: int) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
 
 
+def _of_text(text: str, weights: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A model in ONNX's text format, with random weights of these shapes."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    rng = np.random.default_rng(0)
+    for name, shape in weights.items():
+        w = (rng.standard_normal(shape) * shape[0] ** -0.5).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(w, name))
+    return model
+
+
+def loop(steps: int, units: int) -> onnx.ModelProto:
+    """A Loop of a recurrent layer of this many steps, which gives the state of each."""
+    state = f"float[batch, {units}]"
+    return _of_text(
+        f"""
+        loop ({state} x) => ({state} last, float[{steps}, batch, {units}] all)
+        <int64 times = {{{steps}}}, bool go = {{1}}>
+        {{
+          p = MatMul (x, u)
+          last, all = Loop (times, go, x) <body = step (int64 i, bool c, {state} h)
+              => (bool d, {state} next, {state} gate) {{
+            d = Identity (c)
+            m = MatMul (h, w)
+            a = Add (m, p)
+            next = Tanh (a)
+            gate = Sigmoid (a)
+          }}>
+        }}
+        """,
+        {"u": (units, units), "w": (units, units)},
+    )
+
+
+def branches(keys: int, units: int) -> onnx.ModelProto:
+    """An attention layer with a cache of this many keys in one branch of an If, and without one in
+    the other, as decoders that were merged have it.
+    """
+    heads = units // 64
+    present = f"float[batch, {heads}, total, 64]"
+
+    def branch(name: str, past: bool) -> str:
+        joined = "Concat <axis = 2> (past_{0}, {0})" if past else "Identity ({0})"
+        return f"""
+          {name} = {name} () => (float[batch, length, {units}] y{past:d}, {present} k{past:d},
+              {present} v{past:d}) {{
+            k{past:d} = {joined.format("key")}
+            v{past:d} = {joined.format("value")}
+            t{past:d} = Transpose <perm = [0, 1, 3, 2]> (k{past:d})
+            s{past:d} = MatMul (query, t{past:d})
+            p{past:d} = Softmax <axis = -1> (s{past:d})
+            o{past:d} = MatMul (p{past:d}, v{past:d})
+            r{past:d} = Transpose <perm = [0, 2, 1, 3]> (o{past:d})
+            f{past:d} = Reshape (r{past:d}, rows)
+            y{past:d} = MatMul (f{past:d}, wo)
+          }}"""
+
+    def heads_of(name: str, w: str) -> str:
+        return f"""
+          {name}_m = MatMul (x, {w})
+          {name}_h = Reshape ({name}_m, split)
+          {name} = Transpose <perm = [0, 2, 1, 3]> ({name}_h)"""
+
+    return _of_text(
+        f"""
+        branches (float[batch, 1, {units}] x, float[batch, {heads}, {keys}, 64] past_key,
+                  float[batch, {heads}, {keys}, 64] past_value, int64[1] use_cache)
+            => (float[batch, length, {units}] y, {present} present_key, {present} present_value)
+        <int64[4] split = {{0, 0, {heads}, 64}}, int64[3] rows = {{0, 0, {units}}}>
+        {{
+          c = Cast <to = 9> (use_cache)
+          {heads_of("query", "wq")} {heads_of("key", "wk")} {heads_of("value", "wv")}
+          y, present_key, present_value = If (c) <{branch("then_branch", True)},
+              {branch("else_branch", False)}>
+        }}
+        """,
+        dict.fromkeys(("wq", "wk", "wv", "wo"), (units, units)),
+    )
+
+
 #: Models by what stands before the sizes in their names.
 _BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "bytes": of_bytes,
     "stft": stft,
     "dft": dft,
+    "loop": loop,
+    "branches": branches,
     "nbits": few_bits_models.product,
     "decoder": few_bits_models.decoder,
     **{kind.lower(): partial(recurrent, kind) for kind in ("LSTM", "GRU", "RNN")},
 }
+
+
+def sized(name: str) -> onnx.ModelProto:
+    """The model of a name with sizes."""
+    kind, _, sizes = name.partition(":")
+    return _BY_SIZES[kind](*map(int, sizes.split("/")))
 
 
 def int8(of: str) -> onnx.ModelProto:
@@ -188,7 +277,7 @@ def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
         built = kind in (*_BY_SIZES, "int8") or name in discovery.names("models")
         source = Path(scratch) / f"{name.replace('/', '-')}.onnx" if built else Path(name)
         if kind in _BY_SIZES:
-            onnx.save(_BY_SIZES[kind](*map(int, sizes_of.split("/"))), source)
+            onnx.save(sized(name), source)
         elif kind == "int8":
             onnx.save(int8(sizes_of), source)
         elif built:
@@ -263,6 +352,8 @@ def on_gpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
     elif further:
         path = further_models.optimized(name.partition(":")[2], args.folder)
         full = onnx.load(str(path))
+    elif name.partition(":")[0] in _BY_SIZES:
+        full = sized(name)
     else:
         zoo = name in discovery.names("models")
         full = discovery.module("models", name).build() if zoo else onnx.load(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracea_onnx._version import __version__
 from tracea_onnx.codegen.backend import Properties
-from tracea_onnx.compiler import partitioning, profitability, quantised_groups
+from tracea_onnx.compiler import host_flags, partitioning, profitability, quantised_groups
 from tracea_onnx.compiler.lower import COMPUTE, lower
 from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node, of_plain
@@ -157,7 +157,12 @@ def compile_graph(
     chosen = choose(graph, writer.target.rates)
     ops = _ops(graph, chosen, trust)
     probe = _Probe(graph, ops, writer)
-    whole = _whole(graph, ops, probe, writer, everything)
+    on_device = body and not writer.on_host
+    whole = (
+        None
+        if on_device and host_flags.left(graph, ops)
+        else _whole(graph, ops, probe, writer, everything)
+    )
     if whole is not None:
         return _compiled(ops, {}, {tuple(range(len(ops))): whole})
     split_nodes: set[int] = set()
@@ -165,6 +170,8 @@ def compile_graph(
         reasons = dict(probe.reasons)
         if not everything:
             reasons |= quantised_groups.left(graph, ops, reasons, writer.target)
+        if on_device:
+            reasons |= host_flags.left(graph, ops)
         if body:
             reasons |= {
                 k: "ONNX Runtime inlines fused functions in the bodies of control flow"

@@ -25,11 +25,12 @@ from tracea_onnx.support.data_classes import dataclass
 @dataclass(frozen=True)
 class Writer:
     """Writes Plans for one device. `plan(name, probe)` makes an empty one; a probe's Plan is thrown
-    away.
+    away. on_host: whether tensors between partitions and ONNX Runtime lie in the host's memory.
     """
 
     target: Target
     plan: Callable[[str, bool], PlanBuilder]
+    on_host: bool = True
 
 
 def writer_of(properties: Properties) -> Writer:
@@ -63,7 +64,7 @@ def writer(
             name, emitter, properties or {}, caps, compile_code=not probe and properties is not None
         )
 
-    return Writer(backend.target(caps), plan)
+    return Writer(backend.target(caps), plan, backend.on_host)
 
 
 class Emitter:

@@ -11,7 +11,7 @@ from onnx import ModelProto, helper
 from tracea_onnx.canonicalize import canonical_form
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.compiler import partition_compiler, plan_writer
-from tracea_onnx.ir.graph import Graph, subgraphs
+from tracea_onnx.ir.graph import Graph, Node, subgraphs
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.shapes.symbolic import shapes
 from tracea_onnx.support import tables
@@ -68,6 +68,8 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
     asked = backends.get(backend)
     writer = plan_writer.writer(asked)
     total, partitions, leaving = 0, 0, []
+    control: list[tuple[Graph, Node]] = []
+    making: set[int] = set()  # graphs that get a result from the provider
     for incomplete in canonical_form.views(model, folder):
         _complete_types(incomplete)
         graph = Graph(model, incomplete.proto, folder=folder, outer=incomplete.outer)
@@ -86,19 +88,28 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
         partitions += len(found.entries)
         for n in graph.nodes:
             if id(n) in taken:
-                continue
-            reason = (
-                "its bodies run as graphs of their own" if n.op in _CONTROL else said.get(id(n), "")
-            )
-            leaving.append(
-                UnsupportedNode(
-                    n.name,
-                    n.op,
-                    reason
-                    or "its partition has only light nodes; running them here would not be faster",
+                if any(map(graph.is_output, n.outputs)):
+                    making.add(id(graph.proto))
+            elif n.op in _CONTROL:
+                control.append((graph, n))
+            else:
+                reason = said.get(id(n)) or (
+                    "its partition has only light nodes; running them here would not be faster"
                 )
-            )
+                leaving.append(UnsupportedNode(n.name, n.op, reason))
+    for graph, n in reversed(control):  # inner ones first
+        bodies = {id(body) for body in subgraphs(n.proto)}
+        if asked.on_host or not _has_kernel(n) or making.isdisjoint(bodies):
+            leaving.append(UnsupportedNode(n.name, n.op, "its bodies run as graphs of their own"))
+        elif any(map(graph.is_output, n.outputs)):
+            making.add(id(graph.proto))
     return Coverage(backend, total, partitions, tuple(leaving))
+
+
+def _has_kernel(n: Node) -> bool:
+    """Whether a device's session has a kernel of this If, Loop or Scan (provider.cc)."""
+    axes = [*n.attr("scan_input_axes", ()), *n.attr("scan_output_axes", ())]
+    return n.written in ("If", "Loop", "Scan") and not any(axes)
 
 
 def search_around(graph: Graph) -> str | None:

@@ -300,6 +300,28 @@ def test_running_sums_of_positions_stay_on_the_provider() -> None:
         assert coverage is not None and not coverage.leaving
 
 
+@pytest.mark.parametrize(("axes", "takes"), [("", True), (", scan_output_axes = [1]", False)])
+def test_control_flow_runs_on_a_device_that_makes_its_results(axes: str, takes: bool) -> None:
+    m = onnx.parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[3, 3] x, bool c, float[5, 3, 3] rows) => (float[3, 3] y, float[r, s, t] each)
+        {{
+          y, each = Scan <num_scan_inputs = 1{axes}, body = b (float[3, 3] a, float[3, 3] r)
+              => (float[3, 3] w, float[3, 3] t) {{ t = MatMul (a, r)  w = If (c) <
+                then_branch = p () => (float[3, 3] u) {{ u = MatMul (t, r) }},
+                else_branch = q () => (float[3, 3] o) {{ o = MatMul (r, t) }}> }}> (x, rows)
+        }}
+        """
+    )
+    for backend in ("cpu", "cuda"):
+        found = explanation.explain(m, backend=backend, provider=True).coverage
+        assert found is not None
+        left = {n.op for n in found.leaving if "bodies" in n.reason}
+        on_device = set() if takes else {"Scan"}
+        assert left == (on_device if backend == "cuda" else {"If", "Scan"})
+
+
 def test_a_decoder_that_onnx_runtime_searches_leaves_the_gpu() -> None:
     found = explanation.explain(greedy_search(), backend="cuda", provider=True).coverage
     assert found is not None and found.partitions == 0 and len(found.leaving) == found.total

@@ -13,11 +13,12 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser, shape_inference
 
 from tests.host.pipeline_models import parse
 from tests.host.rules.rules_oracle import node
-from tracea_onnx.compiler import partition_compiler, partitioning, plan_writer
+from tracea_onnx.codegen import backend as backends
+from tracea_onnx.compiler import host_flags, partition_compiler, partitioning, plan_writer
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op, of_node
 from tracea_onnx.compiler.lower.value import Unsupported
@@ -220,3 +221,34 @@ def test_a_session_holds_no_constant_of_any_size(length: int, held: bool) -> Non
     ints = {"count": length, "start": 0, "delta": 1, "dtype": 7}
     b.launch("range", {}, {"y": b.arena(8 * length)}, ints)
     assert (len(b.to_json()["init"]), b.launches) == ((1, 0) if held else (0, 1))
+
+
+def test_flags_of_a_loop_stay_on_the_host() -> None:
+    """A Loop's condition, computed of its counter, is no part of a device's partition; a flag that
+    numbers of the body decide is.
+    """
+    text = """
+        <ir_version: 9, opset_import: ["" : 17]>
+        step (int64 i, bool c, float[2, 8] h) => (bool d, bool e, float[2, 8] next, int64 j)
+        <int64 last = {9}, float[8, 8] w = {WEIGHTS}, float limit = {3.0}>
+        {
+          early = Less (i, last)
+          d = And (early, c)
+          m = MatMul (h, w)
+          next = Tanh (m)
+          s = ReduceSum <keepdims = 0> (next)
+          e = Less (s, limit)
+          j = Add (i, last)
+        }"""
+    model = parser.parse_model(text.replace("WEIGHTS", ", ".join(["0.5"] * 64)))
+    graph = Graph(shape_inference.infer_shapes(model))
+    for backend, body, left in (
+        ("cuda", True, {"early", "d"}), ("cuda", False, set()), ("cpu", True, set()),
+    ):  # fmt: skip
+        writer = plan_writer.writer(backends.get(backend))
+        found = partition_compiler.compile_graph(graph, writer, everything=True, body=body)
+        taken = {o for nodes, _, _ in found.entries for n in nodes for o in n.outputs}
+        said = {o: why for n, why in found.refused for o in n.outputs}
+        assert {"next", "e", "j"} <= taken, (backend, body)
+        assert {o for o, why in said.items() if why == host_flags.WHY} == left
+        assert ("d" in taken) == (not left)

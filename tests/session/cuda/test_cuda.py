@@ -13,7 +13,10 @@ from tests.cpp import compiler
 from tests.fake import driver
 from tracea_onnx.runtime import native_library
 
-MODULES = ("cuda_session_cases", "cuda_run_cases", "cuda_growth_cases", "cuda_stream_cases")
+MODULES = (
+    "cuda_session_cases", "cuda_run_cases", "cuda_growth_cases", "cuda_stream_cases",
+    "cuda_body_cases",
+)  # fmt: skip
 CASES = [(m, c) for m in MODULES for c in driver.cases(Path(__file__).with_name(f"{m}.py"))]
 
 

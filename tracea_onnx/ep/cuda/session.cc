@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda/factory.h"
+#include "cuda/ort_kernels.h"
 #include "cuda/stream.h"
 #include "ort/graph.h"
 #include "ort/provider.h"
@@ -13,66 +14,6 @@
 
 namespace tracea::cuda {
 namespace {
-
-// More types than there are: ORT says which it knows. FP8 and 4-bit tensors are among them, though
-// no Plan reads or makes any yet (`element_bytes` of plan/bound.cc).
-constexpr int kStringTensor = 8, kLastType = 31;
-enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
-
-void copy_compute(OrtKernelContext* context) {
-  const OrtValue* from = nullptr;
-  OrtValue* to = nullptr;
-  tracea::check(ort.KernelContext_GetInput(context, 0, &from));
-  int type = 0;
-  const int64_t* dims = nullptr;
-  size_t rank = 0;
-  tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
-  tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
-  copy_tensor(from, to);  // of a partition of this run, or to new memory
-  finish_copies(from, to);
-}
-
-const OrtKernelCreateFunc kCreateCopyKernel = [](void*, const OrtKernelInfo*, OrtKernelImpl** out) {
-  auto k = new OrtKernelImpl();
-  k->ort_version_supported = ort.abi;
-  k->Compute = [](OrtKernelImpl*, OrtKernelContext* context) { copy_compute(context); };
-  k->Release = [](OrtKernelImpl* self) { delete self; };
-  *out = k;
-};
-
-// For a provider that compiles all its nodes, ORT leaves what its own MemcpyFromHost makes in host
-// memory; with kernels of ours it does not.
-OrtKernelRegistry* make_copy_kernels() {
-  OrtKernelRegistry* registry = nullptr;
-  tracea::check(ort.CreateKernelRegistry(&registry));
-  std::vector<const OrtDataType*> types;
-  for (int t = 1; t <= kLastType; t++) {
-    const OrtDataType* type = nullptr;
-    if (t == kStringTensor) continue;
-    if (OrtStatus* s = ort.GetTensorDataType(t, &type))
-      ort.ReleaseStatus(s);
-    else if (type)
-      types.push_back(type);
-  }
-  for (const bool to_host : {false, true}) {
-    OrtKernelDefBuilder* b = nullptr;
-    OrtKernelDef* d = nullptr;
-    tracea::check(ort.CreateKernelDefBuilder(&b));
-    tracea::check(
-        ort.KernelDefBuilder_SetOperatorType(b, to_host ? "MemcpyToHost" : "MemcpyFromHost"));
-    tracea::check(ort.KernelDefBuilder_SetDomain(b, ""));
-    tracea::check(ort.KernelDefBuilder_SetSinceVersion(b, 1, 1));
-    tracea::check(ort.KernelDefBuilder_SetExecutionProvider(b, kProviderName));
-    tracea::check(to_host ? ort.KernelDefBuilder_SetOutputMemType(b, 0, kMemCpuOutput)
-                          : ort.KernelDefBuilder_SetInputMemType(b, 0, kMemCpuInput));
-    tracea::check(ort.KernelDefBuilder_AddTypeConstraint(b, "T", types.data(), types.size()));
-    tracea::check(ort.KernelDefBuilder_Build(b, &d));
-    tracea::check(ort.KernelRegistry_AddKernel(registry, d, kCreateCopyKernel, nullptr));
-    ort.ReleaseKernelDef(d);
-    ort.ReleaseKernelDefBuilder(b);
-  }
-  return registry;
-}
 
 int graph_id(const OrtRunOptions* options) {
   const char* text = options ? ort.GetRunConfigEntry(options, "gpu_graph_id") : nullptr;
@@ -126,7 +67,7 @@ Session::Session(const Runtime::Setup& setup, const SessionOptions& options)
     settings.user_stream = stream;
   }
   streams_ = std::make_shared<StreamPool>(device_, std::move(settings));
-  if (device_memory) copy_kernels_ = make_copy_kernels();
+  if (device_memory) kernels_ = make_kernels(&streams_);
   if (memory_limit_) device_.pool.add_limit(memory_limit_);
 }
 
@@ -137,7 +78,7 @@ Session::~Session() {
     captures_.clear();
   }
   if (memory_limit_) device_.pool.remove_limit(memory_limit_);
-  if (copy_kernels_) ort.ReleaseKernelRegistry(copy_kernels_);
+  if (kernels_) ort.ReleaseKernelRegistry(kernels_);
 }
 
 // ORT calls it for the inputs of a run and for its outputs (IOBinding). Inputs may come from
@@ -160,12 +101,12 @@ void Session::attach(OrtEp& ep, DeviceSession* (*find)(OrtEp*)) {
     session_of(self)->run_end(synchronize);
   };
   ep.Sync = [](OrtEp* self) { session_of(self)->synchronize(); };
-  if (copy_kernels_) {
+  if (kernels_) {
     ep.CreateSyncStreamForDevice = [](OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl** out) {
       *out = make_session_stream();
     };
     ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) {
-      *out = session_of(self)->copy_kernels();
+      *out = session_of(self)->kernels();
     };
   }
   if (graphs_ != GraphMode::kSession) return;

@@ -1,5 +1,5 @@
-// The GPU side of a session: its stream contexts, the copy kernels ORT puts between providers, and
-// graph capture as ORT asks for it.
+// The GPU side of a session: its stream contexts, the kernels that ORT runs itself, and graph
+// capture as ORT asks for it.
 #pragma once
 #include <map>
 #include <memory>
@@ -45,7 +45,7 @@ class Session : public DeviceSession {
   std::string description() const override;
   Fit fit(const Entry& entry, std::string& why) const override;
   Prepared prepare(const Entry& entry, const std::shared_ptr<const Pack>& pack) override;
-  bool device_memory() const override { return copy_kernels_; }
+  bool device_memory() const override { return kernels_; }
   void expect_bodies() override { streams_->expect_bodies(); }
 
   void run_start(const OrtRunOptions* options);
@@ -54,7 +54,7 @@ class Session : public DeviceSession {
   void replay(int id);
   void forget(int id);
   void synchronize();
-  const OrtKernelRegistry* copy_kernels() const { return copy_kernels_; }
+  const OrtKernelRegistry* kernels() const { return kernels_; }
 
  private:
   struct Captured {
@@ -75,7 +75,7 @@ class Session : public DeviceSession {
   const size_t memory_limit_;
   const bool traps_;
   std::shared_ptr<StreamPool> streams_;
-  OrtKernelRegistry* copy_kernels_ = nullptr;
+  OrtKernelRegistry* kernels_ = nullptr;
   std::mutex mutex_;
   std::map<int, Capture> captures_;
 };

@@ -115,6 +115,22 @@ struct OrtKernelImpl {
 typedef tracea::Callback<OrtStatus*(void* state, const OrtKernelInfo*, OrtKernelImpl**)>
     OrtKernelCreateFunc;
 
+struct OrtLoopKernelHelper {
+  uint32_t ort_version_supported;
+  tracea::Callback<void(OrtLoopKernelHelper*)> Release;
+  tracea::Callback<OrtStatus*(OrtLoopKernelHelper*, void* stream, const OrtValue* const* values,
+                              size_t n, void* output, size_t bytes)>
+      ConcatOutput;
+};
+
+struct OrtScanKernelHelper {
+  uint32_t ort_version_supported;
+  tracea::Callback<void(OrtScanKernelHelper*)> Release;
+  tracea::Callback<OrtStatus*(OrtScanKernelHelper*, const size_t* permutation, size_t n,
+                              const OrtValue*, OrtSyncStream*, OrtValue*)>
+      Transpose;
+};
+
 struct OrtEp {
   uint32_t ort_version_supported;
   tracea::Callback<const char*(const OrtEp*)> GetName;
@@ -263,6 +279,8 @@ struct OrtEpFactory {
   X(362, OpAttr_GetTensorAttributeAsOrtValue, OrtStatus*(const OrtOpAttr*, OrtValue**))            \
   X(363, OpAttr_GetType, OrtStatus*(const OrtOpAttr*, int*))                                       \
   X(364, OpAttr_GetName, OrtStatus*(const OrtOpAttr*, const char**))                               \
+  X(365, Node_GetNumSubgraphs, OrtStatus*(const OrtNode*, size_t*))                                \
+  X(366, Node_GetSubgraphs, OrtStatus*(const OrtNode*, const OrtGraph**, size_t, const char**))    \
   X(368, Node_GetEpName, OrtStatus*(const OrtNode*, const char**))                                 \
   X(373, GetRunConfigEntry, const char*(const OrtRunOptions*, const char*))                        \
   X(378, GetTensorData, OrtStatus*(const OrtValue*, const void**))                                 \
@@ -271,40 +289,46 @@ struct OrtEpFactory {
   X(414, GetTensorElementTypeAndShapeDataReference,                                                \
     OrtStatus*(const OrtValue*, int*, const int64_t**, size_t*))
 
-#define TRACEA_ORT_EP_FUNCTIONS(X)                                                            \
-  X(0, CreateEpDevice,                                                                        \
-    OrtStatus*(OrtEpFactory*, const OrtHardwareDevice*, const OrtKeyValuePairs*,              \
-               const OrtKeyValuePairs*, OrtEpDevice**))                                       \
-  X(2, EpGraphSupportInfo_AddNodesToFuse,                                                     \
-    OrtStatus*(OrtEpGraphSupportInfo*, const OrtNode* const*, size_t,                         \
-               const OrtNodeFusionOptions*))                                                  \
-  X(5, EpDevice_AddAllocatorInfo, OrtStatus*(OrtEpDevice*, const OrtMemoryInfo*))             \
-  X(7, Value_GetMemoryDevice, const OrtMemoryDevice*(const OrtValue*))                        \
-  X(9, MemoryDevice_GetDeviceType, int(const OrtMemoryDevice*))                               \
-  X(10, MemoryDevice_GetMemoryType, int(const OrtMemoryDevice*))                              \
-  X(11, MemoryDevice_GetVendorId, uint32_t(const OrtMemoryDevice*))                           \
-  X(12, MemoryDevice_GetDeviceId, uint32_t(const OrtMemoryDevice*))                           \
-  X(16, CreateHardwareDevice,                                                                 \
-    OrtStatus*(int, uint32_t, uint32_t, const char*, const OrtKeyValuePairs*,                 \
-               OrtHardwareDevice**))                                                          \
-  X(17, ReleaseHardwareDevice, void(OrtHardwareDevice*))                                      \
-  X(18, CreateKernelRegistry, OrtStatus*(OrtKernelRegistry**))                                \
-  X(19, ReleaseKernelRegistry, void(OrtKernelRegistry*))                                      \
-  X(20, KernelRegistry_AddKernel,                                                             \
-    OrtStatus*(OrtKernelRegistry*, const OrtKernelDef*, OrtKernelCreateFunc::Pointer, void*)) \
-  X(21, CreateKernelDefBuilder, OrtStatus*(OrtKernelDefBuilder**))                            \
-  X(22, ReleaseKernelDefBuilder, void(OrtKernelDefBuilder*))                                  \
-  X(23, KernelDefBuilder_SetOperatorType, OrtStatus*(OrtKernelDefBuilder*, const char*))      \
-  X(24, KernelDefBuilder_SetDomain, OrtStatus*(OrtKernelDefBuilder*, const char*))            \
-  X(25, KernelDefBuilder_SetSinceVersion, OrtStatus*(OrtKernelDefBuilder*, int, int))         \
-  X(26, KernelDefBuilder_SetExecutionProvider, OrtStatus*(OrtKernelDefBuilder*, const char*)) \
-  X(27, KernelDefBuilder_SetInputMemType, OrtStatus*(OrtKernelDefBuilder*, size_t, int))      \
-  X(28, KernelDefBuilder_SetOutputMemType, OrtStatus*(OrtKernelDefBuilder*, size_t, int))     \
-  X(29, KernelDefBuilder_AddTypeConstraint,                                                   \
-    OrtStatus*(OrtKernelDefBuilder*, const char*, const OrtDataType* const*, size_t))         \
-  X(32, KernelDefBuilder_Build, OrtStatus*(OrtKernelDefBuilder*, OrtKernelDef**))             \
-  X(33, ReleaseKernelDef, void(OrtKernelDef*))                                                \
-  X(40, GetTensorDataType, OrtStatus*(int, const OrtDataType**))
+#define TRACEA_ORT_EP_FUNCTIONS(X)                                                                 \
+  X(0, CreateEpDevice,                                                                             \
+    OrtStatus*(OrtEpFactory*, const OrtHardwareDevice*, const OrtKeyValuePairs*,                   \
+               const OrtKeyValuePairs*, OrtEpDevice**))                                            \
+  X(2, EpGraphSupportInfo_AddNodesToFuse,                                                          \
+    OrtStatus*(OrtEpGraphSupportInfo*, const OrtNode* const*, size_t,                              \
+               const OrtNodeFusionOptions*))                                                       \
+  X(3, EpGraphSupportInfo_AddSingleNode, OrtStatus*(OrtEpGraphSupportInfo*, const OrtNode*))       \
+  X(5, EpDevice_AddAllocatorInfo, OrtStatus*(OrtEpDevice*, const OrtMemoryInfo*))                  \
+  X(7, Value_GetMemoryDevice, const OrtMemoryDevice*(const OrtValue*))                             \
+  X(9, MemoryDevice_GetDeviceType, int(const OrtMemoryDevice*))                                    \
+  X(10, MemoryDevice_GetMemoryType, int(const OrtMemoryDevice*))                                   \
+  X(11, MemoryDevice_GetVendorId, uint32_t(const OrtMemoryDevice*))                                \
+  X(12, MemoryDevice_GetDeviceId, uint32_t(const OrtMemoryDevice*))                                \
+  X(16, CreateHardwareDevice,                                                                      \
+    OrtStatus*(int, uint32_t, uint32_t, const char*, const OrtKeyValuePairs*,                      \
+               OrtHardwareDevice**))                                                               \
+  X(17, ReleaseHardwareDevice, void(OrtHardwareDevice*))                                           \
+  X(18, CreateKernelRegistry, OrtStatus*(OrtKernelRegistry**))                                     \
+  X(19, ReleaseKernelRegistry, void(OrtKernelRegistry*))                                           \
+  X(20, KernelRegistry_AddKernel,                                                                  \
+    OrtStatus*(OrtKernelRegistry*, const OrtKernelDef*, OrtKernelCreateFunc::Pointer, void*))      \
+  X(21, CreateKernelDefBuilder, OrtStatus*(OrtKernelDefBuilder**))                                 \
+  X(22, ReleaseKernelDefBuilder, void(OrtKernelDefBuilder*))                                       \
+  X(23, KernelDefBuilder_SetOperatorType, OrtStatus*(OrtKernelDefBuilder*, const char*))           \
+  X(24, KernelDefBuilder_SetDomain, OrtStatus*(OrtKernelDefBuilder*, const char*))                 \
+  X(25, KernelDefBuilder_SetSinceVersion, OrtStatus*(OrtKernelDefBuilder*, int, int))              \
+  X(26, KernelDefBuilder_SetExecutionProvider, OrtStatus*(OrtKernelDefBuilder*, const char*))      \
+  X(27, KernelDefBuilder_SetInputMemType, OrtStatus*(OrtKernelDefBuilder*, size_t, int))           \
+  X(28, KernelDefBuilder_SetOutputMemType, OrtStatus*(OrtKernelDefBuilder*, size_t, int))          \
+  X(29, KernelDefBuilder_AddTypeConstraint,                                                        \
+    OrtStatus*(OrtKernelDefBuilder*, const char*, const OrtDataType* const*, size_t))              \
+  X(32, KernelDefBuilder_Build, OrtStatus*(OrtKernelDefBuilder*, OrtKernelDef**))                  \
+  X(33, ReleaseKernelDef, void(OrtKernelDef*))                                                     \
+  X(40, GetTensorDataType, OrtStatus*(int, const OrtDataType**))                                   \
+  X(41, EpGraphSupportInfo_LookUpKernel,                                                           \
+    OrtStatus*(OrtEpGraphSupportInfo*, const OrtNode*, const OrtKernelDef**))                      \
+  X(45, CreateIfKernel, OrtStatus*(const OrtKernelInfo*, OrtKernelImpl**))                         \
+  X(46, CreateLoopKernel, OrtStatus*(const OrtKernelInfo*, OrtLoopKernelHelper*, OrtKernelImpl**)) \
+  X(47, CreateScanKernel, OrtStatus*(const OrtKernelInfo*, OrtScanKernelHelper*, OrtKernelImpl**))
 
 #define TRACEA_ORT_EDITOR_FUNCTIONS(X)                                                          \
   X(6, CreateNode,                                                                              \

@@ -147,6 +147,44 @@ std::string objection(const Graph& graph, const Uses& uses, const Entry& entry,
   return "";
 }
 
+// Whether nodes of the provider make a result of one of the node's bodies.
+bool makes_results(const OrtNode* node) {
+  size_t n = 0;
+  check(ort.Node_GetNumSubgraphs(node, &n));
+  std::vector<const OrtGraph*> bodies(n);
+  if (n) check(ort.Node_GetSubgraphs(node, bodies.data(), n, nullptr));
+  for (const OrtGraph* body : bodies) {
+    size_t count = 0;
+    check(ort.Graph_GetNumNodes(body, &count));
+    std::vector<const OrtNode*> nodes(count);
+    if (count) check(ort.Graph_GetNodes(body, nodes.data(), count));
+    std::unordered_set<std::string> made;
+    for (const OrtNode* inner : nodes) {
+      const char* provider = nullptr;
+      check(ort.Node_GetEpName(inner, &provider));
+      if (!provider || strcmp(provider, kProviderName) != 0) continue;
+      for (std::string& name : names_of(inner, true)) made.insert(std::move(name));
+    }
+    check(ort.Graph_GetNumOutputs(body, &count));
+    std::vector<const OrtValueInfo*> outputs(count);
+    if (count) check(ort.Graph_GetOutputs(body, outputs.data(), count));
+    for (const OrtValueInfo* v : outputs) {
+      const char* name = nullptr;
+      check(ort.GetValueInfoName(v, &name));
+      if (made.count(name)) return true;
+    }
+  }
+  return false;
+}
+
+// Whether a Scan goes along other axes than the first, for which ORT wants transposes.
+bool along_other_axes(const Node& node) {
+  return std::any_of(node.attributes.begin(), node.attributes.end(), [](const Attribute& a) {
+    return (a.name == "scan_input_axes" || a.name == "scan_output_axes") &&
+           attribute_bytes(a).find_first_not_of('\0') != std::string::npos;
+  });
+}
+
 }  // namespace
 
 Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, const Chosen& device)
@@ -354,7 +392,7 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
         "--pack`), or name a Python that has tracea-onnx in the provider option python or in "
         "TRACEA_PYTHON");
   }
-  claimed += loaded;
+  claimed += loaded + claim_control_flow(graph, info);
   if (parent && claimed) device_->expect_bodies();
   stats.claimed_nodes += claimed;
   log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " +
@@ -377,6 +415,24 @@ long Provider::claim_contexts(const Graph& graph, const OrtGraph* handle,
     } catch (const Failure& e) {
       unread_ = e.what();
     }
+  }
+  return claimed;
+}
+
+// ONNX Runtime has asked about bodies before. By its own kernel of a Loop, what an iteration makes
+// on the device would go to the host and back for the next one.
+long Provider::claim_control_flow(const Graph& graph, OrtEpGraphSupportInfo* info) const {
+  long claimed = 0;
+  if (!device_->device_memory()) return claimed;
+  for (const Node& node : graph.nodes) {
+    const OrtKernelDef* kernel = nullptr;
+    if (!node.available || !node.has_body || !node.domain.empty() || along_other_axes(node) ||
+        !makes_results(node.handle))
+      continue;
+    check(ort.EpGraphSupportInfo_LookUpKernel(info, node.handle, &kernel));
+    if (!kernel) continue;
+    check(ort.EpGraphSupportInfo_AddSingleNode(info, node.handle));
+    claimed++;
   }
   return claimed;
 }

@@ -41,6 +41,8 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
                    OrtNode** context);
   // Claims the nodes of a compiled model: how many.
   long claim_contexts(const Graph& graph, const OrtGraph* handle, OrtEpGraphSupportInfo* info);
+  // Claims If, Loop and Scan around partitions, where the device has kernels of them: how many.
+  long claim_control_flow(const Graph& graph, OrtEpGraphSupportInfo* info) const;
   Claim loaded_claim(const Graph& graph) const;
   std::string path_of(const OrtGraph* graph) const;
   std::shared_ptr<const Pack> ask_compiler(const Graph& graph, bool body);
