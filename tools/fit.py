@@ -533,11 +533,11 @@ def solve(path: Path, device: str, held_out: bool) -> None:
     x = p.fit(every)
     table = {n: v.tolist() for n, v in p.table(x).items()}
     file = model().FOLDER / f"{device}.json"
-    before = json.loads(file.read_text())["kernels"] if file.exists() else {}
-    content = {
+    known = json.loads(file.read_text()) if file.exists() else {}
+    content = known | {
         "arch": caps.arch,
         "device": {n: _digits(table[n][0]) for n in model().OF_DEVICE},
-        "kernels": before  # of kernels that were not measured
+        "kernels": known.get("kernels", {})  # of kernels that were not measured
         | {
             kernel: {n: _digits(table[n][k]) for n in p.names if n not in model().OF_DEVICE}
             for k, kernel in enumerate(p.kernels)

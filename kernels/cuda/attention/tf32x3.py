@@ -8,13 +8,16 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common.launch import sms_of_clusters
+from ..cost.fitted import fitted
 from . import problem
 from .problem import Problem
 
 #: Multiply-adds of an SM in a cycle; cycles that it takes to copy an element by itself, to go from
 #: a tile of keys to the next, of CTAs beside each other to begin and end, and of one to meet those
 #: of a cluster, for each column, and to combine an element of what these have.
-_MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = 125, 0.4, 300, 5700, 16, 0.1
+_MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = fitted(
+    "attention.tf32x3", "multiplied copying step starting meeting joining"
+)
 #: Warps that hide each other's waits, and by how much slower they are for each that is missing, or
 #: where they are more, which have fewer registers.
 _WARPS, _WAITING, _CRAMPED = 8, 0.1, 1.1

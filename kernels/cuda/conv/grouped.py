@@ -17,14 +17,17 @@ from tracea_onnx.support.data_classes import dataclass
 from ..common import templates
 from ..common.epilogue import Parameter
 from ..common.instantiate import constexprs, defines, ints, longs, pointer, sizes
+from ..cost.fitted import fitted
 
 #: Measured on an H200: factor of the price of one GEMM per group, compared with merged groups;
 #: clocks of an im2col copy of 64 channels of a pixel, with pixels aligned to 32 bytes or to 16, and
 #: without groups aligned to 32, or to 16 with more than 64 channels; a filter's copy relative to
 #: these; factor of MMAs on channels that straddle lines of 128 bytes; clocks to start, which the
 #: prices of SplitTile and Tile leave out.
-ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL = 1.5, 4.0, 7.6, 3.5, 5.0
-_FILTER, _STRADDLING, START = 1.5, 1.25, 1700.0
+ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL = fitted(
+    "conv.grouped", "alone pixel odd_pixel even_pixel wide_pixel"
+)
+_FILTER, _STRADDLING, START = fitted("conv.grouped", "filter straddling start")
 
 
 @dataclass(frozen=True)

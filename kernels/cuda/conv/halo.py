@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tracea_onnx.codegen.kernel_request import (
@@ -19,6 +19,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.instantiate import instantiate, ints, pointer, sizes, wgmma
+from ..cost.fitted import fitted, table
 from ..gemm import cluster_splitk_sm90
 from . import grouped, problem
 
@@ -29,33 +30,23 @@ _ACCUMULATORS, _MIN_STAGES, _MAX_STAGES, _SPLITS, _MIN_CHANNELS = 128, 3, 16, (1
 #: The cost with resident weights, measured on an H200: flops a clock with 64 columns and with more;
 #: clocks to start, and of the epilogue of 64 x 64 results; factor of a step's clocks where columns
 #: of merged groups share no channels (`grouped.alone`); bytes of weights a clock.
-_FLOPS_NARROW, _FLOPS, _BEGIN, _PANEL_CLOCKS, _GROUPED, _WEIGHTS = (
-    2870.0,
-    3400.0,
-    700.0,
-    350.0,
-    0.75,
-    77.0,
+_FLOPS_NARROW, _FLOPS, _BEGIN, _PANEL_CLOCKS, _GROUPED, _WEIGHTS = fitted(
+    "conv.halo", "flops_narrow flops begin panel_clocks grouped weights"
 )
 #: The cost with streamed weights, fitted to 766 measurements of 133 shapes on an H200. Clocks to
 #: start; factor of the ideal clocks of a wgmma (bound by shared memory with few columns); clocks of
 #: a step besides its MMAs, least clocks of a step, clocks of a copy of weights; of the epilogue of
 #: 64 x 64 results, more if it is expensive, after each tile.
-_START, _WGMMA, _STEP, _LEAST, _LATENCY = 2400.0, 1.05, 24.0, 325.0, 1300.0
-_PANEL, _EXPENSIVE, _EDGE = 915.0, 140.0, 250.0
+_START, _WGMMA, _STEP, _LEAST, _LATENCY = fitted("conv.halo", "start wgmma step least latency")
+_PANEL, _EXPENSIVE, _EDGE = fitted("conv.halo", "panel expensive edge")
 #: Clocks of split-K over a cluster, per float exchanged, of a cluster with multicast of weights;
 #: bytes a clock from L2; part of the copies that the second CTA of a multicast saves; factor that
 #: makes these clocks comparable with those of im2col tiles, which are overestimated.
-_CLUSTER, _FLOAT, _MULTICAST, _CHIP_BYTES, _MULTICAST_COPY, _IM2COL_RATIO = (
-    2600.0,
-    0.555,
-    400.0,
-    6400.0,
-    0.6,
-    1.06,
+_CLUSTER, _FLOAT, _MULTICAST, _CHIP_BYTES, _MULTICAST_COPY, _IM2COL_RATIO = fitted(
+    "conv.halo", "cluster float multicast chip_bytes multicast_copy im2col_ratio"
 )
 #: Clocks to copy 64 channels of a pixel and of a filter, by alignment of their rows in elements.
-_COPIES = {64: (3.1, 0.75), 16: (4.7, 2.9), 8: (4.7, 4.95)}
+_COPIES: Mapping[int, tuple[float, float]] = table("conv.halo", "copies")
 
 
 @dataclass(frozen=True)

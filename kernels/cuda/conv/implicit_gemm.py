@@ -12,6 +12,7 @@ from tracea_onnx.ir.dims import DimLike
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer, sizes
+from ..cost.fitted import fitted
 from ..cost.model import prices
 from ..gemm import cluster_splitk_sm90, persistent_sm90, select, sm90
 from ..gemm.multistage_sm80 import tiles as multistage
@@ -21,7 +22,8 @@ from . import transposed as phased
 _SIZES = ("IH", "IW", "OH", "OW", *problem.WINDOW, "PT", "PL")
 #: Input channels below which Tile, which copies no padding channels, is compared with im2col TMA
 #: copies of 64; a factor and clocks by which its price is too low there.
-_NARROW, _WORSE, _MORE = 48, 1.5, 5000.0
+_NARROW = 48
+_WORSE, _MORE = fitted("conv.implicit_gemm", "worse more")
 
 
 class TensorMaps:

@@ -12,6 +12,7 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common.launch import smem_of_partial_wave
+from ..cost.fitted import fitted
 from ..gemm import select
 from . import problem
 from .problem import transposed, window
@@ -43,19 +44,29 @@ _USUAL, _BATCH = 56, 8
 #: Clocks to start, per copy of four filter elements by a thread, of the latency of loads, of
 #: instructions per stored pixel, of a load of pixels; bytes a clock read, written in whole sectors,
 #: and written in partial sectors.
-_START, _COPY, _LOAD, _PIXEL, _LINES = 3000.0, 100.0, 700.0, 60.0, 8.0
-_READ, _WRITE, _PARTIAL = 1400.0, 1200.0, 500.0
+_START, _COPY, _LOAD, _PIXEL, _LINES = fitted("conv.narrow_simt", "start copy load pixel lines")
+_READ, _WRITE, _PARTIAL = fitted("conv.narrow_simt", "read write partial")
 #: Factors of 16-bit types, and of tiles with fewer channels per CTA than threads could share,
 #: because shared memory does not suffice.
-_HALF, _FORCED = 1.25, 1.4
+_HALF, _FORCED = fitted("conv.narrow_simt", "half forced")
+#: Factor of the instructions of CTAs that run alone; growth of the clocks of copies with each CTA
+#: of an SM; share of the other clocks that the longest of them do not hide; share of a pixel's
+#: partial sector that is written, and more of it per pixel of a transposed convolution's thread.
+_ISSUE_ALONE, _COPIES_RESIDENT, _OVERLAP, _PARTED, _PARTED_TRANSPOSED = fitted(
+    "conv.narrow_simt", "issue_alone copies_resident overlap parted parted_transposed"
+)
 #: Of windows of one pixel, fitted separately: clocks to start, per copy of four filter elements by
 #: a thread; bytes a clock; growth of their time per 100 KB beyond 100 that an SM reads at a time in
 #: several steps; clocks of an instruction of an SM, of an access to shared memory or L1, of an
 #: instruction of a thread; factors of all this, and of the bytes, in 16-bit types.
-_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED = 2400.0, 600.0, 2.5e3, 0.2
-_ISSUE, _ACCESS, _SERIAL, _ONE_HALF, _HALF_BYTES = 0.82, 0.43, 1.34, 0.65, 0.81
+_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED = fitted(
+    "conv.narrow_simt", "one_start one_copy one_bytes spilled"
+)
+_ISSUE, _ACCESS, _SERIAL, _ONE_HALF, _HALF_BYTES = fitted(
+    "conv.narrow_simt", "issue access serial one_half half_bytes"
+)
 #: Factor of these clocks with interleaved channels, four per thread, compared with GEMM kernels.
-_INTERLEAVED = 0.75
+(_INTERLEAVED,) = fitted("conv.narrow_simt", "interleaved")
 
 
 @dataclass(frozen=True)
@@ -331,7 +342,7 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
     # waves; CTAs per SM
     waves, per_sm = -(-tiles * channel_groups // ctas), -(-ctas // r.sms)
     busy = waves * per_sm * (tile.threads / 32) * max(w.issued / 4, w.reads)
-    alone = waves * (w.rounds * _LOAD + w.issued * 1.5)
+    alone = waves * (w.rounds * _LOAD + w.issued * _ISSUE_ALONE)
     images = rows / max(1, width * int(select.known(r.ints["OH"], _USUAL)))
     read = (
         images
@@ -341,12 +352,16 @@ def cost(r: Request, tile: NarrowTile, rows: int) -> float:
         * channel_groups
     )
     pixel = int(r.ints["OC"]) * size
-    parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed(r)) if pixel % 32 else 0.0
+    parted = (
+        min(pixel, 32) * (_PARTED + _PARTED_TRANSPOSED * tile.pixels * transposed(r))
+        if pixel % 32
+        else 0.0
+    )
     memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTIAL)
     clocks = (
-        w.copies * (1 + 0.3 * min(per_sm, resident))
+        w.copies * (1 + _COPIES_RESIDENT * min(per_sm, resident))
         + max(busy, alone, memory)
-        + 0.3 * (busy + memory)
+        + _OVERLAP * (busy + memory)
     )
     return _START + (clocks if size == 4 else _HALF * clocks)
 

@@ -16,6 +16,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import wgmma
 from ..common.launch import smem_of_partial_wave
+from ..cost.fitted import fitted
 from ..gemm import select
 from . import problem
 
@@ -27,11 +28,11 @@ _USUAL = 56
 #: Clocks to start, of a tile besides its MMAs, of a copy of 16 bytes, of 64 results of a warpgroup;
 #: bytes of filters a clock; factor of the ideal clocks of wgmma, share of the other clocks that
 #: MMAs do not hide; least clocks of an SM per result.
-_START, _TILE, _COPY, _RESULT, _BYTES = 4900.0, 520.0, 0.94, 8.1, 7.0
-_MULTIPLY, _EXPOSED, _STORE = 0.75, 0.8, 0.55
+_START, _TILE, _COPY, _RESULT, _BYTES = fitted("conv.small_c_patch", "start tile copy result bytes")
+_MULTIPLY, _EXPOSED, _STORE = fitted("conv.small_c_patch", "multiply exposed store")
 #: With several passes: clocks of a wave besides these, of a wgmma (A is not aligned to lines of
 #: shared memory) and of each of its columns; bytes copied a clock.
-_WAVE, _WGMMA, _COLUMN, _STREAM = 7000.0, 21.0, 1.05, 17.0
+_WAVE, _WGMMA, _COLUMN, _STREAM = fitted("conv.small_c_patch", "wave wgmma column stream")
 
 
 @dataclass(frozen=True)

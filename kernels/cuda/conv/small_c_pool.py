@@ -15,6 +15,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common import epilogue
 from ..common.instantiate import ints, longs, wgmma
+from ..cost.fitted import fitted
 from ..gemm import select
 from . import problem
 
@@ -25,7 +26,9 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW")
 _STEPS, _MOST_LINES, _USUAL = 20, 16, 112
 #: Clocks: of a CTA before its first row; of a team's row besides its MMAs: least, per channel and
 #: per piece of the image that a thread copies; latency of a row.
-_START, _ROW, _CHANNEL, _PIECE, _LATENCY = 6000.0, 60.0, 5.0, 10.0, 1500.0
+_START, _ROW, _CHANNEL, _PIECE, _LATENCY = fitted(
+    "conv.small_c_pool", "start row channel piece latency"
+)
 #: Most bytes of shared memory of a CTA.
 _SMEM = 96 * 1024
 

@@ -15,6 +15,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ..common.instantiate import longs
 from ..common.launch import smem_of_partial_wave
+from ..cost.fitted import fitted
 from ..gemm import select
 from . import problem
 
@@ -35,11 +36,13 @@ _ALIKE, _PARTS = 1.05, (1.0, 0.8, 0.64)
 _MOST_ASYNC = 1 << 24
 #: Clocks to start; per FMA instruction: latency of one warp, and issue of each warp of a scheduler;
 #: the same of cp.async; instructions of a copied row of pixels and of 32 of its pixels.
-_START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER = 3060.0, 0.36, 0.93, 4.5, 2.5
-_ROW, _PIECE_OF_ROW = 20.0, 9.0
+_START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER = fitted(
+    "conv.small_c_simt", "start alone together copy_alone copy_together"
+)
+_ROW, _PIECE_OF_ROW = fitted("conv.small_c_simt", "row piece_of_row")
 #: With copies through registers: clocks to start, to start a CTA, per 32 pixels or 16 filters that
 #: a warp copies; latency of FMAs in warps.
-_BEGIN, _CTA, _COPY, _WAITS = 1100.0, 3500.0, 46.0, 1.5
+_BEGIN, _CTA, _COPY, _WAITS = fitted("conv.small_c_simt", "begin cta copy waits")
 
 
 @dataclass(frozen=True)

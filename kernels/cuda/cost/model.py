@@ -141,7 +141,8 @@ def efficiencies(name: str, arch: int) -> Mapping[str, Efficiencies]:
     """By kernel, from the file whose stem is part of the device's name, else from the file of the
     nearest architecture.
     """
-    files = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("*.json"))}
+    read = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("*.json"))}
+    files = {stem: known for stem, known in read.items() if "kernels" in known}
     exact = [stem for stem in files if stem in name.lower()]
     stem = exact[0] if exact else min(files, key=lambda s: abs(int(files[s]["arch"]) - arch))
     known = files[stem]

@@ -13,6 +13,7 @@ from tracea_onnx.support.data_classes import dataclass
 from ..common import epilogue
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer
+from ..cost.fitted import fitted
 from . import persistent_sm90
 from .sm90 import Problem, Sizes, kernel, last_stage_mmas, mma_columns
 
@@ -87,57 +88,41 @@ class SplitTile:
 #: of five or more, more with multicast, after the last MMA of a CTA, of 64 x 64 x 64 MACs, of a
 #: copy, per float exchanged and per result finished, more with an expensive epilogue, with a
 #: residual; bytes a clock from L2 to one CTA and to all, from memory to all.
-_CLUSTER, _WIDE_CLUSTER, _MULTICAST, _FINISH, _MULTIPLY, _LATENCY = (
-    532.0,
-    523.0,
-    556.0,
-    704.0,
-    165.1,
-    1961.0,
+_CLUSTER, _WIDE_CLUSTER, _MULTICAST, _FINISH, _MULTIPLY, _LATENCY = fitted(
+    "gemm.cluster_splitk_sm90", "cluster wide_cluster multicast finish multiply latency"
 )
-_FLOAT, _RESULT, _EXPENSIVE, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
+_FLOAT, _RESULT, _EXPENSIVE, _RESIDUAL = fitted(
+    "gemm.cluster_splitk_sm90", "float result expensive residual"
+)
 #: Clocks to start a kernel, per unaligned row of y that a warp stores and per result in such a row.
-START, _ROW, _RESULTS = 2100.0, 150.0, 6.4e-4
+START, _ROW, _RESULTS = fitted("gemm.cluster_splitk_sm90", "start row results")
 #: Further clocks in a network, where each launch waits for the one before: of each further wave of
 #: CTAs, with multicast, per result and per float exchanged, more per result with swap-AB and norms.
 #: Fitted to 2,760 tiles of 254 launches, each in its place in one of 44 networks.
-_NETWORK_WAVE, _NETWORK_MULTICAST, _NETWORK_RESULT, _NETWORK_FLOAT, _NETWORK_SWAP_NORMS = (
-    4164.0,
-    1844.0,
-    0.362,
-    0.17,
-    0.157,
+_NETWORK_WAVE, _NETWORK_MULTICAST, _NETWORK_RESULT, _NETWORK_FLOAT, _NETWORK_SWAP_NORMS = fitted(
+    "gemm.cluster_splitk_sm90",
+    "network_wave network_multicast network_result network_float network_swap_norms",
 )
 #: Of batches: clocks to start a kernel, a cluster of two or more, of five or more, with multicast,
 #: with multicast to more than two CTAs, of a wave of CTAs, per result of an SM, per float
 #: exchanged, of 64 x 64 x 64 MACs, growth of these with one warpgroup per SM, clocks of a copy, per
 #: byte with few rows or columns; bytes a clock from L2 to one CTA and to all, read from memory and
 #: written to it; growth of written bytes where rows of y are not aligned to 32 bytes.
-_BATCH_START, _BATCH_CLUSTER, _BATCH_WIDE, _BATCH_MULTICAST, _BATCH_MULTICAST_WIDE = (
-    801.0,
-    303.0,
-    317.0,
-    340.0,
-    115.0,
+_BATCH_START, _BATCH_CLUSTER, _BATCH_WIDE, _BATCH_MULTICAST, _BATCH_MULTICAST_WIDE = fitted(
+    "gemm.cluster_splitk_sm90",
+    "batch_start batch_cluster batch_wide batch_multicast batch_multicast_wide",
 )
-_BATCH_WAVE, _BATCH_RESULT, _BATCH_FLOAT, _BATCH_MULTIPLY, _BATCH_ALONE, _BATCH_LATENCY = (
-    2040.0,
-    0.146,
-    0.473,
-    120.7,
-    0.244,
-    1806.0,
+_BATCH_WAVE, _BATCH_RESULT, _BATCH_FLOAT, _BATCH_MULTIPLY, _BATCH_ALONE, _BATCH_LATENCY = fitted(
+    "gemm.cluster_splitk_sm90",
+    "batch_wave batch_result batch_float batch_multiply batch_alone batch_latency",
 )
-_SKINNY_BYTE, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = (
-    3.5e-4,
-    114.3,
-    8311.0,
-    2428.0,
-    6798.0,
-    1.986,
+_SKINNY_BYTE, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = fitted(
+    "gemm.cluster_splitk_sm90", "skinny_byte batch_l2 batch_chip batch_read batch_write sectors"
 )
 _SKINNY = 16  # rows or columns
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = fitted(
+    "gemm.cluster_splitk_sm90", "l2_bytes chip_bytes memory_bytes"
+)
 #: (right_multicast, left_multicast)
 _MULTICASTS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
 #: Concurrent clusters by their size, on 132 SMs with one CTA each.

@@ -20,17 +20,19 @@ from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer, sizes
 from ..common.launch import known
+from ..cost.fitted import fitted
 from ..cost.model import prices
 from . import batches, cluster_splitk_sm90, gemv, persistent_sm90, select, simt, sm90
 
 #: Of Tile where tensor maps reach both operands: the factor of its clocks; of results fewer than
 #: _SMALL_RESULT, clocks per byte are added instead.
-_MAPPED_FACTOR, _MAPPED_BYTE, _SMALL_RESULT = 1.08, 5.3e-4, 1 << 18
+_MAPPED_FACTOR, _MAPPED_BYTE = fitted("gemm.emit", "mapped_factor mapped_byte")
+_SMALL_RESULT = 1 << 18
 # largest k of linear layers for which GEMV that reads all of k at once is compared with kernels
 # that read through tensor maps
 _AT_ONCE_K = 256
 # factor of the clocks of GEMV that prefetches (staged), compared with those of other kernels
-_STAGED_FACTOR = 1.2
+(_STAGED_FACTOR,) = fitted("gemm.emit", "staged_factor")
 _INT_RESULTS = 1 << 31  # results of a batch whose tiles an `int` can count
 _GEMV_RESULTS = 16  # up to so many results GEMV is always compared
 #: Ranges of a symbolic number of matrices: (more than, priced as, at most; 0: no limit).

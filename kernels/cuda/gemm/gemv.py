@@ -12,6 +12,7 @@ from tracea_onnx.support.data_classes import dataclass
 from ..common import epilogue
 from ..common.instantiate import instantiate
 from ..cost import gemm as cost
+from ..cost.fitted import fitted, groups
 from ..cost.gemm import Problem
 from ..cost.model import Work
 from . import select
@@ -93,10 +94,15 @@ def staged(r: Request, wide_a: bool, narrow_rows: int, k: int) -> Iterator[GemvT
 #: Of STAGED tiles, measured on an H200: clocks to start, of a wave of CTAs, of a warp's shared
 #: memory access, of an FMA of four warps, of a sum over lanes; of a cluster's exchange: once, per
 #: CTA of an SM, per further CTA of the cluster. Clocks per byte from memory.
-_START, _WAVE, _SHARED, _FMA, _SUM = 900.0, 1850.0, 3.8, 2.9, 0.8
-_EXCHANGE, _EXCHANGE_CTA, _EXCHANGE_PEER, _MEMORY = 1000.0, 530.0, 150.0, 3.3e-4
-# growth of the clocks to start with each further narrow row; the same where warps share a row
-_NARROW_ROW, _NARROW_ROW_SHARED = 0.08, 0.2
+_START, _WAVE, _SHARED, _FMA, _SUM = fitted("gemm.gemv", "start wave shared fma sum")
+_EXCHANGE, _EXCHANGE_CTA, _EXCHANGE_PEER, _MEMORY = fitted(
+    "gemm.gemv", "exchange exchange_cta exchange_peer memory"
+)
+#: Growth of the clocks to start with each further narrow row; the same where warps share a row,
+#: and then clocks to fill shared memory: at least, and per term of the narrow operand.
+_NARROW_ROW, _NARROW_ROW_SHARED, _FILLED, _FILLED_TERM = fitted(
+    "gemm.gemv", "narrow_row narrow_row_shared filled filled_term"
+)
 
 
 def _staged_cost(t: GemvTile, rows: int, k: int, batch: int, sms: int) -> float:
@@ -112,7 +118,7 @@ def _staged_cost(t: GemvTile, rows: int, k: int, batch: int, sms: int) -> float:
         t.narrow_rows - 1
     )
     reads = -(-k // (t.split * t.warps_per_row * 256))  # of a lane for one row
-    filled = 10 + 0.04 * t.narrow_rows * k / t.split if t.warps_per_row > 1 else 0.0
+    filled = _FILLED + _FILLED_TERM * t.narrow_rows * k / t.split if t.warps_per_row > 1 else 0.0
     multiply = (
         reads * 8 * (t.narrow_rows * _SHARED + t.rows_per_lane * (t.narrow_rows + 1) * _FMA / 4)
     )
@@ -148,34 +154,7 @@ class _Costs:
 
 
 #: By whether rows of the wide operand are whole chunks.
-_COSTS = {
-    False: _Costs(
-        1880.0,
-        244.0,
-        270.0,
-        49.0,
-        1500.0,
-        2.5e-4,
-        161.0,
-        76.0,
-        7.0,
-        dependent_term=0.5,
-        unaligned=303.0,
-    ),
-    True: _Costs(
-        1650.0,
-        305.0,
-        73.5,
-        65.7,
-        1500.0,
-        4.96e-4,
-        21.4,
-        20.8,
-        62.1,
-        chunk_fixed=47.2,
-        chunk_repeat=22.8,
-    ),
-}
+_COSTS = tuple(_Costs(**costs) for costs in groups("gemm.gemv", "at_once at_once_whole"))
 
 
 def _at_once_cost(

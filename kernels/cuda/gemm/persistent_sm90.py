@@ -15,6 +15,7 @@ from tracea_onnx.support.data_classes import dataclass
 from ..common import epilogue, folded_norm
 from ..common.epilogue import Parameter
 from ..common.instantiate import ints, longs, pointer
+from ..cost.fitted import fitted
 from .sm90 import Problem, Sizes, kernel, last_stage_mmas, matrix
 
 _MAP = "const __grid_constant__ TensorMap"
@@ -107,13 +108,17 @@ _WIDE, _WIDE_STEPS = HopperTile(128, 192, True, tma=True), 8
 #: from L2 and to memory, of all SMs; clocks of a copy, to start a kernel and a cluster, from one
 #: tile of a CTA to the next, of the epilogue of 64 x 64 results of one warpgroup, more if it is
 #: expensive.
-_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3199.0, 4656.0, 3631.0, 2246.0
-_START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _EXPENSIVE = 1682.0, 5330.0, 262.0, 567.0, 349.0
+_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = fitted(
+    "gemm.persistent_sm90", "flops chip_bytes memory_bytes latency"
+)
+_START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _EXPENSIVE = fitted(
+    "gemm.persistent_sm90", "start cluster edge panel_clocks expensive"
+)
 #: Of stores by TMA: the factor of the clocks of three waves or more, and clocks at the end.
-_TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
+_TMA_GAIN, _TMA_LATENCY = fitted("gemm.persistent_sm90", "tma_gain tma_latency")
 #: Further clocks of a linear layer in a network, where each launch waits for the one before
 #: (`cluster_splitk_sm90.network_cost`).
-NETWORK_COST = 5418.0
+(NETWORK_COST,) = fitted("gemm.persistent_sm90", "network_cost")
 #: Of batches: rows of a tile, pingpong, most columns with a simple epilogue, and with one that
 #: needs registers besides the accumulators.
 _BATCHED = (
@@ -138,16 +143,15 @@ _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
     _BATCH_EDGE,
     _BATCH_COOPERATIVE,
     _BATCH_LATENCY,
-) = 3678.0, 235.0, 337.0, 347.0, 442.0, 677.0, 3056.0
-_BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE = (
-    356.0,
-    145.0,
-    3712.0,
-    8304.0,
-    2611.0,
-    2464.0,
+) = fitted(
+    "gemm.persistent_sm90",
+    "batch_start batch_four batch_eight batch_multicast_a batch_edge batch_cooperative"
+    " batch_latency",
 )
-_LINES, _SECTORS, _LAST_WAVE = 21.8, 0.487, 0.68
+_BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE = fitted(
+    "gemm.persistent_sm90", "batch_panel batch_swap batch_flops batch_chip batch_read batch_write"
+)
+_LINES, _SECTORS, _LAST_WAVE = fitted("gemm.persistent_sm90", "lines sectors last_wave")
 #: Bytes of a weight that L2 may still hold from the last run; bytes per clock and SM that are read
 #: from memory of a larger one.
 CACHED, STREAM_BYTES = 32 << 20, 30.8

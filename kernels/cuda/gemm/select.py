@@ -23,6 +23,7 @@ from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, wgmma
 from ..common.launch import smem_of_even_waves
 from ..cost import gemm as cost
+from ..cost.fitted import fitted
 from ..cost.gemm import Problem
 from ..cost.model import Work
 from . import cluster_splitk_sm90, persistent_sm90
@@ -36,7 +37,7 @@ _SLACK = 1.05
 #: The same during tuning; and of tiles that are ranked by their clocks in a network.
 _SLACK_TUNED, _NETWORK_SLACK = 1.4, 1.1
 #: Further clocks of any launch in a network (fitted with `cluster_splitk_sm90.network_cost`).
-_LAUNCH = 14954.0
+(_LAUNCH,) = fitted("gemm.select", "launch")
 #: Most bytes of shared memory of a tile of `gemm/multistage_sm80/gemm.cuh`.
 _SMEM_LIMIT = 164 * 1024
 # results of a linear layer from which copies of its weight are priced as whole

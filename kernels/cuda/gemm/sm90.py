@@ -17,10 +17,11 @@ from ..common import folded_norm
 from ..common.epilogue import Epilogue, Parameter
 from ..common.instantiate import instantiate, ints, longs, wgmma
 from ..conv import grouped as _grouped
+from ..cost.fitted import fitted
 
 #: Growth of L2 time for rows of 128 bytes that cross a line of 128 bytes, and for those that begin
 #: inside a sector of 32 bytes.
-_CROSSED, _CUT = 0.32, 0.87
+_CROSSED, _CUT = fitted("gemm.sm90", "crossed cut")
 _Maps = Callable[[tuple[int, int], tuple[int, int]], tuple[TensorMap, TensorMap]]
 
 

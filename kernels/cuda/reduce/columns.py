@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from tracea_onnx.support.data_classes import dataclass
 
+from ..cost.fitted import fitted
+
 #: Candidates: vectors per row of a tile, threads of a CTA, (rows per thread, loads in flight).
 _LANES, _THREADS, _ROWS = (16, 32, 64), (128, 256, 512), ((4, 4), (8, 8), (16, 4), (16, 8), (32, 8))
 #: Most threads of a CTA with several tiles: larger CTAs wait longer for their slowest thread.
@@ -19,22 +21,14 @@ _REGISTERS, _SHARED, _MULTIPROCESSOR = (12, 22), 40000, 232448
 #: Microseconds: of a launch; of a CTA besides its loads; latency of an iteration's loads; of each
 #: load; of a cluster's exchange; of a second launch that combines. Bytes per microsecond: of the
 #: device's memory; of one SM. Share of the idle part of the last wave that counts.
-_LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = (
-    1.7,
-    0.088,
-    0.17,
-    0.019,
-    0.68,
-    0.97,
-    4.26e6,
-    9.3e4,
-    0.5,
+_LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = fitted(
+    "reduce.columns", "launch block latency vector cluster join memory share last"
 )
 #: Microseconds per thread for addresses of misaligned rows.
-_THREAD = 4e-6
+(_THREAD,) = fitted("reduce.columns", "thread")
 #: Relative slowdown of memory where all CTAs run in one wave, and so wait for memory at the same
 #: time; waves at which it is half.
-_TOGETHER, _HALF = 0.084, 0.93
+_TOGETHER, _HALF = fitted("reduce.columns", "together half")
 
 
 @dataclass(frozen=True)

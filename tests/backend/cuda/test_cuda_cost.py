@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from tracea_onnx.runtime.device_caps import DeviceCaps, usual
 from tracea_onnx.support import discovery
 
 model = discovery.module("kernels", "cuda.cost.model")
-FILES = sorted(model.FOLDER.glob("*.json"))
+FILES = [p for p in sorted(model.FOLDER.glob("*.json")) if "kernels" in json.loads(p.read_text())]
 
 
 def works(r: Request) -> dict[str, Any]:
@@ -32,6 +33,23 @@ def test_every_device_has_efficiencies_of_every_kernel() -> None:
         for kernel, known in content["kernels"].items():
             assert len(known) <= 8 and all(v > 0 for v in known.values()), (path.stem, kernel)
         assert set(content["device"]) == set(model.OF_DEVICE)
+
+
+def test_every_fitted_constant_is_read_and_nothing_else() -> None:
+    """Of kernels whose prices are formulas of their own (`cost/fitted.py`)."""
+    known = json.loads((model.FOLDER / "h200.json").read_text())["fitted"]
+    read = {
+        (args[0], name)
+        for path in model.FOLDER.parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("fitted", "groups", "table")
+        and all(isinstance(a, ast.Constant) for a in node.args)
+        for args in [[str(a.value) for a in node.args if isinstance(a, ast.Constant)]]
+        for name in args[1].split()
+    }
+    assert read == {(kernel, name) for kernel, names in known.items() for name in names}
 
 
 def test_devices_without_a_file_have_that_of_the_nearest_architecture() -> None:

@@ -15,6 +15,7 @@ from tracea_onnx.ir.dims import DimLike, evaluate
 from tracea_onnx.support.data_classes import dataclass
 
 from ...common.launch import known, parameters, sms_of_clusters
+from ...cost.fitted import fitted, groups, table
 from .. import problem
 from ..fa3_sm90 import config as fa3
 from ..fa3_sm90.config import Fa3Config
@@ -30,12 +31,12 @@ _SHORT_KEYS = 256
 #: share keys up to which mma is; from how many keys on several rows may be split-KV.
 _LEAST_KEYS, _LONGEST, _MOST_SHARED, _MANY_KEYS = 64, 128, 32, 1024
 #: By how much split-KV must be better for several rows: the clocks are guesses.
-_WORTH = 0.9
+(_WORTH,) = fitted("attention.decode.select", "worth")
 #: Nanoseconds of a key of a tile: of short heads, of longer ones; bytes that a CTA reads in one.
-_KEY, _KEY_LONG, _CTA_BYTES = 6.4, 8.1, 50
+_KEY, _KEY_LONG, _CTA_BYTES = fitted("attention.decode.select", "key key_long cta_bytes")
 #: Nanoseconds of a key and its value on their way to tensor cores where rows of short heads are no
 #: whole sectors of memory: without and with split-KV.
-_FETCHING, _FETCHING_SPLIT = 9, 10
+_FETCHING, _FETCHING_SPLIT = fitted("attention.decode.select", "fetching fetching_split")
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,13 @@ class Reading:
 
 #: Of fa3 and of simt, by the CTAs of a cluster; split-KV of short heads, of longer ones, of simt;
 #: nanoseconds more where a CTA has keys of two heads.
-_FA3 = {
-    1: Reading(1900, 900, 27.6, 1.15, 44),
-    2: Reading(3500, 600, 21, 1.1),
-    4: Reading(4200, 300, 25, 1.1),
-    8: Reading(4500, 300, 25, 1.1),
-}
-_SIMT = {4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
-_SPLIT, _SPLIT_LONG = Reading(5170, 0, 30, 1.0), Reading(5800, 0, 32.5, 1.15)
-_SPLIT_SIMT, _TWO_HEADS = Reading(5100, 0, 32.5, 1.07, 60), 500
+_FA3 = {k: Reading(**v) for k, v in table("attention.decode.select", "fa3").items()}
+_SIMT = {k: Reading(**v) for k, v in table("attention.decode.select", "simt").items()}
+_SPLIT, _SPLIT_LONG, _SPLIT_SIMT = (
+    Reading(**reading)
+    for reading in groups("attention.decode.select", "split split_long split_simt")
+)
+(_TWO_HEADS,) = fitted("attention.decode.select", "two_heads")
 
 
 @dataclass(frozen=True)
@@ -100,39 +99,53 @@ class Whole:
 
 #: Of fa3, of simt; by how much slower simt, and fa3 where heads are longer, are where rows are no
 #: whole lines.
-_WHOLE, _WHOLE_SIMT = Whole(3300, 33.4, 54, 28), Whole(3300, 29.5, 58, 25)
-_UNEVEN, _UNEVEN_LONG = 1.2, 1.1
+_WHOLE, _WHOLE_SIMT = (
+    Whole(**whole) for whole in groups("attention.decode.select", "whole whole_simt")
+)
+_UNEVEN, _UNEVEN_LONG = fitted("attention.decode.select", "uneven uneven_long")
 
 #: Clocks of several rows by fa3: besides multiplying, besides reading without and with a cluster;
 #: bytes read in one from memory and from the L2 cache; by how much slower rows that are no whole
 #: lines are. Of its split-KV: to begin, for each step of heads up to 64, 128 and 256, bytes read;
 #: how many tiles fill the device. Of mma: to begin, for a step as far as it is not hidden, for a
 #: row, bytes read.
-_BEGINNING, _READING, _READING_CLUSTER, _BYTES, _CACHED_BYTES, _RAGGED = (
-    4000,
-    4000,
-    7000,
-    20,
-    35,
-    1.15,
+_BEGINNING, _READING, _READING_CLUSTER, _BYTES, _CACHED_BYTES, _RAGGED = fitted(
+    "attention.decode.select", "beginning reading reading_cluster bytes cached_bytes ragged"
 )
-_SPLITTING, _SPLIT_STEP, _SPLIT_BYTES, _FEW_TILES = 10600, (608, 1168, 1104), 20.3, 2
-_MMA, _STEP, _STEPS, _ROW, _MMA_BYTES = 7700, 1225, 4, 9, 17.7
+_SPLITTING, _SPLIT_BYTES = fitted("attention.decode.select", "splitting split_bytes")
+_SPLIT_STEP: list[float] = groups("attention.decode.select", "split_step")[0]
+_FEW_TILES = 2
+_MMA, _STEP, _STEPS, _ROW, _MMA_BYTES = fitted(
+    "attention.decode.select", "mma step steps row mma_bytes"
+)
 
 #: stream: warps of an SM that registers leave room for, by the sets of keys of each: up to 8 rows
 #: of heads up to 64 elements, of longer ones; the same of more rows.
 _STREAM_WARPS = (({1: 20, 2: 14}, {1: 12, 2: 8}), ({1: 16, 2: 12}, {1: 8, 2: 0}))
 #: The most CTAs of an SM, on average, and of its places the fewest and the most that are taken,
 #: without and with clusters of more than two: with more, some find no place beside the others.
-_MOST_CTAS, _FEWEST_TAKEN, _TAKEN, _TAKEN_CLUSTERS = 7.25, 0.45, 0.98, 0.92
+_MOST_CTAS, _FEWEST_TAKEN, _TAKEN, _TAKEN_CLUSTERS = fitted(
+    "attention.decode.select", "most_ctas fewest_taken taken taken_clusters"
+)
 #: Nanoseconds to begin and end, for each CTA of a cluster, for each element of the results of a
 #: head; bytes that the memory gives in one; the fewest heads that these are known of.
-_BEGUN, _JOINING, _ELEMENT, _STREAM_BYTES, _FEWEST = 3100.0, 130.0, 2.4, 4360.0, 48
+_BEGUN, _JOINING, _ELEMENT, _STREAM_BYTES = fitted(
+    "attention.decode.select", "begun joining element stream_bytes"
+)
+_FEWEST = 48
 #: By how much slower that is for rows of no whole sectors, of no whole lines, where the keys of one
 #: head are contiguous (other kernels are faster there), for each share of the places that is not
 #: taken up to this one; the same without a cluster, and by sets and warps.
-_NO_SECTORS, _NO_LINES, _CONTIGUOUS, _LEFT, _FILLED, _ALONE = 1.12, 1.09, 1.1, 0.5, 0.92, 0.93
-_SETS_AND_WARPS = {(2, 2): 1.08, (2, 4): 1.04}
+_NO_SECTORS, _NO_LINES, _CONTIGUOUS, _LEFT, _FILLED, _ALONE = fitted(
+    "attention.decode.select", "no_sectors no_lines contiguous left filled alone"
+)
+_SETS_AND_WARPS = dict(
+    zip(
+        ((2, 2), (2, 4)),
+        fitted("attention.decode.select", "two_sets_two_warps two_sets_four_warps"),
+        strict=True,
+    )
+)
 
 
 def _number(d: DimLike) -> int:

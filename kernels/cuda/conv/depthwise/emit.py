@@ -19,6 +19,7 @@ from tracea_onnx.support.data_classes import dataclass
 from ...common.epilogue import Parameter
 from ...common.instantiate import ints, pointer, sizes
 from ...common.launch import known, resolve, size_hint
+from ...cost.fitted import fitted
 from ...gemm import select
 from .. import problem
 from ..problem import window
@@ -169,7 +170,9 @@ class Strips:
 #: and bytes of DRAM per microsecond; factor of the time of bytes in L2; share of the lesser of
 #: arithmetic and memory time that does not overlap. With k warps a scheduler issues k / (k +
 #: _ISSUE) instructions a clock.
-_START, _WAVE, _CLOCKS, _BYTES, _L2_SHARE, _ADDED, _ISSUE = 2.0, 1.0, 1750.0, 3.8e6, 0.5, 0.15, 1.5
+_START, _WAVE, _CLOCKS, _BYTES, _L2_SHARE, _ADDED, _ISSUE = fitted(
+    "conv.depthwise.emit", "start wave clocks bytes l2_share added issue"
+)
 #: Bytes read and written that L2 holds (beyond them loads are prefetched further); most registers
 #: of a thread.
 _L2_BYTES, _REGISTERS = 40_000_000, 232

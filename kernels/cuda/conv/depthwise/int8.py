@@ -16,6 +16,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 from ...common.epilogue import Parameter
 from ...common.instantiate import instantiate, ints, longs, pointer, sizes
+from ...cost.fitted import fitted
 from ...gemm import select
 from ...gemm.int8 import requantise
 from ...gemm.int8.requantise import dtype
@@ -28,7 +29,7 @@ _SIZES = ("N", "IH", "IW", "OH", "OW", *problem.WINDOW, "PT", "PL")
 #: Channels and columns of a thread of dot products, most taps of its window, rows it may have.
 _CHANNELS, _COLUMNS, _TAPS, _ROWS = 4, 4, 49, (1, 2, 4)
 #: Clocks of a wave of CTAs, instructions of a thread besides its loops, of a result.
-_WAVE, _BEGIN, _RESULT = 1200.0, 100.0, 8.0
+_WAVE, _BEGIN, _RESULT = fitted("conv.depthwise.int8", "wave begin result")
 _DOT = {DType.U8: "u32", DType.I8: "s32"}
 
 

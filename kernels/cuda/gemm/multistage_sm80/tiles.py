@@ -4,12 +4,14 @@ measurements of one kind of GEMM.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support.data_classes import dataclass
 
 from ...common.launch import sms_of_clusters
+from ...cost.fitted import fitted, groups, table
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,54 @@ _WGMMA = (
 #: Architectures on which TF32 is at most twice as fast as FFMA, so that 3xTF32 is slower.
 SLOW_TF32 = (86, 89)
 #: Clocks to copy 32 of a row's 64 16-bit elements by bytes of a copy; the same for whole copies.
-_COPIES, _WHOLE = {4: 5.6, 8: 3.0, 16: 1.3}, {4: 3.6, 8: 1.7, 16: 1.4}
+_COPIES: Mapping[int, float] = table("gemm.multistage_sm80.tiles", "copies")
+_WHOLE: Mapping[int, float] = table("gemm.multistage_sm80.tiles", "whole_copies")
 #: Columns of the widest FFMA tile that reads a transposed B four elements at a time.
 MOST_LINES = 64
 #: Bytes per clock from L2 to one SM, flops per clock and SM (mma.sync), clocks to fill the
 #: pipeline, of a stage's copies, of the split-K exchange.
-_L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 2500.0, 700.0, 1500.0
+_L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = fitted(
+    "gemm.multistage_sm80.tiles", "l2_bytes flops latency step_latency exchange"
+)
+#: Shares of these flops that tiles reach, by their results: of at least 16384, 8192, 4096, of
+#: fewer; clocks of a result.
+_SHARES: list[float] = groups("gemm.multistage_sm80.tiles", "shares")[0]
+(_RESULT,) = fitted("gemm.multistage_sm80.tiles", "result")
+#: `window_cost`: clocks to start; of a copy by a thread, and more with each resident CTA; of a step
+#: per result; at the end of a tile, and per result of it: once, with each resident CTA, the same of
+#: transposed convolutions; of the split-K exchange.
+_WINDOW_START, _WINDOW_COPY, _WINDOW_COPY_RESIDENT, _WINDOW_RESULT_STEP = fitted(
+    "gemm.multistage_sm80.tiles", "window_start window_copy window_copy_resident window_result_step"
+)
+_WINDOW_END, _WINDOW_RESULT, _WINDOW_RESULT_RESIDENT, _WINDOW_RESULT_TRANSPOSED = fitted(
+    "gemm.multistage_sm80.tiles",
+    "window_end window_result window_result_resident window_result_transposed",
+)
+(_WINDOW_EXCHANGE,) = fitted("gemm.multistage_sm80.tiles", "window_exchange")
+#: `unaligned_cost`: clocks to start; of the split-K exchange; of a byte from memory; of a step per
+#: result and per copy of two bytes; of the latency of copies, and of copies of two bytes; at the
+#: end of a tile per result of an SM and per result of a thread; factor of the latency with two
+#: warps.
+_ODD_START, _ODD_EXCHANGE, _ODD_BYTE, _ODD_RESULT_STEP, _ODD_SLOW_COPY = fitted(
+    "gemm.multistage_sm80.tiles", "odd_start odd_exchange odd_byte odd_result_step odd_slow_copy"
+)
+_ODD_LATENCY, _ODD_SLOW_LATENCY, _ODD_RESULT, _ODD_THREAD_RESULT, _FEW_WARPS = fitted(
+    "gemm.multistage_sm80.tiles",
+    "odd_latency odd_slow_latency odd_result odd_thread_result few_warps",
+)
+#: The same with whole copies of 4 bytes or more; the part of the latency that stages do not hide.
+_WHOLE_START, _WHOLE_BYTE, _WHOLE_RESULT_STEP, _WHOLE_LATENCY, _WHOLE_LATENCY_LEAST = fitted(
+    "gemm.multistage_sm80.tiles",
+    "whole_start whole_byte whole_result_step whole_latency whole_latency_least",
+)
+_WHOLE_RESULT, _WHOLE_THREAD_RESULT = fitted(
+    "gemm.multistage_sm80.tiles", "whole_result whole_thread_result"
+)
+#: Stores of rows that are not aligned to 16 bytes: clocks of a CTA and of a pass of all its
+#: threads, element by element; the same of words.
+_STORE, _STORE_PASS, _STORE_WORDS, _STORE_WORDS_PASS = fitted(
+    "gemm.multistage_sm80.tiles", "store store_pass store_words store_words_pass"
+)
 
 
 def tiles(dtype: DType, tf32: bool = False, arch: int = 80) -> tuple[Tile, ...]:
@@ -131,24 +175,16 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> floa
     resident = max(1, min(resident_ctas(t, f32=False), -(-ctas // sms)))
     waves = -(-ctas // (sms * resident))
     flops = 2.0 * t.bm * t.bn * 64
-    efficiency = (
-        1.0
-        if t.bm * t.bn >= 16384
-        else 0.8
-        if t.bm * t.bn >= 8192
-        else 0.65
-        if t.bm * t.bn >= 4096
-        else 0.5
-    )
+    share = _SHARES[sum(t.bm * t.bn < results for results in (16384, 8192, 4096))]
     step = max(
-        resident * flops / (_FLOPS * efficiency),
+        resident * flops / (_FLOPS * share),
         resident * (t.bm + t.bn) * 128 / _L2_BYTES,
         _STEP_LATENCY / (t.stages - 1),
     )
     return (
         waves * (-(-steps // t.split) * step + _LATENCY)
         + (_EXCHANGE if t.split > 1 else 0.0)
-        + 0.01 * t.bm * t.bn
+        + _RESULT * t.bm * t.bn
     )
 
 
@@ -161,12 +197,14 @@ def window_cost(
     ctas = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
     resident = max(1, min(resident_ctas(t, f32=False), -(-ctas // sms)))
     copies = (t.bm + t.bn) * 8 / t.threads
-    step = copies * (79.0 + 64.0 * resident) + 0.0173 * resident * t.bm * t.bn
-    ends = 1430.0 + t.bm * t.bn * (0.31 + resident * (0.24 if transposed else 0.042))
+    step = copies * (_WINDOW_COPY + _WINDOW_COPY_RESIDENT * resident)
+    step += _WINDOW_RESULT_STEP * resident * t.bm * t.bn
+    each = _WINDOW_RESULT_TRANSPOSED if transposed else _WINDOW_RESULT_RESIDENT
+    ends = _WINDOW_END + t.bm * t.bn * (_WINDOW_RESULT + resident * each)
     return (
-        170.0
+        _WINDOW_START
         + -(-ctas // (sms * resident)) * (ends + -(-steps // t.split) * step)
-        + (2190.0 if t.split > 1 else 0.0)
+        + (_WINDOW_EXCHANGE if t.split > 1 else 0.0)
     )
 
 
@@ -215,16 +253,19 @@ def unaligned_cost(
     )
     passes = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
     # two warps hide less of the latency
-    latency = (649.0 * passes if slow else 456.0 / (t.stages - 1)) * (
-        2.0 if t.threads < 128 else 1.0
+    latency = (_ODD_SLOW_LATENCY * passes if slow else _ODD_LATENCY / (t.stages - 1)) * (
+        _FEW_WARPS if t.threads < 128 else 1.0
     )
-    step = per_sm * (0.042 * t.bm * t.bn + copied + 1.14 * t.threads * sum(slow)) + waves * latency
-    ends = 0.08 * results + waves * 6.4 * t.bm * t.bn / t.threads
+    step = (
+        per_sm * (_ODD_RESULT_STEP * t.bm * t.bn + copied + _ODD_SLOW_COPY * t.threads * sum(slow))
+        + waves * latency
+    )
+    ends = _ODD_RESULT * results + waves * _ODD_THREAD_RESULT * t.bm * t.bn / t.threads
     return (
-        2500.0
+        _ODD_START
         + steps * step
-        + (1820.0 if t.split > 1 else 0.0)
-        + 3.5e-4 * memory
+        + (_ODD_EXCHANGE if t.split > 1 else 0.0)
+        + _ODD_BYTE * memory
         + ends
         + waves * _unaligned_stores(t, m, n, alignment)
     )
@@ -256,17 +297,24 @@ def _whole_cost(
         -(-2 * ctas // slots) - ctas // slots if 2 * ctas <= slots * resident else -(-ctas // slots)
     )
     waves = -(-per_sm // resident)
-    latency = (473.0 / (t.stages - 1) + 108.0) * (2.0 if t.threads < 128 else 1.0)
+    latency = (_WHOLE_LATENCY / (t.stages - 1) + _WHOLE_LATENCY_LEAST) * (
+        _FEW_WARPS if t.threads < 128 else 1.0
+    )
     step = (
-        per_sm * (0.0286 * t.bm * t.bn + t.bm * _WHOLE[alignment.a] + t.bn * _WHOLE[alignment.b])
+        per_sm
+        * (
+            _WHOLE_RESULT_STEP * t.bm * t.bn
+            + t.bm * _WHOLE[alignment.a]
+            + t.bn * _WHOLE[alignment.b]
+        )
         + waves * latency
     )
-    ends = 0.064 * per_sm * t.bm * min(t.bn, n) + waves * 13.2 * sums
+    ends = _WHOLE_RESULT * per_sm * t.bm * min(t.bn, n) + waves * _WHOLE_THREAD_RESULT * sums
     return (
-        2510.0
+        _WHOLE_START
         + steps * step
-        + (1820.0 if t.split > 1 else 0.0)
-        + 3.4e-4 * batch * (m * k + n * k + m * n) * 2
+        + (_ODD_EXCHANGE if t.split > 1 else 0.0)
+        + _WHOLE_BYTE * batch * (m * k + n * k + m * n) * 2
         + ends
         + waves * _unaligned_stores(t, m, n, alignment)
     )
@@ -280,7 +328,7 @@ def _unaligned_stores(t: Tile, m: int, n: int, alignment: Alignment) -> float:
     return (
         0.0
         if alignment.y
-        else 323.0 + 153.0 * passes
+        else _STORE + _STORE_PASS * passes
         if alignment.each == 1
-        else 443.0 + 7.2 * passes * max(1.0, columns / words / 32)
+        else _STORE_WORDS + _STORE_WORDS_PASS * passes * max(1.0, columns / words / 32)
     )
