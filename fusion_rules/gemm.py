@@ -1,4 +1,5 @@
-"""Matrix product with bias, folded BatchNormalization, residual and any pointwise epilogue.
+"""Matrix multiplication with bias, folded BatchNormalization, residual and any pointwise
+epilogue.
 
 [Reshape →] Gemm | MatMul [→ Reshape] → [Add bias]
     → [[Reshape →] BatchNormalization [→ Reshape]] → pointwise ...

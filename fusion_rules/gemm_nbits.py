@@ -1,4 +1,5 @@
-"""Matrix product by weights of 2, 4 or 8 bits, with bias, residual and any pointwise epilogue.
+"""Matrix multiplication by weights of 2, 4 or 8 bits, with bias, residual and any pointwise
+epilogue.
 
 MatMulNBits | DequantizeLinear → MatMul | Gemm [→ Reshape] → [Add bias] → pointwise ...
     ⇒   gemm_nbits(x, w, scale, zero?, b?, e*)

@@ -1,5 +1,5 @@
-"""Chains of pointwise operators, with broadcasting, that no convolution, matrix product or
-BatchNormalization takes as its epilogue.
+"""Chains of pointwise operators, with broadcasting, that no convolution, matrix
+multiplication or BatchNormalization takes as its epilogue.
 
     a ── Add ── Relu ── Mul ──    ⇒   pointwise(a, b, c) with expr = mul(relu(add(in0, in1)), in2)
     b ───┘       c ──────┘

@@ -1,5 +1,5 @@
-"""Gated linear unit: act(x·Wg + bg) * (x·Wu + bu), as two products that share x or as one packed
-product.
+"""Gated linear unit: act(x·Wg + bg) * (x·Wu + bu), as two matrix multiplications that
+share x or as one packed matrix multiplication.
 
     x ─┬─ MatMul(Wg) ── act ─┐                 x ── MatMul(W) ── Split ─┬─ act ─┐
        └─ MatMul(Wu) ─────── Mul       and                              └────── Mul     ⇒   swiglu
@@ -22,7 +22,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 @dataclass(frozen=True)
 class _Halves:
-    """Two values that are the halves of one packed product, and the nodes that cut it."""
+    """Two values that are the halves of one packed GEMM, and the nodes that cut it."""
 
     values: tuple[str, str]
     nodes: tuple[Node, ...]

@@ -52,7 +52,7 @@ TEMPLATES = Path(__file__).resolve().parent / "cpu"
 #: One AVX-512 core: 118 GFLOP/s fp32 peak and 22 GB/s of DRAM measured; between nodes values mostly
 #: live in L2, hence the higher rate.
 _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31")
-#: Instruction sets of 8-bit products by which all quantised networks that were measured take less
+#: Instruction sets of 8-bit GEMMs by which all quantised networks that were measured take less
 #: time than with ONNX Runtime. With avx512vnni some take more, on Emerald Rapids and Zen 4.
 FASTER_INTEGERS = frozenset({"avx512amx"})
 _WITHOUT = frozenset({
@@ -111,7 +111,7 @@ class Cpu(Backend):
         return Probe((platform.machine(),))
 
     def caps(self, properties: Properties | None) -> HostCaps | None:
-        """A session says what its kernels of 8-bit products need."""
+        """A session says what its kernels of 8-bit GEMMs need."""
         return HostCaps(properties["int8"]) if properties and "int8" in properties else None
 
     def target(self, caps: Caps | None) -> Target:
@@ -240,7 +240,7 @@ ISAS = (
         only=("int8",),
     ),
     Isa("avx512vnni", 16, _VNNI, "x86_64", under="avx512", only=("int8",)),
-    # without VNNI products of 8 bits are as fast in 32 bytes
+    # without VNNI 8-bit GEMMs are as fast in 32 bytes
     Isa("avx512", 16, _AVX512, "x86_64", lacks=("int8",)),
     Isa("avx2vnni", 8, (*_AVX2, "-mavxvnni"), "x86_64", under="avx2", only=("int8",)),
     Isa("avx2", 8, _AVX2, "x86_64"),

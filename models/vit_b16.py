@@ -1,4 +1,4 @@
-"""ViT-B/16, as timm exports it: packed QKV, the query scaled before the product, pre-norm
+"""ViT-B/16, as timm exports it: packed QKV, the query scaled before the GEMM, pre-norm
 blocks.
 """
 

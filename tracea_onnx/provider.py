@@ -101,7 +101,8 @@ OPTIONS = (
     ),
     Option(
         "tf32", "0, 1", "0",
-        "GPU: products of fp32 round their elements to TF32, which is faster and less accurate",
+        "GPU: GEMMs and convolutions of fp32 round their elements to TF32, which is faster and less"
+        " accurate",
     ),
     Option(
         "enable_cuda_graph", "0, 1, `session`", "1",

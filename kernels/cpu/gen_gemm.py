@@ -1,4 +1,4 @@
-"""Register tiles of the matrix product, written out because compilers keep 28 named accumulators in
+"""Register tiles of GEMM, written out because compilers keep 28 named accumulators in
 registers but not an array of them.
 
 `tile<r>`: r rows of two vectors, c[i, :] = init[:] + a[i, :k] b[:k, :] (init null: c += a b). The
@@ -9,7 +9,7 @@ multiply-add and several streams of weights come from memory. `steady<r>` and `b
 weights that are read again and again: they leave fetching to the hardware, which takes up to a
 fifth less time where the weights lie in L2 or L3 (one Zen 4 core), and `back` takes the terms from
 last to first, so that what one pass has left in the first cache is what the next begins with.
-`steady_pair` and `back_pair` also work on another product: one row takes its weights from L2 or L3
+`steady_pair` and `back_pair` also work on another GEMM: one row takes its weights from L2 or L3
 as fast as they come, which leaves half of the multiply-adds free for a tile of rows.
 """
 

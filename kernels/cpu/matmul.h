@@ -12,7 +12,7 @@ constexpr int64_t kMatmulDepth = 384, kMatmulColumns = 6 * kPanel, kMatmulRows =
 constexpr int64_t kTinyMatmul = 256;  // multiply-adds up to which packing costs more than it saves
 constexpr int64_t kDirectRows = 2;    // rows up to which b is used as it lies
 
-// A task is a range of whole products, or, when there are fewer products than tasks, one product's
+// A task is a range of whole GEMMs, or, when there are fewer GEMMs than tasks, one GEMM's
 // (row part, panel part).
 struct MatmulGrid {
   int64_t batch, rows, panels;
@@ -145,7 +145,7 @@ struct Matmul {
   int64_t most;  // columns that are packed at a time
 };
 
-// No packing: very small products, and few rows of a.
+// No packing: very small GEMMs, and few rows of a.
 static bool run_direct(const Matmul& g, const Block& t, const float* b) {
   const bool tiny = t.rows * t.cols * g.K <= kTinyMatmul;
   const bool few = t.rows <= kDirectRows && (g.b_n == 1 || (g.b_k == 1 && g.a_k == 1));
@@ -170,7 +170,7 @@ static bool run_direct(const Matmul& g, const Block& t, const float* b) {
   return true;
 }
 
-// `t` is one product, or a part of its rows and columns, with t.a and `b` unpacked; fills in the
+// `t` is one GEMM, or a part of its rows and columns, with t.a and `b` unpacked; fills in the
 // blocks.
 static void run_matmul(const Matmul& g, const Block& whole, const float* b) {
   if (run_direct(g, whole, b)) return;

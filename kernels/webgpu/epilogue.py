@@ -1,4 +1,4 @@
-"""What follows a product: bias, residual, and activation or program."""
+"""What follows a GEMM: bias, residual, and activation or program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Products: tiles in workgroup memory, a block of results in each thread's registers.
+"""GEMM: tiles in workgroup memory, a block of results in each thread's registers.
 
-The same loop computes matrix products and convolutions (`conv.py`): these differ in how a row, a
+The same loop computes GEMMs and convolutions (`conv.py`): these differ in how a row, a
 term and a column are found (`row_of`, `term_of`, `left_of`, `right_of`), and in where results go
 (`put`).
 """
@@ -21,7 +21,7 @@ _SIDE, _STEP = 16, 16
 def tiled(
     shader: Shader, before: str, rows: DimLike, columns: DimLike, terms: DimLike, batch: DimLike
 ) -> Launch:
-    """The product of `batch` matrices of rows by terms and terms by columns. before: WGSL with
+    """A GEMM of `batch` matrices of rows by terms and terms by columns. before: WGSL with
 
     struct Row, fn row_of(b: i32, m: i32) -> Row; struct Term, fn term_of(k: i32) -> Term;
     fn left_of(row: Row, term: Term) -> f32; fn right_of(b: i32, k: i32, n: i32) -> f32;

@@ -68,7 +68,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     # ceilings take seconds
-    monkeypatch.setattr(rates, "products", lambda *_: 100.0)
+    monkeypatch.setattr(rates, "gemm", lambda *_: 100.0)
     monkeypatch.setattr(rates, "memory", lambda _: {"level 2": 80.0, "memory": 20.0})
     rng = np.random.default_rng(0)
     shapes = {"w": (24, 8, 3, 3), "v": (24, 40)}

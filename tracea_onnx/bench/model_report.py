@@ -50,7 +50,7 @@ class ModelReport:
             f"<h1>{escape(self.model)}</h1><h2>Roofline</h2><p>{escape(found.device)}, {threads}; "
             f"launches take {found.total:.0f} us of a run, one after the other. A point is a kind "
             "of launch, the larger the more of the run it takes. The lines are what this machine "
-            "does, measured: products, and copies in each level of memory. Launches that mostly "
+            "does, measured: GEMMs, and copies in each level of memory. Launches that mostly "
             f"move bytes stand at the left edge.</p><figure>{_roofline(found)}</figure>"
             f"{_table(_POINTS, map(_point, _numbered(found)))}"
             "<h2>What fusions gain</h2><p>Runs of a session without the fusions of a kind, over "

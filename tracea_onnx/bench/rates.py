@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tracea_onnx.codegen import backend as backends
 from tracea_onnx.support import machine
 
-#: Rows, columns and terms of the product that is timed, which takes about a millisecond of a core;
+#: Rows, columns and terms of the GEMM that is timed, which takes about a millisecond of a core;
 #: bytes of what is copied where memory is meant; seconds for each figure.
 _ROWS, _COPIED, _SECONDS = 384, 1 << 26, 0.3
 Run = Callable[[], object]
@@ -33,7 +33,7 @@ def best(run: Run, seconds: float = _SECONDS, alone: bool = False) -> float:
 
 
 def gemm(backend: str, threads: int, n: int = _ROWS) -> float:
-    """GFLOP/s of a product of fp32 matrices in a session on the provider: what its kernels reach of
+    """GFLOP/s of a GEMM of fp32 matrices in a session on the provider: what its kernels reach of
     the multiply-adds that the device has.
     """
     import onnxruntime as ort

@@ -98,7 +98,7 @@ def ceilings(backend: Backend, threads: int) -> tuple[Ceiling, tuple[Ceiling, ..
         )
     sizes = {f"level {m.level}": m.size * max(1, threads // m.shared) for m in machine.caches()}
     return (
-        Ceiling("products", rates.gemm(backend.name, threads), "fp32 products, measured"),
+        Ceiling("products", rates.gemm(backend.name, threads), "fp32 GEMM, measured"),
         tuple(
             Ceiling(name, rate, "copies, read and written, measured", sizes.get(name))
             for name, rate in rates.memory(threads).items()

@@ -1,5 +1,5 @@
 """Five rounds beside PyTorch (`tracea-onnx bench rounds`): a convolution, a fusion of odd sizes, a
-product, attention, and a chain as transformers have it.
+GEMM, attention, and a chain as transformers have it.
 
 Every result is compared with float64, before and after it is timed. A time by which a program would
 do more operations in a second than the device can is an error, no figure.

@@ -38,7 +38,7 @@ class Request:
     `Backend.caps` says. unaligned: operands whose address is not known to be a multiple of 16 bytes
     (a channel slice of a concatenation, say); every other operand starts at one. constant: operands
     that no launch of a run writes, so that a kernel may read them before it waits for the one
-    before it. tf32: whether products of f32 may round their elements to TF32.
+    before it. tf32: whether GEMMs of f32 may round their elements to TF32.
     """
 
     family: str

@@ -16,14 +16,14 @@ class Target:
     the compute kernels take. border: whether a convolution reads its padding from a zero border
     around the image (else the kernel checks bounds itself). pitch_multiple: channel pitches are
     rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). launch_bound: whether a
-    launch costs more than some memory traffic: products of one input become one, squeeze-excite is
+    launch costs more than some memory traffic: GEMMs of one input become one, squeeze-excite is
     a kernel, images are read in any order of axes. planar: a convolution of at most so many
     channels reads its image in any order of axes (`conv._in_planes` says which). folds_norms:
-    whether products in 16-bit types leave statistics of their rows and take rows that are to be
+    whether GEMMs in 16-bit types leave statistics of their rows and take rows that are to be
     normalised. stages: whether a pointwise kernel computes several expressions, each of what the
     ones before it made. group_packing: whether filters in 16-bit types are also packed for several
     groups at once. ieee: whether pointwise kernels round every operation on what is quantised as
-    IEEE 754 says, division too, and join none to another. faster_integers: whether products of
+    IEEE 754 says, division too, and join none to another. faster_integers: whether GEMMs of
     8-bit integers were measured to take less time than ONNX Runtime's. leaves_quantised: whether
     quantised groups may be left to ONNX Runtime's integer kernels, which are the CPU's: not where
     their operands would leave the device. byte_pools: whether maxima of images of 8-bit integers

@@ -49,7 +49,7 @@ def _bytes(request: Request, border: bool) -> dict[str, int]:
 
 
 def operations(request: Request) -> float:
-    """Floating-point operations of a launch of known sizes: multiply-adds of products and
+    """Floating-point operations of a launch of known sizes: multiply-adds of GEMMs and
     convolutions count two, each instruction of a pointwise program one for an element of the
     result. Nothing else is counted.
     """

@@ -1,6 +1,6 @@
 """Whether the provider should take a partition of plain ONNX nodes, or leave it to ORT.
 
-A partition that holds a convolution, a matrix product, attention, a norm, or an op the user's file
+A partition that holds a convolution, a GEMM, attention, a norm, or an op the user's file
 was optimised to, is always worth taking. One of light nodes only (pooling, pointwise, movement)
 must save more in nodes and traffic than it costs to enter and to change layouts.
 """

@@ -194,15 +194,18 @@ class Why(Enum):
     # attention: scores and masks
     SOFTMAX_AXIS = "{node} runs over axis {axis}, not over the keys (the last axis)"
     LOGARITHM = "{node} takes the logarithm of the probabilities"
-    NOT_ATTENTION = "the input of {node} is not a product of two run-time values", *_FAR
+    NOT_ATTENTION = (
+        "the input of {node} is not a matrix multiplication of two run-time values",
+        *_FAR,
+    )
     SCORES_RANK = (
         "the scores that {node} computes have rank {rank}; the fused kernel takes 3 or 4, and 5 "
         "without masks"
     )
-    EINSUM = "{node} is not a product over the head elements or over the keys"
+    EINSUM = "{node} does not multiply matrices over the head elements or over the keys"
     SCORES_OPERATOR = "{node} stands between the scores and Softmax"
     COLUMNS = "{node} regroups the columns (keys) of the scores"
-    ROWS = "{node} regroups the rows (queries) between the two products"
+    ROWS = "{node} regroups the rows (queries) between the two matrix multiplications"
     ZERO_DIVISOR = "{node} divides the scores by zero"
     FACTOR = (
         "{node} scales the scores by a factor that is not a constant scalar, nor one per head",
@@ -230,9 +233,13 @@ class Why(Enum):
 
     # attention: probabilities, values and heads
     NAN_VALUE = "{node} replaces NaN probabilities by something other than 0"
-    PROBABILITIES_OPERATOR = "{node} stands between Softmax and the product with the values"
+    PROBABILITIES_OPERATOR = (
+        "{node} stands between Softmax and the matrix multiplication with the values"
+    )
     LEFT_OPERAND = "the probabilities are not the left operand of {node}"
-    VALUES_RANK = "the product with the values ({node}) has another rank than the scores"
+    VALUES_RANK = (
+        "the matrix multiplication with the values ({node}) has another rank than the scores"
+    )
     VALUES_SCALED = "the values of {node} are scaled; the fused kernel scales the scores only"
     LAYOUT = "the layout of the {what} '{value}' is not known", Advice.SHAPES
     RESULT_LAYOUT = "the result is stored as {layout}, which the fused kernel does not write"

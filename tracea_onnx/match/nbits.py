@@ -1,4 +1,4 @@
-"""Products by constant weights of a few bits: MatMulNBits, or MatMul and Gemm that read
+"""GEMMs with constant weights of a few bits: MatMulNBits, or MatMul and Gemm that read
 DequantizeLinear.
 """
 
@@ -25,7 +25,7 @@ TYPES = {2: (8, False), 3: (8, True), 21: (4, False), 22: (4, True), 25: (2, Fal
 
 @once
 def match_nbits(graph: Graph, node: Node, *, rule: str) -> Match:
-    """The product (+ bias Add) (+ epilogue); refuses a MatMulNBits after which nothing fuses."""
+    """The GEMM (+ bias Add) (+ epilogue); refuses a MatMulNBits after which nothing fuses."""
     found, spec, roles = (
         _operator(graph, node) if node.op == MATMUL_NBITS else _dequantised(graph, node)
     )

@@ -158,7 +158,7 @@ def _parts(
 def _precision_text(p: Narrowed, verbose: bool) -> list[str]:
     out = [
         f"{p.kind.name}: {len(p.nodes)} nodes compute in it"
-        + (f"; {len(p.kept)} products stay fp32:" if p.kept else "")
+        + (f"; {len(p.kept)} layers stay fp32:" if p.kept else "")
     ]
     shown = list(p.kept.items()) if verbose else list(p.kept.items())[:_SHOWN]
     out += [f"  {name}: {reason}" for name, reason in shown]

@@ -205,7 +205,7 @@ FAMILIES: dict[str, Family] = {
         (),
         True,
     ),
-    # --- matrix products, row-major f32 -----------------------------------------------------------
+    # --- GEMM, row-major f32 ---------------------------------------------------------------------
     # y[m, n] = epilogue(sum_k x[m, k] * W[k, n] + bias[n]); W packed by pack_gemm. ldx/ldr/ldy are
     # row pitches.
     "gemm": Family(
@@ -251,7 +251,7 @@ FAMILIES: dict[str, Family] = {
         _names("K N trans ldw n0 N_total gamma_add"),
         ("alpha",),
     ),
-    # --- matrix products and convolutions of 8-bit integers (U8 or I8) ----------------------------
+    # --- GEMMs and convolutions of 8-bit integers (U8 or I8) --------------------------------------
     # acc = sum over k of (x - x_zero) (w - w_zero), in wrapping I32; y of type I32 (y_dtype) is acc
     # itself. Else v = acc * (x_scale * w_scale[n]) + bias[n]; v = m(v) where there is an m_scale;
     # residual, act or program as of `gemm`, in f32; and y is v (F32), or

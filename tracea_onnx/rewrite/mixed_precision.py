@@ -4,16 +4,16 @@
 
 with narrow weights; inputs and outputs stay as they were.
 
-Products (convolutions, matrix products, attention) are narrow, and what follows them stays so while
-the operator is harmless. Everything else stays fp32 between casts: reductions, powers,
-exponentials, quantisation, control flow, whatever a constant beyond the narrow type's range takes
-part in, and what the operator set does not define for the type. Norms and softmax take narrow
+Convolutions, GEMMs and attention are narrow, and what follows them stays so while the operator is
+harmless. Everything else stays fp32 between casts: reductions, powers, exponentials, quantisation,
+control flow, whatever a constant beyond the narrow type's range takes part in, and what the
+operator set does not define for the type. Norms and softmax take narrow
 values and accumulate in fp32: as operators by their definition, as fused ops because their bodies
 are fp32 between casts. (ONNX Runtime's own converter knows neither functions nor bf16 nor weights
 outside the file, and lets go of values beyond the range.)
 
 ONNX Runtime's CPU provider computes next to nothing in bf16. So that the file runs there, too,
-every fused op is fp32 between casts inside its body, lone products and norms become fused ops for
+every fused op is fp32 between casts inside its body, lone GEMMs and norms become fused ops for
 that, and of plain operators only movement is bf16.
 """
 

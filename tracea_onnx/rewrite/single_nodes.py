@@ -1,4 +1,4 @@
-"""Products and norms with nothing to fuse as fused ops of one node: a body of its own lets one
+"""GEMMs and norms with nothing to fuse as fused ops of one node: a body of its own lets one
 compute in a type that plain ONNX Runtime lacks.
 """
 
@@ -23,7 +23,7 @@ Read = Callable[[Graph, Node], Match]
 
 
 def outline(model: ModelProto, folder: Path | None) -> None:
-    """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in
+    """Every plain fp32 convolution, GEMM and layer normalisation becomes a fused op, in
     place, if its spec can be written.
     """
     for graph in canonical_form.views(model, folder):

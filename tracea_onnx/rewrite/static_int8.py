@@ -34,7 +34,7 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "entropy": ("Entropy", {"symmetric": False, "num_bins": 256}),
     "minmax": ("MinMax", {}),
 }
-#: Products, and what lies between them and may stay in 8 bits.
+#: Convolutions, GEMMs, and what lies between them and may stay in 8 bits.
 OPERATORS = (
     "Add", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "Flatten", "Gather", "Gemm",
     "GlobalAveragePool", "LeakyRelu", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape",

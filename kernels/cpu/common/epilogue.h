@@ -1,4 +1,4 @@
-// The fused epilogue of convolutions and matrix products: v = acc + bias, then residual and
+// The fused epilogue of convolutions and GEMMs: v = acc + bias, then residual and
 // activation, or a pointwise program. Clamps (none, relu, clip) with a residual are applied in
 // registers by the tile code; everything else runs over the tile just stored, while it is hot in
 // L1.

@@ -1,4 +1,4 @@
-// What the matrix-product kernels share: the register tiles (defined once, in the gemm unit, from
+// What the GEMM kernels share: the register tiles (defined once, in the gemm unit, from
 // gen_gemm.py), packing into panels of 32 columns, and the loop over panels and row tiles of one
 // block.
 #pragma once
@@ -39,7 +39,7 @@ struct Beside {
   const float* init;
   int64_t ldi;
 };
-// One row over kWidePanels[1] whole panels, and as many terms of another product. The terms of the
+// One row over kWidePanels[1] whole panels, and as many terms of another GEMM. The terms of the
 // row, from first to last or from last to first.
 typedef void (*PairTile)(const float* a, const float* b, int64_t pitch, float* c, const float* init,
                          int64_t k, const Beside& beside);
@@ -124,8 +124,8 @@ static inline void pack_rows(const float* src, int64_t s_m, int64_t s_k, int64_t
     for (int64_t j = 0; j < k; j++) dst[i * ldd + j] = src[i * s_m + j * s_k];
 }
 
-// One block of a product: `rows` x `cols` outputs over `k` terms of the sum. Several blocks in k
-// follow one another: the first writes bias + product, the others add, the last finishes.
+// One block of a GEMM: `rows` x `cols` outputs over `k` terms of the sum. Several blocks in k
+// follow one another: the first writes bias + its sums, the others add, the last finishes.
 struct Block {
   const float* a;
   int64_t lda;

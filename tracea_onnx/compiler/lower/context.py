@@ -59,7 +59,7 @@ class Lowering:
         # concatenations that one convolution reads, which could read what they slice instead
         self.block_concats: set[str] = set()
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
-        # products computed together with others of the same input
+        # GEMMs computed together with others of the same input
         self.merges: dict[str, list[Op]] = {}
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
         # values that so many pointwise expressions read, and nothing else
@@ -68,17 +68,17 @@ class Lowering:
         self.pooled: dict[str, Op] = {}
         # values that one op alone reads -> that op
         self.sole: dict[str, Op] = {}
-        # results of pointwise ops that a product of integers before them may compute
+        # results of pointwise ops that a GEMM of integers before them may compute
         self.late: dict[str, Late] = {}
         self.waiting: set[str] = set()  # results of what waits for these
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.last: set[str] = set()  # outputs that nothing reads
-        self.measured: set[str] = set()  # results of products whose rows will be normalised
+        self.measured: set[str] = set()  # results of GEMMs whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
-        self.folded: dict[str, DeferredNorm] = {}  # norms left to the products that read them
-        self.prenormed: set[str] = set()  # norms that one product by weights of a few bits reads
+        self.folded: dict[str, DeferredNorm] = {}  # norms left to the GEMMs that read them
+        self.prenormed: set[str] = set()  # norms that one GEMM with few-bit weights reads
         self.row_norms: dict[str, RowNorm] = {}  # those of them that are left to it
-        self.gates: dict[str, Op] = {}  # results of products -> the product that they are gated by
+        self.gates: dict[str, Op] = {}  # results of GEMMs -> the GEMM that they are gated by
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 

@@ -1,4 +1,4 @@
-"""What follows a compute kernel: the fused epilogue of a convolution or matrix product, or a
+"""What follows a compute kernel: the fused epilogue of a convolution or GEMM, or a
 pointwise kernel of its own.
 """
 

@@ -74,7 +74,7 @@ struct Session : DeviceSession {
 
   const char* variant() const override { return isa.c_str(); }
   // isa and threads: what tuning records are kept for; a Plan is the same without one. int8: what
-  // the kernels of 8-bit products need.
+  // the kernels of 8-bit GEMMs need.
   std::vector<std::pair<std::string, std::string>> metadata() const override {
     return {{"isa", isa},
             {"int8", needed(isa.c_str(), "gemm_int8")},

@@ -1,7 +1,7 @@
 // Multistage GEMM: one output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per CTA,
 // of matrices, and of convolutions and transposed convolutions as implicit GEMM. cp.async copies
 // STAGES stages; tensor cores multiply (mma.sync, or wgmma for f32), or FFMA for f32 with TERMS 0.
-// Sums of 8-bit products are integers until the epilogue.
+// Sums of 8-bit GEMMs are integers until the epilogue.
 #pragma once
 #ifndef GENERATED
 #define SPLIT 2            // split-K: 1, 2, 4 or 8

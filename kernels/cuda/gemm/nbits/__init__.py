@@ -1,1 +1,1 @@
-"""Products by weights of 2, 4 or 8 bits."""
+"""GEMMs with weights of 2, 4 or 8 bits."""

@@ -1,4 +1,4 @@
-"""Products by weights of a few bits between a norm of their rows and a gate of their results
+"""GEMMs with few-bit weights between a norm of their rows and a gate of their results
 (family `gemm_nbits_norm`): one kernel for few rows, launches one after the other for more.
 """
 
@@ -73,7 +73,7 @@ def _gemm(r: Request) -> list[Kernel]:
 
 
 def _steps(r: Request, columns: int) -> list[Kernel]:
-    """Launches one after the other: norm, product, gate; columns: of the result."""
+    """Launches one after the other: norm, GEMM, gate; columns: of the result."""
     m, k, size = r.ints["M"], r.ints["K"], r.dtype.size
     normed, gated = stream_rows.normed(r), stream_rows.gated(r)
     between: list[DimLike] = []

@@ -1,4 +1,4 @@
-"""Which kernels compute a product by weights of a few bits (family `gemm_nbits`): few rows read
+"""Which kernels compute a GEMM with few-bit weights (family `gemm_nbits`): few rows read
 them as they are (one row, and some more where they fit in shared memory: `stream_rows`), more are a
 GEMM by what they are dequantised to in every run.
 """
@@ -143,7 +143,7 @@ def dequantised(r: Request, at: Layout) -> list[Kernel]:
 def gemm_nbits(r: Request) -> list[Kernel]:
     at, m = layout_of(r), r.ints["M"]
     if r.dtype not in (DType.F16, DType.BF16, DType.F32):
-        raise NoKernel(f"products of {r.dtype.name} by weights of a few bits")
+        raise NoKernel(f"GEMMs of {r.dtype.name} with few-bit weights")
     if at.zeros == FLOATS:
         return dequantised(r, at)
     few = known(D.less(m, _FEW + 1))

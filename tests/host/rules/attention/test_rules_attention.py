@@ -146,7 +146,7 @@ def test_learned_queries_are_an_operand_and_a_layer_is_not() -> None:
             "v",
         )
     )
-    assert "not a product" in reason(m, "attention", "n_p")
+    assert "not a matrix multiplication" in reason(m, "attention", "n_p")
 
 
 def test_two_masks_apply_in_order() -> None:

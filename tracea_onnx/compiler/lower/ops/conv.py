@@ -140,7 +140,7 @@ def conv(ctx: Lowering, op: Op) -> None:
         and _patches(x, axes)
     )
     if patches and not (planar and x.dtype.size == 4 and ic * kh * kw <= _SHORT):
-        src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
+        src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a GEMM of rows
         axes = (Window(oh, out=oh), Window(ow, out=ow))
         ic, kh, kw = ic * kh * kw, 1, 1
     elif planar:
@@ -189,7 +189,7 @@ _FEWEST_TILES = 8
 
 
 def _winograd_pays(n: DimLike, oh: DimLike, ow: DimLike) -> bool:
-    """Whether tiles of 2x2 results, of 16 products each, are less work than 9 for each result."""
+    """Whether Winograd multiplies less: 16 times for a tile of 2x2 results, not 9 for each."""
     if not (isinstance(oh, int) and isinstance(ow, int)):
         return True
     images = n if isinstance(n, int) else 1

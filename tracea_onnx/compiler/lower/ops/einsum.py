@@ -81,7 +81,7 @@ def _matmul(
     out: str,
     size: dict[str, DimLike],
 ) -> None:
-    """The result in its own order where every group of axes is one dim of a product then; else
+    """The result in its own order where every group of axes is one dim of a GEMM then; else
     operands are copied, and the result is read as a view.
     """
     result = ctx.define(name, values[0].dtype, tuple(size[c] for c in out))

@@ -2,7 +2,7 @@
 
     y[.., k] = sum_j exp(-+2 pi i j k / n) x[.., j]
 
-Long ones are fast transforms, short ones products with a constant matrix: a row of the product is
+Long ones are fast transforms, short ones are GEMMs with a constant matrix: a row of the result is
 the signal, and real and imaginary parts lie side by side in rows and columns of the matrix. Frames
 are read where they lie, overlapping in memory, so that none is copied.
 """
@@ -31,7 +31,7 @@ from tracea_onnx.support.data_classes import dataclass
 
 #: Elements of the matrix of one transform.
 _MATRIX = 1 << 23
-#: Elements of a product's matrix that take as long as a fast transform without points, and as one
+#: Elements of a GEMM's matrix that take as long as a fast transform without points, and as one
 #: of its points: on a Zen 4 core; on a GPU in 32 and in 16 bits, where it is estimated.
 _SIGNAL, _POINT, _GPU_POINT, _GPU_POINT_16 = 1000, 50, 240, 3600
 #: The longest transform: its tables are constants of the Plan.
@@ -53,7 +53,7 @@ class Transform:
 
     @property
     def elements(self) -> int:
-        """Of the matrix of the product."""
+        """Of the matrix of the GEMM."""
         return self.terms * (1 if self.real else 2) * self.bins * (1 if self.to_real else 2)
 
     @property
@@ -68,7 +68,7 @@ class Transform:
 
 
 def _passes(ctx: Lowering, t: Transform, dtype: DType) -> tuple[int, ...] | None:
-    """Radices of the fast transform where it takes less time than the product."""
+    """Radices of the fast transform where it takes less time than the GEMM."""
     if "fft" not in ctx.target.families or t.length > _LONGEST:
         return None
     passes, on_gpu = t.passes, ctx.target.launch_bound
@@ -177,8 +177,8 @@ def _matrix(ctx: Lowering, op: Op, t: Transform, dtype: DType, name: str) -> Val
 
 
 def _apply(ctx: Lowering, x: Value, matrix: Value, name: str) -> Value:
-    """x @ matrix. Rows of x that do not chain are those of several products: a matrix that is no
-    constant of the product is what `gemm` takes so.
+    """x @ matrix. Rows of x that do not chain are those of several GEMMs: a matrix that is no
+    constant of the GEMM is what `gemm` takes so.
     """
     if len(merge_dims(x.shape[:-1], [ctx.strided(x).strides[:-1]])) > 1:
         matrix.view, matrix.data, matrix.prepared = ctx.strided(matrix), None, False

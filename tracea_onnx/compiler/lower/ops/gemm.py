@@ -1,4 +1,4 @@
-"""Matrix products: packed-weight GEMM with fused epilogue, batched products of run-time operands,
+"""GEMM: packed weights with a fused epilogue, batched GEMM of run-time operands,
 gated linear units.
 """
 
@@ -27,13 +27,13 @@ from tracea_onnx.shapes.operands import broadcast
 def gemm(ctx: Lowering, op: Op) -> None:
     """y = epilogue(alpha * op(x) @ op(w) + beta * b)."""
     if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
-        return  # computed with an earlier product of the same input
+        return  # computed with an earlier GEMM of the same input
     roles = op.by_role
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     if integer_gemm.gemm(ctx, op):
         return
     for v in (x, w):
-        ctx.require(v, "a matrix product")
+        ctx.require(v, "a matrix multiplication")
         if v.dtype != x.dtype:
             raise Unsupported(
                 f"the GEMM multiplies {x.dtype.name} by {v.dtype.name}; the types must be equal"
@@ -53,7 +53,7 @@ def gemm(ctx: Lowering, op: Op) -> None:
 def _normalised(
     ctx: Lowering, op: Op, w: Value, b: Value | None, spec: GemmSpec
 ) -> tuple[Value, Value]:
-    """Weights and bias that include the BatchNormalization behind the product."""
+    """Weights and bias that include the BatchNormalization behind the GEMM."""
     n = int(w.shape[0 if spec.trans_b else 1])
     made = [ctx.define(f"{op.outputs[0]}\0bn_{k}", DType.F32, (n,)) for k in ("scale", "shift")]
     for v, ref in zip(made, batch_norm(ctx, op.by_role, spec.bn_eps, n), strict=True):
@@ -143,7 +143,7 @@ def launched(
     extras: list[Value],
     family: str = "gemm",
 ) -> None:
-    """The launch of a product by packed weights, with `expr` as its epilogue where that fits."""
+    """The launch of a GEMM with packed weights, with `expr` as its epilogue where that fits."""
     epi = plan_epilogue(ctx, expr, extras, dtype, shape, len(shape) - 1)
     name = op.outputs[0]
     if epi is not None:
@@ -203,7 +203,7 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: G
     """Both operands at run time, any rank (numpy matmul semantics)."""
     trans_a, trans_b = spec.trans_a, spec.trans_b
     if not x.rank or not w.rank:
-        raise Unsupported("a matrix product of a scalar")
+        raise Unsupported("a matrix multiplication of a scalar")
     # which lie one after the other in what is contiguous
     if max(x.rank, w.rank) > 4 and _batch_dims(ctx, x, w) > 2:
         for v in (x, w):
@@ -279,7 +279,7 @@ def _batches(
 
 
 def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
-    """How many separate ones the product of two tensors has as they lie."""
+    """How many separate ones the GEMM of two tensors has as they lie."""
     parts = [(v.shape[:-2], ctx.strided(v).strides[:-2]) for v in (x, w)]
     batch = broadcast(ctx, *(shape for shape, _ in parts))
     return len(_batches(ctx, batch, [*parts, (batch, contiguous(batch))]))
@@ -290,7 +290,7 @@ def _named(op: Op) -> str:
 
 
 def swiglu(ctx: Lowering, op: Op) -> None:
-    """act(x @ w_gate + b_gate) * (x @ w_up + b_up), or the packed form: two products and one
+    """act(x @ w_gate + b_gate) * (x @ w_up + b_up), or the packed form: two GEMMs and one
     pointwise pass.
     """
     spec = SwigluSpec.of(op.attrs)

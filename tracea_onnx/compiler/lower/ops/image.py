@@ -287,7 +287,7 @@ def _excite(ctx: Lowering, op: Op, spec: SqueezeExciteSpec, x: Value) -> bool:
 
 
 def squeeze_excite(ctx: Lowering, op: Op) -> None:
-    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small products
+    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small GEMMs
     and a channel-wise multiply.
     """
     spec, x = SqueezeExciteSpec.of(op.attrs), ctx.value(op.role("x"))

@@ -1,4 +1,4 @@
-"""Integers of 2, 4 or 8 bits, which stay packed: products by such weights, and blocks that are
+"""Integers of 2, 4 or 8 bits, which stay packed: GEMMs with such weights, and blocks that are
 dequantised, of rows that indices pick or of all.
 """
 
@@ -208,15 +208,15 @@ def gemm_nbits(ctx: Lowering, op: Op) -> None:
     """y = epilogue(x (w - zero) scale + b)."""
     name = op.outputs[0]
     if name in ctx.merges and name in ctx.values:
-        return  # computed with an earlier product of the same input
+        return  # computed with an earlier GEMM of the same input
     if any(name == other.outputs[0] for other in ctx.gates.values()):
-        return  # computed with the product that it gates
+        return  # computed with the GEMM that it gates
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
-    ctx.available("gemm_nbits", f"a product by weights of {spec.bits} bits")
+    ctx.available("gemm_nbits", f"a matrix multiplication by weights of {spec.bits} bits")
     x, b = ctx.value(roles["x"]), ctx.optional(roles.get("b"))
-    ctx.require(x, "a matrix product")
+    ctx.require(x, "a matrix multiplication")
     if x.rank < 2:
-        raise Unsupported(f"the product '{op.label}' of a tensor of rank {x.rank}")
+        raise Unsupported(f"the matrix multiplication '{op.label}' of a tensor of rank {x.rank}")
     K, N = spec.K, spec.N
     ctx.same(x.shape[-1], K, f"the inner dims of '{op.label}'")
     if name in ctx.merges:
@@ -242,7 +242,7 @@ def _rows(
     ctx: Lowering, x: Value, operands: dict[str, Ref | None], ints: dict[str, DimLike],
     floats: dict[str, float],
 ) -> str:  # fmt: skip
-    """Adds the rows of a product, and their norm if that was left to it; the family that reads
+    """Adds the rows of a GEMM, and their norm if that was left to it; the family that reads
     them.
     """
     norm = few_bits.norm_of(ctx, x)
@@ -258,7 +258,7 @@ def _rows(
 
 
 def _merged(ctx: Lowering, x: Value, group: Sequence[Op]) -> None:
-    """Products of one input as one launch: their values are slices of its rows."""
+    """GEMMs of one input as one launch: their values are slices of its rows."""
     specs, lead = [GemmNbitsSpec.of(op.attrs) for op in group], x.shape[:-1]
     total = sum(s.N for s in specs)
     packed, ints, floats = _side_by_side(ctx, group)
@@ -272,7 +272,7 @@ def _merged(ctx: Lowering, x: Value, group: Sequence[Op]) -> None:
 
 
 def _gated(ctx: Lowering, op: Op, x: Value, other: Op) -> None:
-    """A product and the one that its epilogue reads as one launch."""
+    """A GEMM and the one that its epilogue reads as one launch."""
     spec, lead = GemmNbitsSpec.of(op.attrs), x.shape[:-1]
     assert spec.expr is not None
     packed, ints, floats = _side_by_side(ctx, (other, op))
@@ -287,7 +287,7 @@ def _gated(ctx: Lowering, op: Op, x: Value, other: Op) -> None:
 def _side_by_side(
     ctx: Lowering, group: Sequence[Op]
 ) -> tuple[Ref, dict[str, DimLike], dict[str, float]]:
-    """The weights of these products as one, and what the product must know of them."""
+    """The weights of these GEMMs as one, and what the GEMM must know of them."""
     specs = [GemmNbitsSpec.of(op.attrs) for op in group]
     total = sum(s.N for s in specs)
     packed: Ref | None = None
@@ -311,7 +311,7 @@ def _side_by_side(
 def _weights(
     ctx: Lowering, op: Op, spec: GemmNbitsSpec
 ) -> tuple[dict[str, Ref | None], dict[str, int], dict[str, DimLike], dict[str, float]]:
-    """Operands and integers of what packs the weights; integers and floats of the product that are
+    """Operands and integers of what packs the weights; integers and floats of the GEMM that are
     of them.
     """
     K, N, bits, blobs = spec.K, spec.N, spec.bits, spec.form == "blobs"

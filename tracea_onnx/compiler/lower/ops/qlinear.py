@@ -67,7 +67,7 @@ def _made(ctx: Lowering, op: Op, lowered: bool, by: Op | None = None) -> None:
 
 
 def _bias(ctx: Lowering, op: Op, bias: str, x_scale: str, w_scale: str) -> str:
-    """A bias of integers, which has the scale of the products."""
+    """A bias of integers, which has the scale of the sums."""
     both = f"{op.outputs[0]}\0scale"
     scales = [ctx.value(x_scale), ctx.value(w_scale)]
     lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), scales, both, DType.F32)

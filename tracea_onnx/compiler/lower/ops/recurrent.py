@@ -1,5 +1,5 @@
 """LSTM, GRU and RNN: a kernel runs the steps. It also projects the inputs where the backend has one
-that does; else a product projects those of all steps.
+that does; else a GEMM projects those of all steps.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _given(ctx: Lowering, layer: _Layer) -> dict[str, Ref | None]:
 
 
 def _projected(ctx: Lowering, layer: _Layer) -> dict[str, Ref | None]:
-    """Operands of a kernel that takes the inputs of all steps as a product has projected them."""
+    """Operands of a kernel that takes the inputs of all steps as a GEMM has projected them."""
     bias = ctx.optional(layer.op.input(3))
     x = ctx.plain(_projection(ctx, layer))
     size = layer.x.dtype.size

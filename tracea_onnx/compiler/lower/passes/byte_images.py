@@ -1,5 +1,5 @@
 """Images of 8 bits are channels-last: as strides, which any reader may follow, and as images, for
-products. Pixels of many channels begin where vectors may (`Target.byte_pitch`); there are no other
+GEMMs. Pixels of many channels begin where vectors may (`Target.byte_pitch`); there are no other
 gaps. Pointwise expressions keep the order.
 """
 

@@ -1,8 +1,8 @@
-"""What products by weights of a few bits compute besides on a GPU: the norm of their rows, and a
-gate whose other half is a product of the same rows.
+"""GEMMs with few-bit weights on a GPU that also compute the norm of their rows, or a gate whose
+other half is a GEMM of the same rows.
 
     y = norm(h) @ w        normalises h where it is read
-    y = f(x @ w0, x @ w1)  is one product
+    y = f(x @ w0, x @ w1)  is one GEMM
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _FAMILY = "gemm_nbits_norm"
 
 
 def gates(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, Op]:
-    """Results of products whose epilogue reads one other product of the same rows, by alike
-    weights, that nothing else reads: that product.
+    """Results of GEMMs whose epilogue reads one other GEMM of the same rows, by alike
+    weights, that nothing else reads: that GEMM.
     """
     if _FAMILY not in ctx.target.families:
         return {}
@@ -70,7 +70,7 @@ def defer_norm(
     ctx: Lowering, op: Op, x: Value, weights: Mapping[str, str], rule: Mapping[str, int],
     eps: float, make: Callable[[], None],
 ) -> bool:  # fmt: skip
-    """Leave this norm over the last axis of x to the product that reads it."""
+    """Leave this norm over the last axis of x to the GEMM that reads it."""
     name = op.outputs[0]
     if name not in ctx.prenormed or name in ctx.row_norms:
         return False

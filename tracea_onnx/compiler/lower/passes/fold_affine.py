@@ -1,4 +1,4 @@
-"""What weights and bias of a convolution or matrix product take in: a BatchNormalization, or
+"""What weights and bias of a convolution or GEMM take in: a BatchNormalization, or
 factors and sums per channel (what TensorFlow leaves of one).
 """
 

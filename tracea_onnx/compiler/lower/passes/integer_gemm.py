@@ -1,5 +1,5 @@
-"""Matrix products and convolutions of 8-bit integers: what dequantises their operands, and what
-alone quantises their result, is part of the launch.
+"""GEMMs and convolutions of 8-bit integers. The DequantizeLinear nodes of their operands, and the
+QuantizeLinear that alone reads their result, are part of the launch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POINTWISE = frozenset((*POINTWISE, ":pointwise")) - {"Cast", "Identity"}
 
 @dataclass(frozen=True, eq=False)
 class _After:
-    """What a product computes of its sums: an expression of the products (and `extras`), before
+    """What a GEMM computes of its sums: an expression of them (and `extras`), before
     which they may be quantised and dequantised, or, of type I32, nothing. scale, bias: what the
     sums of each column are multiplied by and what is added, before the expression.
     """
@@ -66,7 +66,7 @@ def conv(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
 
 
 def gemm(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
-    """A product of a dequantised matrix and a constant one; as `conv`."""
+    """A GEMM of a dequantised matrix and a dequantised constant; as `conv`."""
     return _lower(ctx, op, GemmSpec.of(op.attrs).expr, dtype, "gemm_int8", _gemm)
 
 
@@ -149,7 +149,7 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     _launch(ctx, made, "gemm_int8", epi, ctx.new_plain)
 
 
-# --- what follows a product
+# --- what follows a GEMM
 
 
 def _lower(
@@ -178,14 +178,14 @@ def _lower(
             make(ctx, op, found, after)
         return after is not None
 
-    del ctx.sole[name]  # the product does not wait again
+    del ctx.sole[name]  # the GEMM does not wait again
     ctx.late[last.outputs[0]] = Late((op, *between), late)
     ctx.waiting |= {o.outputs[0] for o in between}
     return True
 
 
 def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
-    """What alone reads a product, up to a pointwise op: its quantisation and dequantisation, or its
+    """What alone reads a GEMM, up to a pointwise op: its quantisation and dequantisation, or its
     conversion to floats. Without a pointwise op where what is dequantised is but a result.
     """
     chain: list[Op] = []
@@ -202,7 +202,7 @@ def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
 
 
 def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After | None:
-    """The pointwise op and what is between it and the product as one; None where these differ."""
+    """The pointwise op and what is between it and the GEMM as one; None where these differ."""
     found = None
     if between[0].kind in quantised.QUANTIZE:
         product = Value(name, DType.F32, ())
@@ -273,7 +273,7 @@ def _unfit(op: Op, what: str) -> Unsupported:
 
 def _dequantised(ctx: Lowering, op: Op, family: str) -> tuple[Quantised, Quantised] | None:
     """What both operands are dequantised from, as the kernels take it; None where they are not, or
-    both are made in a run: such products are few beside those of weights.
+    both are made in a run: such GEMMs are few beside those of weights.
     """
     roles = op.by_role
     x, w = ctx.value(roles["x"]).quantised, ctx.value(roles["w"]).quantised

@@ -1,5 +1,5 @@
-"""Products of one-hot rows by weights, as of a model that reads bytes: rows of the weights that are
-looked up, with what follows the product done once per session for every row there is.
+"""GEMMs of one-hot rows with constant weights, as in models that read bytes, become lookups of rows
+of the weights. What follows the GEMM is computed once per session, for every row of the weights.
 
     OneHot(i, n, [0, 1]) @ w, + bias, activation  =  rows[j]
     rows = activation(concat(w, [0]) + bias)

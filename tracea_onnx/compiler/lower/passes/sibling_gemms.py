@@ -165,7 +165,7 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
 
 
 def few_bits(graph: Graph, op: Op, *, alone: bool = True) -> tuple[object, ...] | None:
-    """What products by weights of a few bits must have in common; None where more than the product
+    """What GEMMs with few-bit weights must have in common; None where more than the GEMM
     is computed (alone: by an expression, too), or its columns are no whole tiles.
     """
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
@@ -213,7 +213,7 @@ def find(
     known: Mapping[str, Value],
     outputs: Sequence[str],
 ) -> dict[str, list[Op]]:
-    """Products of this partition to compute together: each one's value -> all of its group, where
+    """GEMMs of this partition to compute together: each one's value -> all of its group, where
     every reader takes a slice.
     """
     read_by = readers(ops)
