@@ -171,8 +171,8 @@ def build(numbers: Numbers, few: bool, positions: int, layers: int) -> onnx.Mode
     lengths = op("Cast", op("Sub", counted, one), to=TensorProto.INT32)
     total = op("Gather", op("Shape", "attention_mask"), axis, axis=0)
     total = op("Cast", total, to=TensorProto.INT32)
-    turned = tables(shape, positions)
-    angles = [store(n, t.astype(kind)) for n, t in zip(("cos", "sin"), turned, strict=True)]
+    rotary = tables(shape, positions)
+    angles = [store(n, t.astype(kind)) for n, t in zip(("cos", "sin"), rotary, strict=True)]
     stored.append(numbers.tensor("embed", "normal", (shape.vocab, shape.hidden)))
     x, update = op("Gather", "embed", "input_ids"), ""
     caches: list[tuple[str, str]] = []

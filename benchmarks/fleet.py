@@ -38,7 +38,7 @@ from tracea_onnx.codegen import tuning_records
 from tracea_onnx.codegen.tuning_records import Measured, Reported, Verdict
 from tracea_onnx.support import discovery, machine
 from tracea_onnx.tuning import fleet, proposers, station
-from tracea_onnx.tuning.measure import Budget, Described, Launch, Settled, Tuned, Undecided
+from tracea_onnx.tuning.measure import Budget, Decision, Described, Launch, Tuned, Undecided
 from tracea_onnx.tuning.search import WORTH, History, Kind
 from tracea_onnx.tuning.station import Answer, Job, Place
 
@@ -167,7 +167,7 @@ class Device:
             return r.decided * factor, Answer(Undecided(dict(named), times))
         kept = {k: Measured(n, times[k, n][1], times[k, n][0], [{}]) for k, n in named.items()}
         launches = [Launch(k.words, k.count, 1.0, 1.0, named.get(k.key, "")) for k in r.graph.kinds]
-        return r.decided * factor, Answer(Settled(1.0, 1.0, launches, kept, times))
+        return r.decided * factor, Answer(Decision(1.0, 1.0, launches, kept, times))
 
 
 def replay(

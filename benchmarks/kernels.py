@@ -112,8 +112,8 @@ def memory_bound() -> Iterator[Case]:
     for m, n in ((1536, 128), (24576, 512), (4096, 4096), (512, 50257)):
         yield Case("softmax", rows.softmax(F16, m, n))
     for b, m, n in ((32, 3136, 64), (32, 64, 3136), (12, 1024, 1024), (1, 4097, 4095)):
-        turned = move.view("transpose", F16, (b, m, n), lambda x: x.swapaxes(1, 2))
-        yield Case("transpose", turned)
+        transposed = move.view("transpose", F16, (b, m, n), lambda x: x.swapaxes(1, 2))
+        yield Case("transpose", transposed)
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:

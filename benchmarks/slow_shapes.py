@@ -14,7 +14,7 @@ from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
-#: Type, batch, M, N, K of products of two run-time operands; letters of those that are turned.
+#: Type, batch, M, N, K of products of two run-time operands; letters of those that are transposed.
 _BATCHES = (
     (F16, 192, 243, 68, 190, ""), (F16, 112, 49, 500, 208, ""), (F16, 128, 138, 30, 242, ""),
     (F16, 18, 694, 744, 288, "b"), (F16, 112, 243, 8, 136, ""),
@@ -77,8 +77,8 @@ _MEANS = (
 
 
 def trials() -> Iterator[Trial]:
-    for t, b, m, n, k, turned in _BATCHES:
-        yield P.bmm(t, b, m, n, k, a_turned="a" in turned, b_turned="b" in turned)
+    for t, b, m, n, k, transposed in _BATCHES:
+        yield P.bmm(t, b, m, n, k, trans_a="a" in transposed, trans_b="b" in transposed)
     for t, m, n, k in _LINEAR:
         yield P.linear(t, m, n, k)
     for t, b, h, s, keys, d, kv in _ATTENTION:

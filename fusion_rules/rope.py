@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of elements of each head are turned by the angle of their
+"""Rotary position embedding: pairs of elements of each head are rotated by the angle of their
 position.
 
 before  x * cos + concat(-x2, x1) * sin with x1, x2 = halves of x (rotate_half); or

@@ -20,8 +20,8 @@ static inline int64_t pack_panels_of(int64_t OC, int64_t G) {
   return G * conv_div_up(OC / G, kConvPanel);
 }
 
-// Rows of a panel that are turned at once: read along a channel, written across channels.
-constexpr int64_t kTurned = 64;
+// Rows of a panel that are transposed at once: read along a channel, written across channels.
+constexpr int64_t kTransposedRows = 64;
 
 static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t OC, int64_t IC,
                                     int64_t taps, int64_t G, int64_t task, int64_t tasks) {
@@ -33,18 +33,18 @@ static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t 
     float* out = packed + (g * conv_round_up(ocg, 16) + j) * depth;
     const float* from = s.w + (g * s.group_oc + j) * s.s_oc + g * s.group_ic * s.s_ic;
     for (int64_t i0 = 0, t0 = 0, row = 0; row < depth;) {
-      float turned[kTurned][kConvPanel];
-      const int64_t rows = std::min(kTurned, depth - row);
+      float transposed[kTransposedRows][kConvPanel];
+      const int64_t rows = std::min(kTransposedRows, depth - row);
       for (int64_t o = 0; o < n; o++) {
         const float* w = from + o * s.s_oc;
         const float scale = s.scale ? s.scale[g * ocg + j + o] : 1.f;
         for (int64_t r = 0, i = i0, t = t0; r < rows; r++) {
-          turned[r][o] = w[i * s.s_ic + t] * scale;
+          transposed[r][o] = w[i * s.s_ic + t] * scale;
           if (++t == taps) t = 0, i++;
         }
       }
       for (int64_t r = 0; r < rows; r++) {
-        copy_channels(out + (t0 * icg + i0) * width, turned[r], n);
+        copy_channels(out + (t0 * icg + i0) * width, transposed[r], n);
         if (++t0 == taps) t0 = 0, i0++;
       }
       row += rows;
@@ -104,8 +104,8 @@ static void pack_deconv2d_run(const Launch& l, int64_t task, int64_t tasks, void
 // --- Winograd: [panel][16][ic][32 or 16], U = G g G^T in float64
 // ------------------------------------------------------------------
 
-// Filters of each channel that are turned at once.
-constexpr int64_t kTurnedFilters = 8;
+// Filters of each channel that are transposed at once.
+constexpr int64_t kTransposedFilters = 8;
 
 static int64_t pack_conv2d_wino_tasks(const Launch& l, int threads) {
   return std::min<int64_t>(conv_div_up(l.i[fam::pack_conv2d_wino::OC], kConvPanel), 4 * threads);
@@ -120,15 +120,15 @@ static void pack_conv2d_wino_run(const Launch& l, int64_t task, int64_t tasks, v
     float* out = (float*)l.buf[packed] + j * 16 * ic;
     double s[kConvPanel] = {};
     for (int64_t o = 0; o < n; o++) s[o] = scales ? scales[j + o] : 1.;
-    float turned[kTurnedFilters * 9][kConvPanel] = {};
-    for (int64_t i0 = 0; i0 < ic; i0 += kTurnedFilters) {
-      const int64_t filters = std::min(kTurnedFilters, ic - i0);
+    float transposed[kTransposedFilters * 9][kConvPanel] = {};
+    for (int64_t i0 = 0; i0 < ic; i0 += kTransposedFilters) {
+      const int64_t filters = std::min(kTransposedFilters, ic - i0);
       for (int64_t o = 0; o < n; o++) {
         const float* from = (const float*)l.buf[w] + ((j + o) * ic + i0) * 9;
-        for (int64_t r = 0; r < filters * 9; r++) turned[r][o] = from[r];
+        for (int64_t r = 0; r < filters * 9; r++) transposed[r][o] = from[r];
       }
       for (int64_t i = 0; i < filters; i++) {
-        const auto* g = turned + i * 9;
+        const auto* g = transposed + i * 9;
         double h[4][3][kConvPanel];  // G g
         for (int k = 0; k < 3; k++)
           for (int64_t o = 0; o < kConvPanel; o++) {

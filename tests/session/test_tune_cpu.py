@@ -429,8 +429,8 @@ def test_substitutes_are_measured_beside_the_usual_kernels(tmp_path: Path) -> No
             for name in others[:1]:
                 outcome = measure.tried(subject, {kind.key: name})[kind.key]
                 assert isinstance(outcome, tuple) and min(outcome) > 0
-                settled = measure.settled(subject, {kind.key: name}, [kind.key])
-                assert settled.again[kind.key, name][1] > 0
+                decision = measure.decision(subject, {kind.key: name}, [kind.key])
+                assert decision.again[kind.key, name][1] > 0
 
 
 # --- objectives -----------------------------------------------------------------------------------
@@ -466,14 +466,14 @@ def test_throughput_is_measured_by_as_many_sessions_as_there_are_threads_for(
     assert [Objective.THROUGHPUT.sessions(n) for n in (1, 2, 8)] == [3, 1, 1]
     kept = []
     monkeypatch.setattr(tuning_records, "add", lambda device, *_, **__: kept.append(device))
-    real = measure.settled
+    real = measure.decision
 
-    def faster(*args: Any) -> measure.Settled:
+    def faster(*args: Any) -> measure.Decision:
         found = real(*args)
         found.kept["x"] = Measured("gemm(block=2.0, split=4)", 1.0, 2.0, [])
         return found
 
-    monkeypatch.setattr(measure, "settled", faster)
+    monkeypatch.setattr(measure, "decision", faster)
     arguments = [
         "tune",
         str(tuned_model(tmp_path)),

@@ -25,7 +25,7 @@ from tracea_onnx.support.discovery import folder
 from tracea_onnx.support.library import library_path
 
 #: Nanoseconds after which a file that changes again has another stamp, whatever the file system.
-_SETTLED = 2_000_000_000
+_STAMP_NS = 2_000_000_000
 _SUFFIXES = (".py", ".cuh", ".json")
 _LIBRARY = ".so"
 #: Bytes in which an ELF file has its notes; the head of the note with the 20 bytes of a build id.
@@ -64,7 +64,7 @@ def code(backend: str, known: Cache) -> Code:
         and type(backends.get(backend)).fingerprint is not backends.Backend.fingerprint
     )
     contents = _contents(path for path, _ in files)
-    if latest < time.time_ns() - _SETTLED:
+    if latest < time.time_ns() - _STAMP_NS:
         known.put(key, f"{contents} {'more' if fingerprint else ''}".encode())
     return Code(contents, fingerprint)
 

@@ -379,7 +379,7 @@ function boxAt(e) {
       if (Math.abs(b.x - x) <= WIDTH / 2 && y >= b.y && y <= b.y + HEIGHT) return b;
   return null;
 }
-function tell(e) {
+function showTip(e) {
   tip.style.display = hovered ? "block" : "none";
   if (!hovered) return;
   tip.textContent = [`${hovered.title}  ${hovered.name || ""}`, ...(hovered.values || []),
@@ -394,7 +394,7 @@ function hover(box, e) {
     canvas.classList.toggle("over", !!box);
     draw();
   }
-  tell(e);
+  showTip(e);
 }
 canvas.addEventListener("pointerdown", (e) => {
   fingers.set(e.pointerId, e);

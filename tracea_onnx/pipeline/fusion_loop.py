@@ -115,12 +115,12 @@ def _fuse(
         fused, refused = _round(work, source.folder, options)
         report.fused += fused
         report.refused = _nearest(report.refused, refused)
-        _tell(fused, refused)
+        _log_round(fused, refused)
         if options.dry_run or not fused:
             break
 
 
-def _tell(fused: Sequence[Fused], refused: Sequence[Refusal]) -> None:
+def _log_round(fused: Sequence[Fused], refused: Sequence[Refusal]) -> None:
     for f in fused:
         log.debug("%s fused %s: %s us", f.rule, ", ".join(f.nodes), f.saved_us)
     near = [r for r in refused if r.near]

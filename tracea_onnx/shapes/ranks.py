@@ -295,7 +295,7 @@ _TESTS: dict[str, Callable[[int, int], bool]] = {
 
 
 # --- what is found --------------------------------------------------------------------------------
-def _settled(graph: Graph, *, vectors: bool = False) -> _Scope:
+def _fixpoint(graph: Graph, *, vectors: bool = False) -> _Scope:
     root = _Scope(graph, vectors=vectors)
     for _ in range(_PASSES):
         root.changed = False
@@ -307,7 +307,7 @@ def _settled(graph: Graph, *, vectors: bool = False) -> _Scope:
 
 def known_ranks(graph: Graph) -> dict[str, int]:
     """The ranks of the values of a graph that can have one alone."""
-    root = _settled(graph)
+    root = _fixpoint(graph)
     if root.impossible():
         return {}
     names = {*graph.inputs, *(name for n in graph.nodes for name in (*n.inputs, *n.outputs))}
@@ -323,7 +323,7 @@ def decided_ifs(graph: Graph) -> Decided:
     """The Ifs, those of their bodies too, of which one branch alone can be run without an error."""
     if not any(n.op == "If" for n in graph.nodes):
         return {}
-    root = _settled(graph, vectors=True)
+    root = _fixpoint(graph, vectors=True)
     found: dict[int, tuple[NodeProto, bool]] = {}
 
     def collect(s: _Scope) -> None:

@@ -115,7 +115,7 @@ class Patch:
         with _lock:
             if self not in _patches:
                 _patches.append(self)
-            _settle()
+            _apply_patches()
         return self
 
     def __exit__(
@@ -125,7 +125,7 @@ class Patch:
         with _lock:
             if self in _patches:
                 _patches.remove(self)
-            _settle()
+            _apply_patches()
 
     def _run(self, original: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
         """The convolution, by the provider or by the original function."""
@@ -225,10 +225,10 @@ def unpatch() -> None:
     """Give `torch.nn.functional.conv2d` back, however often it was patched."""
     with _lock:
         _patches.clear()
-        _settle()
+        _apply_patches()
 
 
-def _settle() -> None:
+def _apply_patches() -> None:
     """Puts the function there that belongs there. Where somebody else has put theirs over ours,
     ours stays, and passes calls on.
     """

@@ -26,7 +26,7 @@ from tracea_onnx.ir.graph import tensor_bytes
 from tracea_onnx.model_io import external, model_file
 from tracea_onnx.tuning import measure, proposers, station
 from tracea_onnx.tuning.crew import Crew
-from tracea_onnx.tuning.measure import Budget, Described, Settled, Shapes, Tuned, Undecided
+from tracea_onnx.tuning.measure import Budget, Decision, Described, Shapes, Tuned, Undecided
 from tracea_onnx.tuning.search import History, Search
 from tracea_onnx.tuning.station import Answer, Job, Place
 
@@ -74,7 +74,7 @@ class _Alone:
 @dataclass
 class _Kind:
     """A kind of device: its graphs, their searches, and what was found. turn: the graph that was
-    asked about last. alone, settled: of graphs by their index.
+    asked about last. alone, decided: of graphs by their index.
     """
 
     graphs: Sequence[Described]
@@ -82,7 +82,7 @@ class _Kind:
     found: Tuned
     turn: int = 0
     alone: dict[int, _Alone] = field(default_factory=dict)
-    settled: set[int] = field(default_factory=set)
+    decided: set[int] = field(default_factory=set)
 
 
 def tune(
@@ -165,7 +165,7 @@ class Fleet:
             (on, _Task(on, "decided", (k, search.chosen, list(search.kinds))))
             for on, kind in self.kinds.items()
             for k, search in enumerate(kind.searches)
-            if search.measured or search.unsettled
+            if search.measured or search.unconfirmed
         ]
         for on, kind in self.kinds.items():
             kind.found.interrupted = interrupted
@@ -177,7 +177,7 @@ class Fleet:
         self._again += [task for _, task in waiting]
         self._run(lambda _: None)
         for on, task in waiting:
-            if task.arguments[0] not in self.kinds[on].settled:
+            if task.arguments[0] not in self.kinds[on].decided:
                 self._say(f"{on.name}: no worker made the last measurement; tune again for it")
         if all(not k.found.launches and not k.found.alone for k in self.kinds.values()):
             raise measure.nothing_runs(self._job.backend)
@@ -338,13 +338,13 @@ class Fleet:
         else:
             self._decided(task, answer.value)
 
-    def _decided(self, task: _Task, found: Settled | Undecided) -> None:
+    def _decided(self, task: _Task, found: Decision | Undecided) -> None:
         """Of kernels that are undecided, each is measured alone, on whichever worker is idle."""
         assert task.device is not None
         k, kind = task.arguments[0], self.kinds[task.device]
-        if isinstance(found, Settled):
-            kind.settled.add(k)
-            kind.searches[k].settled(found.again)
+        if isinstance(found, Decision):
+            kind.decided.add(k)
+            kind.searches[k].confirm(found.again)
             measure.keep(found, kind.searches[k], kind.found)
             return
         kind.alone[k] = _Alone(found, set(found.chosen))

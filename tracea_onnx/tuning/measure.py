@@ -712,7 +712,7 @@ def _tune(
     is run.
     """
     graph = described(subject, slack)
-    found: tuple[Settled, Search] | None = None
+    found: tuple[Decision, Search] | None = None
     last = set[tuple[str, str]]()  # had their last measurement
     while True:
         search = Search(subject.on, graph.kinds, proposer, partial(History, resume=resume))
@@ -720,13 +720,13 @@ def _tune(
             result.known += search.known
         _search(subject, search, limit, result, on_progress)
         chosen = search.chosen
-        old = search.unsettled - last or (found is None and slack is not None and chosen)
+        old = search.unconfirmed - last or (found is None and slack is not None and chosen)
         if not (search.measured or old):
             break
-        last |= search.unsettled
+        last |= search.unconfirmed
         on_progress("what was found is measured once more")
-        found = settled(subject, chosen, list(search.kinds), Standard(search.kinds)), search
-        search.settled(found[0].again)
+        found = decision(subject, chosen, list(search.kinds), Standard(search.kinds)), search
+        search.confirm(found[0].again)
         resume = True
         if result.interrupted or result.ended:
             break
@@ -765,7 +765,7 @@ def _search(
 
 
 @dataclass
-class Settled:
+class Decision:
     """What the last measurement says: microseconds of a whole run before and after, the launches,
     what is kept, and what a run's launches took with the usual kernels and with the chosen ones.
     unchecked: as of `Tuned`.
@@ -781,7 +781,7 @@ class Settled:
 
 @dataclass
 class Undecided:
-    """Kernels that are faster one by one, while the whole is not; `again` as of `Settled`."""
+    """Kernels that are faster one by one, while the whole is not; `again` as of `Decision`."""
 
     chosen: dict[str, str]
     again: dict[tuple[str, str], tuple[float, float]]
@@ -803,12 +803,12 @@ class Standard:
         return found.lasting or (most > 1 and found.ratio < most)
 
 
-def settled(
+def decision(
     subject: _Subject,
     chosen: Mapping[str, str],
     keys: Sequence[str],
     standard: Standard = Standard(),
-) -> Settled:
+) -> Decision:
     """Measures the chosen kernels together. Where the whole is not faster, kernels that do not
     overlap their neighbours as well may outweigh the others: it is measured with each alone. keys:
     of launches that have a choice.
@@ -819,7 +819,7 @@ def settled(
             key: name for key, name in found.chosen.items() if gains(subject, key, name, standard)
         }
         found = decided(subject, good, keys, found.again, standard)
-        assert isinstance(found, Settled)
+        assert isinstance(found, Decision)
     return found
 
 
@@ -835,7 +835,7 @@ def decided(
     keys: Sequence[str],
     again: dict[tuple[str, str], tuple[float, float]] | None = None,
     standard: Standard = Standard(),
-) -> Settled | Undecided:
+) -> Decision | Undecided:
     """Measures the chosen kernels together, and again without those that had been faster by chance.
     again: of `Undecided`, of whose kernels these were faster alone.
     """
@@ -866,7 +866,7 @@ def decided(
     if found is None:
         raise TraceaError("the kernels by price give other results each time", "report this")
     whole = statistics.median(a for a, _ in found.totals)
-    out = Settled(whole, whole * found.ratio if chosen else whole, again=again)
+    out = Decision(whole, whole * found.ratio if chosen else whole, again=again)
     out.unchecked = [r.why for r in subject.references.values() if r.results is None]
     used = [key for part in subject.usual for key in part.asked]
     for key in keys:
@@ -880,7 +880,7 @@ def decided(
     return out
 
 
-def keep(found: Settled, search: Search, result: Tuned) -> None:
+def keep(found: Decision, search: Search, result: Tuned) -> None:
     """Adds what the last measurement says to the record and to `result`."""
     result.before += found.before
     result.after += found.after

@@ -165,11 +165,11 @@ class Search:
         return {key: name for key, name in found.items() if name is not None}
 
     @property
-    def unsettled(self) -> set[tuple[str, str]]:
+    def unconfirmed(self) -> set[tuple[str, str]]:
         """Those of `chosen` that had no last measurement."""
         return {one for one in self.chosen.items() if self._times[one] == 1}
 
-    def settled(self, found: Mapping[tuple[str, str], tuple[float, float]]) -> None:
+    def confirm(self, found: Mapping[tuple[str, str], tuple[float, float]]) -> None:
         """What the last measurement gave for these launches and kernels, which is kept, too."""
         self._note([self._timed(*one, times) for one, times in found.items()])
         self._times.update(list(found))

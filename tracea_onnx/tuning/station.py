@@ -23,7 +23,7 @@ from tracea_onnx.codegen.tuning_records import Reported
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.support import memory_bound
 from tracea_onnx.tuning import measure
-from tracea_onnx.tuning.measure import Described, Settled, Undecided
+from tracea_onnx.tuning.measure import Decision, Described, Undecided
 from tracea_onnx.tuning.search import Outcome
 
 #: Seconds that a process may take to have a model ready, and that it waits for a question.
@@ -95,7 +95,7 @@ class Station:
         """As `measure.tried`."""
         return measure.tried(self._ready(graph), trial)
 
-    def decided(self, graph: int, *what: Any) -> Settled | Undecided:
+    def decided(self, graph: int, *what: Any) -> Decision | Undecided:
         """As `measure.decided`."""
         return measure.decided(self._ready(graph), *what)
 

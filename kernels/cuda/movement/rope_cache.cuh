@@ -1,4 +1,4 @@
-// A step of attention over caches: queries and keys turned by a rotary embedding, keys and values
+// A step of attention over caches: queries and keys rotated by a rotary embedding, keys and values
 // written into their caches, from a row on that each batch entry has.
 #pragma once
 #ifndef GENERATED
@@ -39,7 +39,7 @@ DEV void keep_old(const WORD* past, WORD* cache, const INDEX* at, int B, int KVH
   }
 }
 
-// A thread has a pair of elements of a row, or one that is not turned; rows of a token are those of
+// A thread has a pair of elements of a row, or one that is not rotated; rows of a token are those of
 // its queries, keys and values.
 extern "C" __global__ void __launch_bounds__(256) rope_cache(PARAMETERS) {
   pdl_begin();

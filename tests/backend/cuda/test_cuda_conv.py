@@ -275,7 +275,7 @@ HALOS = [
 
 
 @pytest.mark.parametrize("r", HALOS)
-def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
+def test_patches_hold_what_their_tiles_read(r: Request) -> None:
     tiles = [t for t in halo.configs(r) if not t.weights_resident]
     assert tiles and {t.split for t in tiles} >= {1, 2}
     i = r.ints
@@ -300,7 +300,7 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", HALOS)
-def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = [t for t in halo.configs(r) if not t.weights_resident]
     for tile in (
         tiles[0],
@@ -319,7 +319,7 @@ def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
         compile_kernels([k], 90)
 
 
-def test_convolutions_whose_weights_do_not_fit_read_slabs() -> None:
+def test_convolutions_whose_weights_do_not_fit_read_patches() -> None:
     assert resident(HALOS[0]) == [False]
     for other in (
         conv(DType.BF16, 28, 88, 19, 54, 64, 7, 2, 3),

@@ -174,7 +174,7 @@ def test_queries_and_caches_are_turned_at_once(
     at = np.arange(rot // 2)
     first, second = (2 * at, 2 * at + 1) if interleaved else (at, at + rot // 2)
 
-    def turned(x: Any) -> Any:
+    def rotated(x: Any) -> Any:
         out, (cos, sin) = x.astype(np.float64), (places[n][:, :, None] for n in ("cos", "sin"))
         out[..., first] = x[..., first] * cos - x[..., second] * sin
         out[..., second] = x[..., second] * cos + x[..., first] * sin
@@ -190,15 +190,15 @@ def test_queries_and_caches_are_turned_at_once(
 
     (kernel,) = cuda.emit(_turning(DType.F32, d, 90, P=p, **sizes))
     assert not cuda_host.run(kernel, places, tmp_path)
-    np.testing.assert_allclose(places["y"], turned(places["q"]), rtol=1e-6, atol=1e-6)
-    check("keys", turned(places["k"]), None)
+    np.testing.assert_allclose(places["y"], rotated(places["q"]), rtol=1e-6, atol=1e-6)
+    check("keys", rotated(places["k"]), None)
     check("values", places["v"], None)
     old = {n: rng.standard_normal(shapes[n]).astype(np.float32) for n in ("keys", "values")}
     places |= {n: cuda_host.aligned(x) for n, x in old.items()}
     places |= {"past_k": places["keys"], "past_v": places["values"]}
     (kernel,) = cuda.emit(_turning(DType.F32, d, 90, P=room, **sizes))
     assert not cuda_host.run(kernel, places, tmp_path)
-    check("keys", turned(places["k"]), old["keys"])
+    check("keys", rotated(places["k"]), old["keys"])
     check("values", places["v"], old["values"])
     for wrong in (-1, room):
         places["at"][0] = wrong
@@ -207,7 +207,7 @@ def test_queries_and_caches_are_turned_at_once(
     tables = {n: rng.standard_normal((room, rot // 2)).astype(np.float32) for n in ("cos", "sin")}
     there = [np.arange(start, start + s) for start in starts]
     places |= {n: np.stack([x[rows] for rows in there]) for n, x in tables.items()}
-    want, keys = turned(places["q"]), turned(places["k"])
+    want, keys = rotated(places["q"]), rotated(places["k"])
     places |= {n: cuda_host.aligned(x) for n, x in tables.items()}
     for count in (max(starts) + s, max(starts) + s - 1):  # rows of the tables
         (kernel,) = cuda.emit(_turning(DType.F32, d, 90, P=room, **{**sizes, "places": count}))

@@ -372,13 +372,13 @@ def test_f32_reads_neighbouring_rows_together() -> None:
     """Copies of an operand whose rows are neighbours go along these; only the widest tile without
     tensor cores reads columns one by one.
     """
-    a_turned, both = (
+    trans_a, both = (
         batched(DType.F32, 1024, 1024, 1024, (1, 1024), (1, 1024)),
         batched(DType.F32, 512, 64, 512, (1, 512), (64, 1)),
     )
-    for r, turned in ((a_turned, "false"), (both, "true")):
+    for r, transposed in ((trans_a, "false"), (both, "true")):
         (k,) = kernels_of(r)
-        assert "A_TRANS = true;" in k.source and f"B_TRANS = {turned};" in k.source
+        assert "A_TRANS = true;" in k.source and f"B_TRANS = {transposed};" in k.source
         assert "A_BYTES = 16;" in k.source and "B_BYTES = 16;" in k.source
         compile_kernels([k], 90)
     wide = batched(DType.F32, 2048, 2048, 2048, (2048, 1), (2048, 1))

@@ -52,7 +52,7 @@ _DEPTHWISE: dict[str, DimLike] = {
     "act": 0, "res_mode": 0,
 }  # fmt: skip
 CASES: Mapping[str, tuple[str, DType, dict[str, DimLike], str]] = {
-    "matrices turned": ("copy", DType.F32, _copy([N, 40, 30], [1200, 1, 40], [1200, 30, 1]), "xy"),
+    "transposed": ("copy", DType.F32, _copy([N, 40, 30], [1200, 1, 40], [1200, 30, 1]), "xy"),
     "batch last": ("copy", DType.F32, _copy([40, 30, N], [30, 1, 1200], [D.mul(N, 30), N, 1]),
         "xy"),
     "slices": ("copy", DType.F32, _copy([N, 61], [70, 1], [61, 1]), "xy"),

@@ -117,10 +117,10 @@ def turning(rng: np.random.Generator) -> Iterator[Case]:
         rows = starts[:, None] + np.arange(s) if b == 2 else slice(None)
         cos, sin = (exact[n][rows][:, :, None] for n in ("cos", "sin"))
         for n in "qk":
-            x, turned = exact[n], exact[n].copy()
-            turned[..., first] = x[..., first] * cos - x[..., second] * sin
-            turned[..., second] = x[..., second] * cos + x[..., first] * sin
-            exact[n] = turned
+            x, rotated = exact[n], exact[n].copy()
+            rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+            rotated[..., second] = x[..., second] * cos + x[..., first] * sin
+            exact[n] = rotated
         caches = {n: np.zeros((b, kv, room, d)) for n in "kv"}
         for n, i in itertools.product("kv", range(b)):
             caches[n][i, :, : starts[i]] = exact[f"past_{n}"][i, :, : starts[i]]

@@ -263,7 +263,7 @@ def _pointwise(
     want: Array,
     dtype: DType,
     bound: Array | None,
-    turned: bool = False,
+    transposed: bool = False,
 ) -> Case:
     integer = want.dtype.kind in "iu" and all(
         d in (DType.I64, DType.I32, DType.BOOL) for _, d in operands
@@ -276,10 +276,10 @@ def _pointwise(
             f"x{k}_dtype": int(d),
             **{f"x{k}_{j}": s for j, s in enumerate([*[0] * (6 - want.ndim), *strides])},
         }
-        if turned and k == 0:  # the first operand lies transposed in memory
+        if transposed and k == 0:  # the first operand lies transposed in memory
             ints |= {"x0_4": 1, "x0_5": want.shape[0]}
     stored_operands = {
-        f"x{k}": np.ascontiguousarray(a.T) if turned and k == 0 else a
+        f"x{k}": np.ascontiguousarray(a.T) if transposed and k == 0 else a
         for k, (a, _) in enumerate(operands)
     }
     program = compile_program(expr, type="i64" if integer else "f32")
@@ -326,7 +326,7 @@ def pointwise(rng: np.random.Generator) -> Iterator[Case]:
             want,
             dtype,
             _bound(want, dtype, 4 + 0 * want),
-            turned=True,
+            transposed=True,
         )
         yield from _layouts(rng, dtype)
         yield from _opcodes(rng, dtype)

@@ -74,8 +74,8 @@ def copy(rng: np.random.Generator) -> Iterator[Case]:
         for shape in ((64, 64), (65, 63), (2, 100, 31), (3, 17, 129), (130, 2, 20)):
             n = [*shape[:-2], shape[-1], shape[-2]]
             xs = contiguous(shape)
-            turned = [*xs[:-2], xs[-1], xs[-2]]
-            yield _copy(rng, size, n, turned, contiguous(n), "transpose")
+            transposed = [*xs[:-2], xs[-1], xs[-2]]
+            yield _copy(rng, size, n, transposed, contiguous(n), "transpose")
         whole = (2, 3, 4, 5, 6, 7)
         xs = contiguous(whole)
         order = (4, 0, 5, 2, 1, 3)
@@ -142,7 +142,7 @@ def _odd(rng: np.random.Generator, size: int) -> Iterator[Case]:
     yield _copy(rng, size, (9, 70), (1, 0), (70, 1), "last repeated")
     yield _copy(rng, size, (5, 1, 3, 31), (31, 0, 0, 1), contiguous((5, 1, 3, 31)), "tile")
     yield _copy(rng, size, (9, 70), (70, 1), (140, 2), "into steps")
-    yield _copy(rng, size, (3, 70, 2), (140, 2, 1), (210, 1, 70), "into turned")
+    yield _copy(rng, size, (3, 70, 2), (140, 2, 1), (210, 1, 70), "into transposed")
     for whole, order in (
         ((3, 5, 7, 11, 19), (4, 2, 0, 3, 1)),
         ((6, 9, 20), (2, 1, 0)),

@@ -387,14 +387,14 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         )  # fmt: skip
         yield conv(rng, v, F32)
         yield conv(rng, replace(v, kernel=(2, 2), kinds=None, res_mode=1, extra=(0, 0)), F32)
-    turned = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
+    transposed = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
     for tile in (
         split(64, 64, False),
         split(64, 40, True, 4),
         split(128, 64, True, 2, 2, 1),
         split(128, 72, False, 1, 1, 2),
     ):
-        yield with_tile(conv(rng, turned, F16), tile)
+        yield with_tile(conv(rng, transposed, F16), tile)
     yield conv(
         rng,
         Conv(

@@ -217,17 +217,17 @@ def matmul(
     n: int,
     k: int,
     *,
-    a_turned: bool = False,
-    b_turned: bool = False,
+    trans_a: bool = False,
+    trans_b: bool = False,
 ) -> Case:
     """Batches of a[m, k] b[k, n], either operand with its other axis contiguous."""
-    a, va = drawn(rng, (b0, b1, k, m) if a_turned else (b0, b1, m, k), dtype)
-    b, vb = drawn(rng, (b0, b1, n, k) if b_turned else (b0, b1, k, n), dtype, k**-0.5)
-    va, vb = va.swapaxes(2, 3) if a_turned else va, vb.swapaxes(2, 3) if b_turned else vb
+    a, va = drawn(rng, (b0, b1, k, m) if trans_a else (b0, b1, m, k), dtype)
+    b, vb = drawn(rng, (b0, b1, n, k) if trans_b else (b0, b1, k, n), dtype, k**-0.5)
+    va, vb = va.swapaxes(2, 3) if trans_a else va, vb.swapaxes(2, 3) if trans_b else vb
     ints = {
         "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * m * k, "a_1": m * k,
-        "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
-        "b_0": b1 * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1,
+        "a_m": 1 if trans_a else k, "a_k": m if trans_a else 1,
+        "b_0": b1 * n * k, "b_1": n * k, "b_k": 1 if trans_b else n, "b_n": k if trans_b else 1,
         "y_0": b1 * m * n, "y_1": m * n, "ldy": n,
     }  # fmt: skip
     want = 0.3 * (va @ vb)
@@ -236,7 +236,7 @@ def matmul(
         "matmul", dtype, ints, {"alpha": 0.3, "p0": 0.0, "p1": 0.0}, None, ("a", "b", "y")
     )
     return case_of(
-        f"matmul {b0}x{b1}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}",
+        f"matmul {b0}x{b1}x{m}x{n}x{k}{' a transposed' * trans_a}{' b transposed' * trans_b}",
         r,
         {"a": a, "b": b},
         {"y": out},
@@ -336,9 +336,9 @@ def products(rng: Rng) -> Iterator[Case]:
     yield gemm(rng, F32, 66, 101, 48, kinds=(0, 1, 2))
     for dtype in (F16, F32):
         yield matmul(rng, dtype, 2, 3, 72, 40, 56)
-        yield matmul(rng, dtype, 1, 2, 37, 41, 43, a_turned=True)
-        yield matmul(rng, dtype, 2, 1, 64, 72, 136, a_turned=True, b_turned=True)
-        yield matmul(rng, dtype, 2, 2, 1, 64, 300, b_turned=True)
+        yield matmul(rng, dtype, 1, 2, 37, 41, 43, trans_a=True)
+        yield matmul(rng, dtype, 2, 1, 64, 72, 136, trans_a=True, trans_b=True)
+        yield matmul(rng, dtype, 2, 2, 1, 64, 300, trans_b=True)
 
 
 def odd_products(rng: Rng) -> Iterator[Case]:
@@ -364,20 +364,20 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         for t in _costs.tiles(dtype, tf32=True, arch=device()[0]):
             yield with_tile(gemm(rng, dtype, 67, 131, 519, "relu"), t)
             if t.bm >= 64 or dtype == F32:
-                yield with_tile(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
+                yield with_tile(matmul(rng, dtype, 1, 2, 67, 131, 133, trans_a=True), t)
         yield with_tile(
-            matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True),
+            matmul(rng, dtype, 1, 2, 67, 45, 131, trans_b=True),
             tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4),
         )
     for t in _costs.tiles(F32, tf32=True, arch=device()[0]):
         # whole tiles and parts
-        yield with_tile(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)
+        yield with_tile(matmul(rng, F32, 1, 2, 132, 132, 96, trans_a=t.bm % 64 > 0), t)
         if t.wgmma:
             yield with_tile(
-                matmul(rng, F32, 1, 2, 131, 133, 201, a_turned=True, b_turned=True),
+                matmul(rng, F32, 1, 2, 131, 133, 201, trans_a=True, trans_b=True),
                 replace(t, split=2),
             )
-            yield with_tile(matmul(rng, F32, 2, 1, 65, 67, 35, b_turned=True), t)
+            yield with_tile(matmul(rng, F32, 2, 1, 65, 67, 35, trans_b=True), t)
             yield with_tile(gemm(rng, F32, 67, 131, 45, kinds=(0, 1, 2)), t)
         if t.terms == 3:
             yield with_tile(
@@ -401,7 +401,7 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         # also with k beyond what lanes read at once
         for lanes, reads, deep in ((4, 4, 1), (8, 2, 2), (16, 1, 2), (32, 1, 1)):
             yield with_tile(
-                matmul(rng, dtype, 2, 2, 67, 3, 131 if lanes < 16 else 101, b_turned=True),
+                matmul(rng, dtype, 2, 2, 67, 3, 131 if lanes < 16 else 101, trans_b=True),
                 dots(True, 3, lanes, reads, deep if lanes > 4 else 1),
             )
             yield with_tile(
@@ -409,33 +409,29 @@ def odd_products(rng: Rng) -> Iterator[Case]:
             )
             for near in (False, True):  # rows of whole chunks
                 yield with_tile(
-                    matmul(rng, dtype, 2, 2, 67, 3, 136, b_turned=True),
+                    matmul(rng, dtype, 2, 2, 67, 3, 136, trans_b=True),
                     dots(True, 3, lanes, reads, deep if lanes > 4 else 1, True, near),
                 )
                 yield with_tile(
                     gemm(rng, dtype, 2, 67, 104, "relu"),
                     dots(False, 2, lanes, reads, deep, True, near),
                 )
-        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, b_turned=True), dots(False, 3, 4, 1, 1))
+        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, trans_b=True), dots(False, 3, 4, 1, 1))
     yield with_tile(gemm(rng, F16, 5, 35, 1031, "silu", res_mode=1), dots(False, 5, 32, 4, 1))
     lane = _simt.SimtTile
-    for a_turned, b_turned in itertools.product((False, True), (False, True)):
+    for trans_a, trans_b in itertools.product((False, True), (False, True)):
         for t in (
             lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3),
             lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2), lane(8, 4, 1, 1, 8),
             lane(8, 4, 1, 1, 4, 3, 2), lane(8, 8, 1, 1, 4, split=4),
             lane(4, 4, 1, 1, 8, 3), lane(8, 4, 4),
         ):  # fmt: skip
-            yield with_tile(
-                matmul(rng, F32, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t
-            )
+            yield with_tile(matmul(rng, F32, 2, 2, 67, 71, 77, trans_a=trans_a, trans_b=trans_b), t)
             # fours of rows
             yield with_tile(
-                matmul(rng, F32, 1, 2, 36, 100, 72, a_turned=a_turned, b_turned=b_turned), t
+                matmul(rng, F32, 1, 2, 36, 100, 72, trans_a=trans_a, trans_b=trans_b), t
             )
-            yield with_tile(
-                matmul(rng, F32, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), t
-            )
+            yield with_tile(matmul(rng, F32, 1, 3, 3, 2, 5, trans_a=trans_a, trans_b=trans_b), t)
     yield with_tile(gemm(rng, F32, 67, 131, 45, "silu", res_mode=1), lane(8, 8, 1, 1, 4))
     yield with_tile(gemm(rng, F32, 35, 131, 45, kinds=(0, 1, 2)), lane(4, 8, 1, 1, 4, 3))
     # what lanes sum goes straight to y
@@ -446,7 +442,7 @@ def odd_products(rng: Rng) -> Iterator[Case]:
 def batches(rng: Rng) -> Iterator[Case]:
     """Products of two run-time operands that tensor maps reach."""
     split = _split.SplitTile
-    for a_turned, b_turned in itertools.product((False, True), (False, True)):
+    for trans_a, trans_b in itertools.product((False, True), (False, True)):
         for dtype, t in (
             (F16, split(64, 64, False)),
             (F16, split(64, 64, True)),
@@ -454,16 +450,16 @@ def batches(rng: Rng) -> Iterator[Case]:
             (F16, split(64, 128, False, 1, 1, 2)),
         ):
             yield with_tile(
-                matmul(rng, dtype, 2, 2, 136, 72, 264, a_turned=a_turned, b_turned=b_turned), t
+                matmul(rng, dtype, 2, 2, 136, 72, 264, trans_a=trans_a, trans_b=trans_b), t
             )
     # rows of y begin anywhere
-    yield with_tile(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))
+    yield with_tile(matmul(rng, F16, 1, 3, 72, 43, 136, trans_b=True), split(128, 40, True))
     # chosen for more steps than there turn out to be: parts without any
     for t in (split(64, 64, False, 4), split(64, 64, True, 3), split(128, 64, True, 4)):
         yield with_tile(matmul(rng, F16, 1, 2, 72, 136, 72), t)
     yield from _shared_batches(rng)
     yield from _persistent_batches(rng)
-    yield matmul(rng, F16, 1, 65_537, 3, 5, 7, b_turned=True)  # more than a grid has places for
+    yield matmul(rng, F16, 1, 65_537, 3, 5, 7, trans_b=True)  # more than a grid has places for
     yield matmul(rng, F16, 1, 98_307, 19, 21, 17)
 
 
@@ -478,10 +474,10 @@ def _shared_batches(rng: Rng) -> Iterator[Case]:
     )  # fmt: skip
     for j, (rows, columns, split, share, beside) in enumerate(forms):
         for swap in (False, True):
-            a_turned, b_turned = ((False, False), (False, True), (True, True), (True, False))[
+            trans_a, trans_b = ((False, False), (False, True), (True, True), (True, False))[
                 (j + 2 * swap) % 4
             ]
-            width = -(-columns // 64) * 64 if (a_turned if swap else not b_turned) else columns
+            width = -(-columns // 64) * 64 if (trans_a if swap else not trans_b) else columns
             case = matmul(
                 rng,
                 BF16 if j % 3 == 2 else F16,
@@ -490,8 +486,8 @@ def _shared_batches(rng: Rng) -> Iterator[Case]:
                 312,
                 328,
                 (200, 24, 456)[j % 3],
-                a_turned=a_turned,
-                b_turned=b_turned,
+                trans_a=trans_a,
+                trans_b=trans_b,
             )
             yield with_tile(case, _split.SplitTile(rows, width, swap, split, share, 1, beside))
 
@@ -507,10 +503,10 @@ def _persistent_batches(rng: Rng) -> Iterator[Case]:
     )  # fmt: skip
     for j, (bm, bn, ping, cluster, beside) in enumerate(forms):
         for swap in (False, True):
-            a_turned, b_turned = ((False, False), (False, True), (True, True), (True, False))[
+            trans_a, trans_b = ((False, False), (False, True), (True, True), (True, False))[
                 (j + 2 * swap) % 4
             ]
-            panels = a_turned if swap else not b_turned
+            panels = trans_a if swap else not trans_b
             width = -(-bn // (8 * cluster)) * 8 * cluster if not panels else bn
             case = matmul(
                 rng,
@@ -520,8 +516,8 @@ def _persistent_batches(rng: Rng) -> Iterator[Case]:
                 312,
                 328,
                 (200, 24, 144)[j % 3],
-                a_turned=a_turned,
-                b_turned=b_turned,
+                trans_a=trans_a,
+                trans_b=trans_b,
             )
             yield with_tile(
                 case,
@@ -540,7 +536,7 @@ def _persistent_batches(rng: Rng) -> Iterator[Case]:
         matmul(rng, F16, 1, 3, 131, 88, 72), _wgmma.HopperTile(64, 88, True, staging=1, panels=True)
     )
     yield with_tile(
-        matmul(rng, F16, 3, 1, 131, 264, 264, b_turned=True),
+        matmul(rng, F16, 3, 1, 131, 264, 264, trans_b=True),
         _wgmma.HopperTile(128, 136, False, staging=1, swap=True),
     )
 

@@ -25,7 +25,7 @@ PADS: dict[str, npt.ArrayLike] = {"pads": np.array([0, 1, 2, 0, 0, 3, 0, 0]), "z
 CONV = [node("Conv", "x w", "c", pads=[1] * 4), node("Transpose", "c", "t", perm=TO)]
 
 
-def settled(
+def sunk(
     nodes: Sequence[NodeProto], *outputs: str, inputs: dict[str, tuple[int, ...]] | None = None
 ) -> ModelProto:
     shapes = {"x": (2, C, 5, 6), **(inputs or {})}
@@ -57,7 +57,7 @@ def test_what_lies_between_two_layouts_computes_before_them(middle: str, last: s
         op, rest = s.split("(")
         read, made = rest.split(")")
         nodes.append(node(op, read, made.strip(), **({"axis": -1} if op == "Concat" else {})))
-    m = settled(
+    m = sunk(
         [
             *CONV,
             *nodes,
@@ -69,10 +69,10 @@ def test_what_lies_between_two_layouts_computes_before_them(middle: str, last: s
 
 
 def test_a_convolution_gets_its_epilogue_and_an_output_its_name() -> None:
-    m = settled([*CONV, node("Add", "t b", "a"), node("Relu", "a", "y")])
+    m = sunk([*CONV, node("Add", "t b", "a"), node("Relu", "a", "y")])
     assert ops(m) == ["Conv", "Add", "Relu", "Transpose"]
     assert [n.op for n in find(m, "conv")[1][0].nodes] == ["Conv", "Add", "Relu"]
-    m = settled([*CONV, node("Add", "t b", "a"), node("Transpose", "a", "y", perm=BACK)])
+    m = sunk([*CONV, node("Add", "t b", "a"), node("Transpose", "a", "y", perm=BACK)])
     assert ops(m) == ["Conv", "Add"]
 
 
@@ -82,7 +82,7 @@ def test_a_residual_block_keeps_no_inner_transpose() -> None:
         node("Transpose", "r", "u", perm=BACK), node("Conv", "u v", "d", pads=[1] * 4),
         node("Transpose", "d", "e", perm=TO), node("Add", "e r", "f"), node("Relu", "f", "y"),
     ]  # fmt: skip
-    assert ops(settled(nodes)) == ["Conv", "Add", "Relu", "Conv", "Add", "Relu", "Transpose"]
+    assert ops(sunk(nodes)) == ["Conv", "Add", "Relu", "Conv", "Add", "Relu", "Transpose"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_residual_block_keeps_no_inner_transpose() -> None:
 )
 def test_where_nothing_is_won_nothing_moves(nodes: Sequence[NodeProto]) -> None:
     names = [i for n in nodes for i in n.input]
-    m = settled(
+    m = sunk(
         nodes,
         *(("y", "q") if "q" in [o for n in nodes for o in n.output] else ()),
         inputs={"z": (2, 5, 6, C)} if "z" in names else None,

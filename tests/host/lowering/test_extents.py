@@ -150,8 +150,8 @@ def test_what_is_read_has_room_for_each_of_its_elements() -> None:
     assert of("global_pool", "x", image | {"x_rs": 3}, border=False) == (0, 4 * (60 + 9 + 12 + 3))
     around: dict[str, D.DimLike] = {"N": 1, "H": 1 << 20, "W": 1, "PL": 1, "y_cs": 4}
     assert of("zero_border", "y", around) == (-16, 4 * (8 << 20) - 16)
-    turned: dict[str, D.DimLike] = {"B": 1, "S": 1, "H": 1, "D": 4, "rot": 9}
-    assert of("rope", "y", turned) == (0, 4 * 8)  # more than a row is turned
+    rotated: dict[str, D.DimLike] = {"B": 1, "S": 1, "H": 1, "D": 4, "rot": 9}
+    assert of("rope", "y", rotated) == (0, 4 * 8)  # more than a row is rotated
 
 
 def test_how_often_a_launch_goes_over_the_same_elements() -> None:

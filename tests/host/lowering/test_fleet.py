@@ -20,7 +20,7 @@ from tracea_onnx.codegen import tuning_records
 from tracea_onnx.codegen.tuning_records import Measured, Reported, Verdict
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.tuning import fleet, proposers, station
-from tracea_onnx.tuning.measure import Budget, Described, Settled, Tuned, Undecided
+from tracea_onnx.tuning.measure import Budget, Decision, Described, Tuned, Undecided
 from tracea_onnx.tuning.search import History, Kind, Outcome
 from tracea_onnx.tuning.station import Answer, Job
 
@@ -65,12 +65,12 @@ class Device:
 
     def _decided(
         self, chosen: Mapping[str, str], keys: Sequence[str], again: Any = None
-    ) -> Settled | Undecided:
+    ) -> Decision | Undecided:
         assert list(keys) == list("abcd")
         if self.undecided and again is None:
             return Undecided(dict(chosen), dict.fromkeys(chosen.items(), (10.0, 3.0)))
         kept = {key: Measured(name, 2.0, 10.0, [{}]) for key, name in chosen.items()}
-        return Settled(40.0, 8.0, [], kept, dict.fromkeys(chosen.items(), (10.0, 2.0)))
+        return Decision(40.0, 8.0, [], kept, dict.fromkeys(chosen.items(), (10.0, 2.0)))
 
 
 def _tune(

@@ -487,7 +487,7 @@ def _keep(subject: measure._Subject, chosen: dict[str, str], result: measure.Tun
     prices = {"Tile(1)": 1.0, "Tile(2)": 1.0}
     kinds = [Kind(key, "", _WHAT["a"], 1, prices) for key in subject.asked]
     search = Search(H200, kinds, proposers.make("grid"))
-    measure.keep(measure.settled(subject, chosen, list(subject.asked)), search, result)
+    measure.keep(measure.decision(subject, chosen, list(subject.asked)), search, result)
 
 
 @pytest.mark.parametrize(("slower", "kept"), [("", {"a", "b"}), ("a", {"b"}), ("ab", set())])
@@ -626,7 +626,7 @@ def test_a_search_that_was_killed_before_its_last_measurement_is_settled_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as m:
-        m.setattr(measure, "settled", lambda *_: 1 / 0)
+        m.setattr(measure, "decision", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             _tuned(math.inf)
     assert tuning_records.load(H200) == {}

@@ -108,7 +108,7 @@ def product(r: Random) -> ModelProto:
     }
     constants["row"] = weights(r, 1, n)
     kinds = (
-        ("MatMul", "Fused", "Gemm", "turned")
+        ("MatMul", "Fused", "Gemm", "transposed")
         if len(lead) == 1
         else ("MatMul", "Fused", "batched", "reshaped")
     )
@@ -123,12 +123,21 @@ def product(r: Random) -> ModelProto:
             node("Add", either(r, "p", bias), "c"),
         ]
     elif kind == "Gemm":
-        turned = r.random() < 0.5
-        attrs = {"alpha": r.choice((1.0, 0.5)), "beta": r.choice((1.0, 2.0)), "transB": int(turned)}
+        transposed = r.random() < 0.5
+        attrs = {
+            "alpha": r.choice((1.0, 0.5)),
+            "beta": r.choice((1.0, 2.0)),
+            "transB": int(transposed),
+        }
         nodes = [
-            node("Gemm", f"x {'wt' if turned else 'w'}{r.choice((' b', ' row', ''))}", "c", **attrs)
+            node(
+                "Gemm",
+                f"x {'wt' if transposed else 'w'}{r.choice((' b', ' row', ''))}",
+                "c",
+                **attrs,
+            )
         ]
-    elif kind == "turned":
+    elif kind == "transposed":
         x = (k, *lead)
         nodes = [node("Gemm", "x w b", "c", transA=1)]
     elif kind == "batched":
@@ -151,11 +160,14 @@ def product(r: Random) -> ModelProto:
 
 
 def einsum_linear(r: Random) -> ModelProto:
-    k, n, turned = r.choice((3, 4)), r.choice((2, 5)), r.random() < 0.5
+    k, n, transposed = r.choice((3, 4)), r.choice((2, 5)), r.random() < 0.5
     lead: tuple[int | str, ...] = r.choice(((3,), (2, 3), ("batch", 4)))
     letters = "ab"[: len(lead)]
-    equation = f"{letters}k,{'nk' if turned else 'kn'}->{letters}n"
-    constants: Constants = {"w": weights(r, *((n, k) if turned else (k, n))), "b": weights(r, n)}
+    equation = f"{letters}k,{'nk' if transposed else 'kn'}->{letters}n"
+    constants: Constants = {
+        "w": weights(r, *((n, k) if transposed else (k, n))),
+        "b": weights(r, n),
+    }
     nodes = [node("Einsum", "x w", "p", equation=equation), node("Add", either(r, "p", "b"), "c")]
     nodes += tail(r, "c", "y", constants)
     return built(nodes, {"x": (*lead, k)}, constants)
@@ -190,10 +202,10 @@ def gated(r: Random) -> ModelProto:
             *([node("Add", either(r, "u0", "b2"), "u")] if bias else []),
         ]
     elif kind == "gemm":
-        turned = r.random() < 0.5
+        transposed = r.random() < 0.5
         nodes = [
-            node("Gemm", f"x {'wt' if turned else 'w'} b", "g", transB=int(turned)),
-            node("Gemm", f"x {'wt2' if turned else 'w2'} b2", "u", transB=int(turned)),
+            node("Gemm", f"x {'wt' if transposed else 'w'} b", "g", transB=int(transposed)),
+            node("Gemm", f"x {'wt2' if transposed else 'w2'} b2", "u", transB=int(transposed)),
         ]
     else:
         nodes = [
@@ -379,7 +391,7 @@ def few_bits(r: Random) -> ModelProto:
     """
     k, n = r.choice(((3, 2), (5, 7), (32, 6), (32, 33)))
     rng = np.random.default_rng(r.randrange(1 << 30))
-    turned, signed = r.random() < 0.5, r.random() < 0.5
+    transposed, signed = r.random() < 0.5, r.random() < 0.5
     kinds = ("blocks", "blobs", "columns") if k == 32 else ("columns", "one")
     kind = r.choice(kinds)
     low, dtype = (-8, np.int8) if signed else (0, np.uint8)
@@ -387,9 +399,9 @@ def few_bits(r: Random) -> ModelProto:
     w, scale = rng.integers(low, low + 16, (k, n)), rng.uniform(0.1, 1.0, size)
     zero, b, row = rng.integers(low, low + 16, size), weights(r, n), weights(r, 1, n)
     constants: Constants = {
-        "w": (w.T if turned else w).astype(dtype), "b": b, "row": row,
-        "s": np.asarray(scale.T if turned else scale, np.float32),
-        "z": np.asarray(zero.T if turned else zero, dtype),
+        "w": (w.T if transposed else w).astype(dtype), "b": b, "row": row,
+        "s": np.asarray(scale.T if transposed else scale, np.float32),
+        "z": np.asarray(zero.T if transposed else zero, dtype),
     }  # fmt: skip
     x: tuple[int | str, ...] = (r.choice(("batch", 3)), k)
     zeros = r.choice((" z", ""))
@@ -403,10 +415,10 @@ def few_bits(r: Random) -> ModelProto:
         nodes = [node("com.microsoft.MatMulNBits", f"x w s{zeros}", "p", **attrs)]
         nodes += [node("Add", either(r, "p", r.choice(("b", "row"))), "c")]
     else:
-        along = {"blocks": {"axis": int(turned), "block_size": 16}, "one": {}}
-        given: dict[str, int] = along.get(kind, {"axis": int(not turned)})
+        along = {"blocks": {"axis": int(transposed), "block_size": 16}, "one": {}}
+        given: dict[str, int] = along.get(kind, {"axis": int(not transposed)})
         nodes = [node("DequantizeLinear", f"w s{zeros}", "d", **given)]
-        if turned:
+        if transposed:
             nodes += [node("Gemm", f"x d{r.choice((' b', ' row', ''))}", "c", transB=1)]
         else:
             x = r.choice((x, (2, *x)))

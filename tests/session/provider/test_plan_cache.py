@@ -201,7 +201,7 @@ def test_files_with_known_stamps_are_not_read_again(
     monkeypatch.setattr(
         code_identity, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind)
     )
-    monkeypatch.setattr(code_identity, "_SETTLED", 0)
+    monkeypatch.setattr(code_identity, "_STAMP_NS", 0)
     reads = []
     contents = code_identity._contents
 

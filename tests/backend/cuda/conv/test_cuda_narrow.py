@@ -208,9 +208,9 @@ def test_a_batch_that_no_size_decides_may_be_nothing(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_few_channels_compile(dtype: DType) -> None:
-    turned = Shape(4, 40, 37, 23, 5, (3, 3), (2, 2), pad=(0, 0), transposed=True)
+    transposed = Shape(4, 40, 37, 23, 5, (3, 3), (2, 2), pad=(0, 0), transposed=True)
     for v in (
-        turned,
+        transposed,
         Shape(16, 28, 85, 50, 4, stride=(2, 2), groups=4),
         Shape(1, 5, 97, 156, 256, (2, 2), dilation=(3, 3)),
     ):

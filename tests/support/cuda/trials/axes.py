@@ -254,7 +254,7 @@ def _copies() -> Iterator[Trial]:
             else x.permute(0, 3, 5, 1, 2, 4)
         ),
     )
-    yield view("last three turned", F32, (131, 7, 5, 3), lambda x: x.swapaxes(1, 3))
+    yield view("last three transposed", F32, (131, 7, 5, 3), lambda x: x.swapaxes(1, 3))
     yield view("transpose", F16, (7, 5), lambda x: x.T)
     yield view("transpose", F32, (100003, 4), lambda x: x.T)
     yield view("transpose", F16, (12, 197, 64), lambda x: x.swapaxes(1, 2))

@@ -79,13 +79,13 @@ def linear(
 
 
 def bmm(
-    dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False
+    dtype: DType, b: int, m: int, n: int, k: int, *, trans_a: bool = False, trans_b: bool = False
 ) -> Trial:
     """Products of two run-time operands, either a transposed view."""
     ints = {
         "B0": 1, "B1": b, "M": m, "N": n, "K": k, "a_0": b * m * k, "a_1": m * k,
-        "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
-        "b_0": b * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1,
+        "a_m": 1 if trans_a else k, "a_k": m if trans_a else 1,
+        "b_0": b * n * k, "b_1": n * k, "b_k": 1 if trans_b else n, "b_n": k if trans_b else 1,
         "y_0": b * m * n, "y_1": m * n, "ldy": n,
     }  # fmt: skip
     r = R.request("matmul", dtype, ints, {"alpha": 1.0}, operands=("a", "b", "y"))
@@ -93,13 +93,13 @@ def bmm(
     def inputs() -> Tensors:
         left = (
             random(b, k, m, dtype=dtype).transpose(1, 2)
-            if a_turned
+            if trans_a
             else random(b, m, k, dtype=dtype)
         )
         return {
             "a": left,
             "b": random(b, n, k, dtype=dtype).transpose(1, 2)
-            if b_turned
+            if trans_b
             else random(b, k, n, dtype=dtype),
         }
 
@@ -107,7 +107,7 @@ def bmm(
         y = result((b, m, n), dtype)
         return [{**x, "y": y}], y
 
-    name = f"bmm {dtype.name} {b}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}"
+    name = f"bmm {dtype.name} {b}x{m}x{n}x{k}{' a transposed' * trans_a}{' b transposed' * trans_b}"
     return Trial(
         name,
         dtype,
@@ -285,9 +285,9 @@ def trials() -> Iterator[Trial]:
     yield linear(F16, 517, 768, 768, pad=3)
     yield bmm(F16, 91, 61, 67, 71)
     yield bmm(F16, 1, 1009, 1013, 1019)
-    yield bmm(BF16, 7, 127, 131, 61, a_turned=True)
-    yield bmm(F16, 13, 1, 127, 131, b_turned=True)
-    yield bmm(F32, 15, 37, 41, 43, b_turned=True)
+    yield bmm(BF16, 7, 127, 131, 61, trans_a=True)
+    yield bmm(F16, 13, 1, 127, 131, trans_b=True)
+    yield bmm(F32, 15, 37, 41, 43, trans_b=True)
     one, none = (1, 1), (0, 0, 0, 0)
     for dtype, v in (
         (F16, Conv(1, 3, 227, 229, 61, (7, 7), (3, 2), one, (1, 2, 3, 4))),

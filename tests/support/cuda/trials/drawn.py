@@ -53,8 +53,8 @@ def _bmm(g: _Draw) -> Trial:
         g.size(1, 1000),
         g.size(1, 1000),
         g.size(1, 1000),
-        a_turned=g.often(0.25),
-        b_turned=g.often(),
+        trans_a=g.often(0.25),
+        trans_b=g.often(),
     )
 
 
