@@ -71,51 +71,12 @@ Kernels load_kernels(Device& device, const Plan& plan) {
   return out;
 }
 
-// Lays out two blocks: what run launches read stays; what only init launches use (sources of packed
-// weights, their scratch) goes again.
 void Partition::make_constants(const Initializers& initializer) {
-  const size_t n = plan_->buffers.size();
-  std::vector<char> in_run(n, 0), in_init(n, 0);
-  for (const LaunchSpec& l : plan_->run)
-    for (const OperandSpec& o : l.operands) in_run[size_t(o.buffer)] = 1;
-  for (const LaunchSpec& l : plan_->init)
-    for (const OperandSpec& o : l.operands) in_init[size_t(o.buffer)] = 1;
-  const std::vector<int64_t> value = plan_->evaluate({});
-
-  layout_.offset.assign(n, -1);
-  layout_.bytes.assign(n, 0);
-  std::vector<Blob> source(n, {nullptr, 0});
-  std::vector<size_t> passing(n, 0);
-  size_t total = 0, passing_total = 0;
-  for (size_t k = 0; k < n; k++) {
-    const BufferSpec& b = plan_->buffers[k];
-    if (!in_run[k] && !in_init[k]) continue;
-    switch (b.kind) {
-      case BufferKind::kInput:
-      case BufferKind::kOutput: continue;
-      case BufferKind::kConst: layout_.bytes[k] = b.bytes; break;
-      case BufferKind::kInitializer: source[k] = initializer(b.name); break;
-      case BufferKind::kBlob: source[k] = plan_->pack->blobs()[size_t(b.index)]; break;
-      case BufferKind::kArena:
-        if (!in_init[k]) continue;
-        layout_.bytes[k] = value[size_t(b.bytes)];
-        if (!plan_->exprs[size_t(b.bytes)].constant || layout_.bytes[k] < 0)
-          throw Failure("scratch of an init launch has no fixed size");
-        break;
-    }
-    if (source[k].data) layout_.bytes[k] = int64_t(source[k].bytes);
-    if (layout_.bytes[k] > INT64_MAX / 4 - int64_t(total) - int64_t(passing_total))
-      throw Failure("constants and scratch of " + std::to_string(layout_.bytes[k]) +
-                    " bytes and more: no GPU has as much memory; make the pack again");
-    const size_t room = align_up(size_t(layout_.bytes[k]) + kSlack, kDeviceAlign);
-    if (b.kind == BufferKind::kConst || (in_run[k] && b.kind != BufferKind::kArena))
-      layout_.offset[k] = int64_t(total), total += room;
-    else
-      passing[k] = passing_total, passing_total += room;
-  }
-  layout_.total = total;
+  const DeviceConstants laid = lay_out_constants(*plan_, initializer, kDeviceAlign);
+  const size_t n = plan_->buffers.size(), total = laid.stays.total;
+  layout_ = laid.stays;
   constants_ = Buffer(device_, total);
-  Buffer temporary(device_, passing_total + words_bytes(plan_->init));
+  Buffer temporary(device_, laid.passing_total + words_bytes(plan_->init));
 
   StreamContext& ctx = streams_->acquire();
   const struct Release {
@@ -132,27 +93,26 @@ void Partition::make_constants(const Initializers& initializer) {
   std::vector<Address> base(n, 0);
   for (size_t k = 0; k < n; k++) {
     base[k] = layout_.offset[k] >= 0 ? constants_.address() + Address(layout_.offset[k])
-                                     : temporary.address() + passing[k];
-    if (source[k].bytes)
-      copy(base[k], address_of(source[k].data), source[k].bytes, ctx.stream,
-           "copying the constants");
+                                     : temporary.address() + laid.passing[k];
+    if (const Blob& source = laid.source[k]; source.bytes)
+      copy(base[k], address_of(source.data), source.bytes, ctx.stream, "copying the constants");
   }
   if (!plan_->init.empty()) {
     std::vector<Place> operands;
     std::vector<int64_t> ints;
     for (const LaunchSpec& l : plan_->init) {
       for (const OperandSpec& o : l.operands) {
-        const int64_t offset = value[size_t(o.offset)];
+        const int64_t offset = laid.value[size_t(o.offset)];
         if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)])
           throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
         operands.push_back({Base::kConst, 0, int64_t(base[size_t(o.buffer)]) + offset});
       }
-      for (int e : l.ints) ints.push_back(value[size_t(e)]);
+      for (int e : l.ints) ints.push_back(laid.value[size_t(e)]);
     }
     LaunchList launches(device_, plan_->init, kernels_.init, operands, ints);
     Addresses absolute;
     absolute.empty = device_.empty();
-    absolute.words = temporary.address() + passing_total;
+    absolute.words = temporary.address() + laid.passing_total;
     if (std::any_of(plan_->init.begin(), plan_->init.end(),
                     [](const LaunchSpec& l) { return cuda_launch(l).faults; }))
       absolute.fault = ctx.fault_word();

@@ -270,4 +270,50 @@ std::shared_ptr<const Bound> BoundPlans::get(const Plan& plan, const ConstantLay
   return made;
 }
 
+DeviceConstants lay_out_constants(const Plan& plan, const Initializers& initializers,
+                                  size_t align) {
+  DeviceConstants out;
+  const size_t n = plan.buffers.size();
+  std::vector<char> in_run(n, 0), in_init(n, 0);
+  for (const LaunchSpec& l : plan.run)
+    for (const OperandSpec& o : l.operands) in_run[size_t(o.buffer)] = 1;
+  for (const LaunchSpec& l : plan.init)
+    for (const OperandSpec& o : l.operands) in_init[size_t(o.buffer)] = 1;
+  out.value = plan.evaluate({});
+
+  out.stays.offset.assign(n, -1);
+  out.stays.bytes.assign(n, 0);
+  out.source.assign(n, {nullptr, 0});
+  out.passing.assign(n, 0);
+  size_t total = 0;
+  for (size_t k = 0; k < n; k++) {
+    const BufferSpec& b = plan.buffers[k];
+    if (!in_run[k] && !in_init[k]) continue;
+    switch (b.kind) {
+      case BufferKind::kInput:
+      case BufferKind::kOutput: continue;
+      case BufferKind::kConst: out.stays.bytes[k] = b.bytes; break;
+      case BufferKind::kInitializer: out.source[k] = initializers(b.name); break;
+      case BufferKind::kBlob: out.source[k] = plan.pack->blobs()[size_t(b.index)]; break;
+      case BufferKind::kArena:
+        if (!in_init[k]) continue;
+        out.stays.bytes[k] = out.value[size_t(b.bytes)];
+        if (!plan.exprs[size_t(b.bytes)].constant || out.stays.bytes[k] < 0)
+          throw Failure("scratch of an init launch has no fixed size");
+        break;
+    }
+    if (out.source[k].data) out.stays.bytes[k] = int64_t(out.source[k].bytes);
+    if (out.stays.bytes[k] > INT64_MAX / 4 - int64_t(total) - int64_t(out.passing_total))
+      throw Failure("constants and scratch of " + std::to_string(out.stays.bytes[k]) +
+                    " bytes and more: no device has as much memory; make the pack again");
+    const size_t room = align_up(size_t(out.stays.bytes[k]) + kSlack, align);
+    if (b.kind == BufferKind::kConst || (in_run[k] && b.kind != BufferKind::kArena))
+      out.stays.offset[k] = int64_t(total), total += room;
+    else
+      out.passing[k] = out.passing_total, out.passing_total += room;
+  }
+  out.stays.total = total;
+  return out;
+}
+
 }  // namespace tracea

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "plan/pack.h"
 #include "plan/plan.h"
 #include "plan/stats.h"
 
@@ -32,6 +33,19 @@ struct ConstantLayout {
   std::vector<int64_t> offset, bytes;
   size_t total;
 };  // by buffer; offset -1 = has none
+
+// Constants on a device that has memory of its own, in two blocks: `stays` is what run launches
+// read; what only init launches use (sources of packed weights, their scratch) is in the other one,
+// which goes again.
+struct DeviceConstants {
+  ConstantLayout stays;         // offsets in the first block; bytes: of all
+  std::vector<size_t> passing;  // by buffer without such an offset: its place in the other one
+  size_t passing_total = 0;
+  std::vector<Blob> source;    // by buffer: what is copied there; null: nothing
+  std::vector<int64_t> value;  // of the plan's expressions
+};
+// Throws Failure where they cannot be had.
+DeviceConstants lay_out_constants(const Plan& plan, const Initializers& initializers, size_t align);
 
 // Where a counted output and its size lie in the arena; -1 of one that is written where it belongs.
 struct CountedPlace {

@@ -1,6 +1,7 @@
 // A pack: plans for groups of nodes, with their blobs. Format: docs/plan-format.md, "Plan and
 // pack".
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@ struct Blob {
   const char* data;
   size_t bytes;
 };
+
+// Contents of a constant by its name; they are read only during the call that gets this.
+using Initializers = std::function<Blob(const std::string&)>;
 
 // A value that a plan reads or makes. dtype: element type; rank: how many dims it has.
 struct Border {

@@ -29,9 +29,6 @@ struct LaunchSpec;
 struct Options;
 struct Plan;
 
-// Contents of a constant by its name; they are read only during the call that gets this.
-using Initializers = std::function<Blob(const std::string&)>;
-
 // The device cannot run a kernel.
 struct NoKernel : Failure {
   using Failure::Failure;

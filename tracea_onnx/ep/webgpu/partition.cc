@@ -58,60 +58,21 @@ Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> d
   make_constants(initializers);
 }
 
-// Two buffers: what run launches read stays; what only init launches use (sources of packed
-// weights, their scratch) goes again.
 void Partition::make_constants(const Initializers& initializers) {
-  const size_t n = plan_->buffers.size();
-  std::vector<char> in_run(n, 0), in_init(n, 0);
-  for (const LaunchSpec& l : plan_->run)
-    for (const OperandSpec& o : l.operands) in_run[size_t(o.buffer)] = 1;
-  for (const LaunchSpec& l : plan_->init)
-    for (const OperandSpec& o : l.operands) in_init[size_t(o.buffer)] = 1;
-  const std::vector<int64_t> value = plan_->evaluate({});
-
-  layout_.offset.assign(n, -1);
-  layout_.bytes.assign(n, 0);
-  std::vector<Blob> source(n, {nullptr, 0});
-  std::vector<size_t> passing(n, 0);
-  size_t total = 0, passing_total = 0;
-  for (size_t k = 0; k < n; k++) {
-    const BufferSpec& b = plan_->buffers[k];
-    if (!in_run[k] && !in_init[k]) continue;
-    switch (b.kind) {
-      case BufferKind::kInput:
-      case BufferKind::kOutput: continue;
-      case BufferKind::kConst: layout_.bytes[k] = b.bytes; break;
-      case BufferKind::kInitializer: source[k] = initializers(b.name); break;
-      case BufferKind::kBlob: source[k] = plan_->pack->blobs()[size_t(b.index)]; break;
-      case BufferKind::kArena:
-        if (!in_init[k]) continue;
-        layout_.bytes[k] = value[size_t(b.bytes)];
-        if (!plan_->exprs[size_t(b.bytes)].constant || layout_.bytes[k] < 0)
-          throw Failure("scratch of an init launch has no fixed size");
-        break;
-    }
-    if (source[k].data) layout_.bytes[k] = int64_t(source[k].bytes);
-    if (layout_.bytes[k] > INT64_MAX / 4 - int64_t(total) - int64_t(passing_total))
-      throw Failure("constants and scratch of " + std::to_string(layout_.bytes[k]) +
-                    " bytes and more: no device has as much memory; make the pack again");
-    const size_t room = align_up(size_t(layout_.bytes[k]) + kSlack, kDeviceAlign);
-    if (b.kind == BufferKind::kConst || (in_run[k] && b.kind != BufferKind::kArena))
-      layout_.offset[k] = int64_t(total), total += room;
-    else
-      passing[k] = passing_total, passing_total += room;
-  }
-  layout_.total = total;
-  constants_ = device_->buffer(total, kStorage | kCopyTarget);  // WebGPU clears what it gives
-  const size_t fault_at = passing_total;
+  const DeviceConstants laid = lay_out_constants(*plan_, initializers, kDeviceAlign);
+  const size_t n = plan_->buffers.size(), fault_at = laid.passing_total;
+  layout_ = laid.stays;
+  constants_ =
+      device_->buffer(layout_.total, kStorage | kCopyTarget);  // WebGPU clears what it gives
   const Object temporary =
-      device_->buffer(passing_total + kDeviceAlign, kStorage | kCopyTarget | kCopySource);
+      device_->buffer(fault_at + kDeviceAlign, kStorage | kCopyTarget | kCopySource);
   std::vector<Place> base(n);
   for (size_t k = 0; k < n; k++) {
     const bool stays = layout_.offset[k] >= 0;
     base[k] = {stays ? constants_.get() : temporary.get(),
-               stays ? uint64_t(layout_.offset[k]) : passing[k], uint64_t(layout_.bytes[k])};
-    if (source[k].bytes)
-      device_->write(base[k].buffer, base[k].offset, source[k].data, source[k].bytes);
+               stays ? uint64_t(layout_.offset[k]) : laid.passing[k], uint64_t(layout_.bytes[k])};
+    if (const Blob& source = laid.source[k]; source.bytes)
+      device_->write(base[k].buffer, base[k].offset, source.data, source.bytes);
   }
   device_->check("copying the constants");
   if (plan_->init.empty()) return;
@@ -120,14 +81,14 @@ void Partition::make_constants(const Initializers& initializers) {
   bool faults = false;
   for (const LaunchSpec& l : plan_->init) {
     for (const OperandSpec& o : l.operands) {
-      const int64_t offset = value[size_t(o.offset)];
+      const int64_t offset = laid.value[size_t(o.offset)];
       const Place& whole = base[size_t(o.buffer)];
       if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)])
         throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
       places.push_back(
           {whole.buffer, whole.offset + uint64_t(offset), whole.bytes - uint64_t(offset)});
     }
-    for (int e : l.ints) ints.push_back(value[size_t(e)]);
+    for (int e : l.ints) ints.push_back(laid.value[size_t(e)]);
     faults |= webgpu_launch(l).faults;
   }
   const Launches launches =
