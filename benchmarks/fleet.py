@@ -13,6 +13,7 @@ long as the others.
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import json
 import math
@@ -42,7 +43,7 @@ from tracea_onnx.tuning.measure import Budget, Decision, Described, Launch, Tune
 from tracea_onnx.tuning.search import WORTH, History, Kind
 from tracea_onnx.tuning.station import Answer, Job, Place
 
-RECORDING = Path(__file__).parent / "recordings" / "mobilenet_v2.json"
+RECORDING = Path(__file__).parent / "recordings" / "mobilenet_v2.json.gz"
 
 
 # --- recording ------------------------------------------------------------------------------------
@@ -92,7 +93,8 @@ def record(name: str, threads: int, file: Path) -> None:
             for kind in graph.kinds
         ],
     }  # fmt: skip
-    file.write_text(json.dumps(written, indent=None, separators=(",", ":")) + "\n")
+    text = json.dumps(written, indent=None, separators=(",", ":")) + "\n"
+    file.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def record_last(
@@ -121,7 +123,7 @@ class Recorded:
     """What one worker took."""
 
     def __init__(self, file: Path) -> None:
-        data = json.loads(file.read_text())
+        data = json.loads(gzip.decompress(file.read_bytes()))
         self.opened, self.decided, self.gains = data["opened"], data["decided"], data["gains"]
         self.alone = statistics.median(data["alone"] or [0.0])
         self.said = f"{data['model']}, {data['threads']} threads, {data['machine']}, {data['date']}"
