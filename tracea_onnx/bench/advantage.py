@@ -1,4 +1,4 @@
-"""What fusions gain: a model in sessions with them and without those of a kind, timed in turn."""
+"""Measures what each kind of fusion gains: sessions with and without it, timed in turn."""
 
 from __future__ import annotations
 

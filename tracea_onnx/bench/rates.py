@@ -1,4 +1,4 @@
-"""What this machine's memory, and the provider on its devices, do in a second: measured."""
+"""Measures the bandwidth of this machine's memory and the arithmetic rate of the provider."""
 
 from __future__ import annotations
 

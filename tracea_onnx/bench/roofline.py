@@ -1,6 +1,4 @@
-"""Where the kernels of a model stand beside what this device can do: a roofline, of measured times
-below measured ceilings.
-"""
+"""Roofline of a model's kernels: measured times below measured ceilings of the device."""
 
 from __future__ import annotations
 

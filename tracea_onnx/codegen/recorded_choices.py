@@ -1,6 +1,4 @@
-"""How kernels are chosen for a device by what was measured on it, for sessions: whoever never tuned
-anything does not wait for SQLite to be imported.
-"""
+"""Kernel choices of sessions, from tuning records. SQLite is imported only where records exist."""
 
 from __future__ import annotations
 

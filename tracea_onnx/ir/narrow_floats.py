@@ -1,4 +1,4 @@
-"""fp16 and bf16: their range, and constants brought to them."""
+"""fp16 and bf16: their ranges, and conversion of constants to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What ONNX says of the operators of its own domain, up to an opset from a table that was made of
-onnx's schemas (`python -m tools.operators`): importing onnx takes longer than most models take to
-compile.
+"""Schemas of ONNX's own operators. Up to some opset they come from a table (`python -m
+tools.operators`), because importing onnx takes longer than compiling most models.
 """
 
 from __future__ import annotations

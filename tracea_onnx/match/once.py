@@ -1,4 +1,6 @@
-"""Chains that one rule fuses and others look at, to leave their nodes alone: matched once."""
+"""Cache of the chains that one rule fuses and other rules must leave alone, so that each is matched
+once.
+"""
 
 from __future__ import annotations
 

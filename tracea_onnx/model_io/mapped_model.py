@@ -1,6 +1,6 @@
-"""A model file as a session loads it fastest: ONNX Runtime reads a model's bytes, copies every
-weight out of them, and copies it once more. Of a model without its weights (`stripped_model.py`) it
-maps them from the file, and the provider packs them from there.
+"""Sessions over a model file whose weights are mapped, not copied. ONNX Runtime reads a model's
+bytes, copies each weight out of them and copies it once more; of a model without weights
+(`stripped_model.py`) it maps them from the file, and the provider packs them from there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A large model file that was read without its weights (`stripped_model.py`), written without them
-in memory: their bytes are copied from file to file.
+"""Writes a large model that was read without its weights (`stripped_model.py`): their bytes are
+copied from file to file and are never all in memory.
 """
 
 from __future__ import annotations

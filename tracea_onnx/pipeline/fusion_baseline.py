@@ -1,5 +1,5 @@
-"""What a repository's models fused to when that was last accepted: a file that tells when an
-exporter, or a new version of this package, lost a fusion.
+"""The baseline file of `tracea-onnx check`: the fusions of a repository's models when they were
+last accepted. A comparison shows the fusions that a new exporter or version of this package lost.
 
     {"version": 1, "models": {"detector.onnx": {"nodes": 61, "fusions": {"conv": 53, "attention":
     6}}}}

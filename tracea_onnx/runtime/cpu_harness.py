@@ -1,5 +1,5 @@
-"""CPU Plans run from Python without ONNX Runtime, their kernels in any variant: the tuner, never a
-session.
+"""Runs CPU Plans from Python without ONNX Runtime, with any variant of their kernels. The tuner
+uses it, a session never.
 
     with LoadedPlan(plan, blobs, initializers, threads=2) as loaded:
         (y,) = loaded.run([x], {3: 1})  # launch 3 in variant 1

@@ -1,4 +1,5 @@
-"""CUDA Plans run from Python without ONNX Runtime: kernel tests and the tuner, never a session.
+"""Runs CUDA Plans from Python without ONNX Runtime. Kernel tests and the tuner use it, a session
+never.
 
 # plan: PlanBuilder.to_json(); blobs: its cubins and constants
 (y,) = run_plan(plan, blobs, [x])

@@ -1,5 +1,5 @@
-"""Files of external data, opened so that what was checked is what is read: whoever exchanges files
-in a model's folder meanwhile changes nothing.
+"""Opens files of external data so that the checked file is the one that is read, even if somebody
+replaces files in the model's folder in between.
 """
 
 from __future__ import annotations

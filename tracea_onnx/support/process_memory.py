@@ -1,5 +1,5 @@
-"""Reads the memory of the process that asks for Plans. `compiler/serve.py` is a process for others
-and puts its own reader here.
+"""Reads the memory of the process that asks for Plans. `compiler/serve.py`, which serves another
+process, installs its own reader here.
 """
 
 from __future__ import annotations

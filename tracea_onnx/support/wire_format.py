@@ -1,5 +1,5 @@
-"""The fields of a protobuf message, for who needs few of them: no onnx, and nothing read that is
-not asked for.
+"""Reads single fields of a serialised protobuf message without importing onnx. Other fields are
+skipped.
 """
 
 from __future__ import annotations

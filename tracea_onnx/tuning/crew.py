@@ -1,5 +1,5 @@
-"""Workers of a fleet, each of them a `concurrent.futures` executor: a seam. `open_crew` knows the
-kinds by the scheme of an address (`KINDS`): one file each.
+"""Workers of a fleet, each of them a `concurrent.futures` executor: an extension point. `open_crew`
+selects the kind by the scheme of an address (`KINDS`): one file each.
 """
 
 from __future__ import annotations

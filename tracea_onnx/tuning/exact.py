@@ -1,4 +1,4 @@
-"""Whether kernels compute what they should: the results of a Plan beside float64."""
+"""Checks the results of a Plan's kernels against float64."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Which kernels are the fastest for a model's launches on this device: measured, and kept as a
+"""Finds the fastest kernels of a model's launches on this device by measuring, and keeps them as a
 tuning record (`tracea-onnx tune`).
 
-A session over the model tells which Plans it wants. Each round compiles them with another candidate
-for every launch that has several (a `proposer` names them), and times the launches of both in
-place, on what the others leave in cache, less what they take more there than in a run whose
-launches overlap. Results are compared with float64 first (`exact.py`). Every trial is kept, and
-never made again. What was faster is measured once more, all together, and kept if the whole model
-is faster for it.
+A session over the model asks for its Plans. In each round a `proposer` names one candidate for
+every launch that has several kernels. Both the candidates and the present kernels are timed inside
+full runs, so that caches are as in production; the overhead of timing launches without overlap is
+subtracted. Before that, results are compared with float64 (`exact.py`). Every trial is recorded and
+none is repeated. At the end the faster kernels are measured together, and kept if the whole model
+is faster.
 """
 
 from __future__ import annotations

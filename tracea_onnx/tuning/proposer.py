@@ -1,4 +1,6 @@
-"""What says which of a launch's kernels is measured next: a seam. `make` knows the ways by name."""
+"""A proposer chooses which of a launch's kernels is measured next: an extension point. `make`
+selects one by name.
+"""
 
 from __future__ import annotations
 

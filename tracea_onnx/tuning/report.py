@@ -1,5 +1,5 @@
-"""What tuning has found so far, for people and programs: a page with the learning curve of every
-kind of launch, every trial as CSV, the fastest kernels as JSON.
+"""Reports of tuning: a page with the learning curve of every kind of launch, every trial as CSV,
+the fastest kernels as JSON.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is tried on one kind of device for the launches of one graph: one proposer for each kind of
-launch. What a trial gave is kept as it arrives, and never asked for again.
+"""The search on one kind of device for one graph: a proposer for each kind of launch. The result of
+each trial is recorded as it arrives, and no trial is repeated.
 """
 
 from __future__ import annotations

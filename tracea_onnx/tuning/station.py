@@ -1,6 +1,6 @@
-"""What a worker of a fleet does: it keeps a model ready in a process of its own, on its device, and
-measures there what it is asked to. A kernel that ends or hangs that process costs its trial; the
-next question starts another one.
+"""A worker of a fleet. It keeps a model ready in a child process on its device, and measures there
+what it is asked to. If a kernel crashes or hangs the child, that trial fails, and the next request
+starts another child.
 """
 
 from __future__ import annotations

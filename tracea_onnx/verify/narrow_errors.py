@@ -1,4 +1,4 @@
-"""What each node loses in a narrow type, found in one run.
+"""The error of each node in a narrow type, found in one run.
 
 The model computes in fp32, and each node that could be narrow has a narrow copy beside it, which
 reads the fp32 values (`mixed_precision.narrow(beside=True)`). So what the copy's result is off by

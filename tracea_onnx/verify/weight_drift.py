@@ -1,5 +1,5 @@
-"""Which weights can be of few bits: how far the outputs drift with them, and which nodes must keep
-theirs, found in one pass over all.
+"""Which weights can have few bits: how far the outputs drift with them, and which nodes must keep
+theirs, found in one pass over all weights.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Movement of dequantised tensors moves their integers: what quantises the result with the same
-scale and zero point then finds them.
+"""Data movement of dequantised tensors moves their integers, so that a QuantizeLinear with the same
+scale and zero point costs nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Few rows of many keys: which kernel reads these soonest. Prices are nanoseconds for one row of
-each head (decoding), which is bound by memory, and clocks for several rows.
+"""Choice of the kernel for attention of few query rows. Prices are nanoseconds where each head has
+one row (decoding, bound by memory), and clocks for several rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""GEMMs with few-bit weights between a norm of their rows and a gate of their results
-(family `gemm_nbits_norm`): one kernel for few rows, launches one after the other for more.
+"""Norm of rows, GEMM with few-bit weights and gate (family `gemm_nbits_norm`): one kernel for few
+rows, a launch for each of them for more.
 """
 
 from __future__ import annotations

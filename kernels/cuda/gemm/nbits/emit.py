@@ -1,6 +1,6 @@
-"""Which kernels compute a GEMM with few-bit weights (family `gemm_nbits`): few rows read
-them as they are (one row, and some more where they fit in shared memory: `stream_rows`), more are a
-GEMM by what they are dequantised to in every run.
+"""Kernels of GEMM with few-bit weights (family `gemm_nbits`). For few rows they read the packed
+weights: `few_rows`, or `stream_rows` for one row and as many more as fit in shared memory. For more
+rows weights are dequantised in every run and a GEMM reads that.
 """
 
 from __future__ import annotations

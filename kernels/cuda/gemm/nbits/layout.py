@@ -1,4 +1,4 @@
-"""How weights of a few bits lie (`layout.cuh`), and what packs them."""
+"""The packed layout of few-bit weights (`layout.cuh`), and the kernels that pack them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few rows by weights of a few bits that stream through shared memory (`stream_rows.cuh`)."""
+"""GEMM of few rows with few-bit weights that stream through shared memory (`stream_rows.cuh`)."""
 
 from __future__ import annotations
 

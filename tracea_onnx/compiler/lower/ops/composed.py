@@ -1,5 +1,5 @@
-"""Operators that are a few launches of others: norms that no kernel has, one-hot maxima, identity
-matrices, sampling grids, reversed sequences.
+"""Operators that are lowered to a few launches of others: norms without a kernel of their own,
+Hardmax, EyeLike, AffineGrid, ReverseSequence.
 """
 
 from __future__ import annotations

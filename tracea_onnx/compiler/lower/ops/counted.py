@@ -1,5 +1,5 @@
-"""Results whose size only a run knows, from what tensors hold: elements that are not zero, that are
-chosen, that differ, boxes that stay.
+"""Operators whose result size depends on the contents of tensors: NonZero, Compress, Unique,
+NonMaxSuppression.
 
 Lowering gives each room for the largest. A kernel counts how much it used, and what reads the
 result is in another partition, where that is the size of an input.

@@ -1,5 +1,5 @@
-"""Attention over a cache of keys and values with room for more, each row of the batch as long as a
-tensor says: what ONNX Runtime's generators write for every layer of a decoder.
+"""Attention with a key/value cache that has room for more rows than it holds (GroupQueryAttention,
+Attention with past). A tensor has the number of valid rows of each batch entry.
 
 The cache is one tensor that the new keys and values are written into. Where a run gives the memory
 of the old cache for the new one, nothing else moves.

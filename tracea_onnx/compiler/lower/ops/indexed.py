@@ -1,5 +1,5 @@
-"""Elements found by indices known at run time only: scattered ones, and gathered ones where a row
-is not one piece; triangles of matrices.
+"""Gather and scatter of elements by run-time indices, where the slice of an index is not
+contiguous, and triangles of matrices (Trilu).
 """
 
 from __future__ import annotations

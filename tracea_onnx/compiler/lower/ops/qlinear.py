@@ -1,6 +1,5 @@
-"""Operators of integers in terms of what their operands are dequantised to: ONNX's, and those that
-ONNX Runtime's tool writes beside them. Results of ConvInteger and MatMulInteger are the sums
-themselves.
+"""QLinear operators of ONNX and ONNX Runtime, lowered as the float operators on dequantised
+operands. ConvInteger and MatMulInteger give the integer sums themselves.
 """
 
 from __future__ import annotations

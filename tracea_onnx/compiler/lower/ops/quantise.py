@@ -1,8 +1,9 @@
-"""Quantisation as pointwise expressions, part of those before and after it, bit for bit as ONNX
-says: quotients, rounded half to even, plus a zero point, saturated; and products of differences.
+"""QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear as pointwise expressions, merged with
+those before and after them. Results are bit for bit as ONNX defines:
+q = saturate(round_half_even(x / scale) + zero), x = (q - zero) * scale.
 
-What dequantises waits for its readers: expressions compute it on the way, and what only moves
-elements moves integers.
+DequantizeLinear is deferred: expressions that read it compute it, and data movement moves the
+integers.
 """
 
 from __future__ import annotations

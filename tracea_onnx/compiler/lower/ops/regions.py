@@ -1,4 +1,4 @@
-"""Regions of images, resampled, and windows whose taps are moved: what ONNX has for detectors."""
+"""RoiAlign, DeformConv and Det."""
 
 from __future__ import annotations
 

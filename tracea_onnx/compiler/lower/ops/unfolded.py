@@ -1,6 +1,4 @@
-"""Images laid out again from blocks or from what a pooling kept, and cut or grown around their
-center.
-"""
+"""Col2Im of blocks that tile an image, MaxUnpool and CenterCropPad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of the first opset that ONNX took back, and ONNX Runtime still runs."""
+"""Operators of opset 1 that ONNX removed and ONNX Runtime still runs: Affine, Crop, ImageScaler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Images of 8 bits are channels-last: as strides, which any reader may follow, and as images, for
-GEMMs. Pixels of many channels begin where vectors may (`Target.byte_pitch`); there are no other
-gaps. Pointwise expressions keep the order.
+"""8-bit images are stored channels-last. Any op may read them with these strides; integer GEMMs and
+convolutions read them as images. Where there are many channels, each pixel is aligned for vectors
+(`Target.byte_pitch`); there are no other gaps. Pointwise expressions keep the layout.
 """
 
 from __future__ import annotations

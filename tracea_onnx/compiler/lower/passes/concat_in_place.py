@@ -1,8 +1,8 @@
-"""Concatenations of channels that no kernel makes: what makes an image writes it straight into its
-slice.
+"""In-place concatenation of channels: the op that makes an image writes it directly into its slice
+of the concatenation, so that no kernel copies it.
 
-Where launches cost, concatenations within concatenations (a dense block joins all of its images
-after every layer) lie in the longest one:
+On devices where launches are expensive, nested concatenations (a dense block concatenates all of
+its images after every layer) share the storage of the longest one:
 
     b = Concat(a, f)
     d = Concat(a, f, g)  or  Concat(b, g)

@@ -1,6 +1,5 @@
-"""Convolution and pooling over three spatial dims, by kernels for two: a convolution sees the
-slices that its window covers as channels of one image, a pooling goes over height and width first,
-then over the depth.
+"""Convolution and pooling over three spatial dims by kernels for two. For a convolution, the depth
+slices of a window are channels of one image. Pooling reduces height and width first, then depth.
 """
 
 from __future__ import annotations

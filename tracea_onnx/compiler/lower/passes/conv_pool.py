@@ -1,5 +1,5 @@
-"""A convolution that pools its own result: the first layers of a network, between which lies the
-largest image of all, then never written.
+"""Convolution fused with the max pooling that follows it. In the first layers of a network the
+result between both is the largest image of all; it is never stored.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pointwise results that no launch makes: an expression that reads them computes them on the way,
-as a stage before its own.
+"""Deferred pointwise results: a pointwise launch that reads such a result computes it as a stage
+before its own expression, and it is never stored.
 
 Chains of integers, booleans and their conversions (masks, positions, buckets of relative positions)
 become one launch each. A stage's result is rounded to its element type before the next one reads

@@ -1,5 +1,6 @@
-"""What pointwise expressions and movement know of quantised tensors: a DequantizeLinear that is
-read is part of the expression, and so is a QuantizeLinear that alone reads its result.
+"""DequantizeLinear and QuantizeLinear as parts of pointwise expressions and of data movement: an
+expression dequantises what it reads, and quantises its result where a QuantizeLinear alone reads
+that.
 """
 
 from __future__ import annotations

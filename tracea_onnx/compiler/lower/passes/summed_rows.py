@@ -1,5 +1,5 @@
-"""Rows that a norm adds up on the way: embeddings looked up in tables, broadcast positions, a class
-token before the patches of an image.
+"""Prologue of norms: the norm kernel adds up its input rows, such as embeddings looked up in
+tables, broadcast positions, or a class token before the patches of an image.
 
     norm(table0[ids] + table1[types] + positions)
 
