@@ -169,7 +169,7 @@ def compile_graph(
     while True:
         reasons = dict(probe.reasons)
         if not everything:
-            reasons |= quantised_groups.left(graph, ops, reasons, writer.target)
+            reasons |= quantised_groups.left_to_ort(graph, ops, reasons, writer.target)
         if on_device:
             reasons |= host_flags.left(graph, ops)
         if body:
@@ -249,7 +249,7 @@ def _whole(
             or not (everything or any(op.kind in COMPUTE for op in ops))
             or partitioning.groups(ops, [True] * len(ops), graph) != [together]
             or _unread(graph, ops, [together])
-            or (not everything and quantised_groups.left(graph, ops, (), writer.target))
+            or (not everything and quantised_groups.left_to_ort(graph, ops, (), writer.target))
         ):
             return None
         return _weighed(graph, ops, probe, writer, everything, lower)
@@ -641,7 +641,7 @@ def _plan_storage(
     if ctx.target.stages:
         ctx.staged = pointwise_stages.find(ops, {*outputs, *ctx.alias}, ctx.deferrable)
     if ctx.target.folds_norms:
-        ctx.measured = gemm_norm.find_candidates(ctx, ops, outputs)
+        ctx.needs_row_stats = gemm_norm.find_candidates(ctx, ops, outputs)
         ctx.prenormed = few_bits.prenormed(ctx, graph, ops, outputs)
 
 

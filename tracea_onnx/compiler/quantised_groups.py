@@ -31,7 +31,7 @@ WHY = "its operands are quantised, and ORT runs the quantised group as one integ
 _SLOWER = f"{WHY}, which was measured to be faster; claim=all takes it"
 
 
-def left(
+def left_to_ort(
     graph: Graph, ops: Sequence[Op], refused: Collection[int], target: Target
 ) -> dict[int, str]:
     """Ops that ONNX Runtime should run, beside those that are refused, and why."""

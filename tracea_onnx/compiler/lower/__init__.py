@@ -124,9 +124,9 @@ def lower(ctx: Lowering, op: Op) -> None:
         if late.make():
             return
         for before in late.ops:
-            ctx.waiting.discard(before.outputs[0])
+            ctx.postponed.discard(before.outputs[0])
             lower(ctx, before)
-    if op.outputs[0] in ctx.waiting or _follow(ctx, op):
+    if op.outputs[0] in ctx.postponed or _follow(ctx, op):
         return
     fn = LOWER.get(op.kind)
     if fn is None:

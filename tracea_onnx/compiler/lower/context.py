@@ -58,7 +58,7 @@ class Lowering:
         self.concats: dict[str, Nhwc] = {}
         # concatenations that one convolution reads, which could read what they slice instead
         self.block_concats: set[str] = set()
-        self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
+        self.blocks: dict[str, Blocks] = {}  # those that are never stored, because it will
         # GEMMs computed together with others of the same input
         self.merges: dict[str, list[Op]] = {}
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
@@ -70,12 +70,12 @@ class Lowering:
         self.sole: dict[str, Op] = {}
         # results of pointwise ops that a GEMM of integers before them may compute
         self.late: dict[str, Late] = {}
-        self.waiting: set[str] = set()  # results of what waits for these
+        self.postponed: set[str] = set()  # results of ops that are lowered with a key of `late`
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.last: set[str] = set()  # outputs that nothing reads
-        self.measured: set[str] = set()  # results of GEMMs whose rows will be normalised
+        self.needs_row_stats: set[str] = set()  # results of GEMMs whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
-        self.folded: dict[str, DeferredNorm] = {}  # norms left to the GEMMs that read them
+        self.deferred_norms: dict[str, DeferredNorm] = {}  # norms left to the GEMMs that read them
         self.prenormed: set[str] = set()  # norms that one GEMM with few-bit weights reads
         self.row_norms: dict[str, RowNorm] = {}  # those of them that are left to it
         self.gates: dict[str, Op] = {}  # results of GEMMs -> the GEMM that they are gated by

@@ -28,7 +28,7 @@ def lower(ctx: Lowering, op: Op, move: Callable[[Lowering, Op], None]) -> bool:
     held: list[Quantised] = []
     for name in moved:
         v = ctx.values.get(name)
-        if v is None or v.quantised is None or not quantised.waits(v):
+        if v is None or v.quantised is None or not quantised.is_deferred(v):
             return False
         held.append(v.quantised)
     if not held or not all(_alike(h, held[0]) for h in held):

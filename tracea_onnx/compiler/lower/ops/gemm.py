@@ -105,7 +105,7 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
         if one_hot_rows.lower(ctx, op, x, rows, full, more):
             return
     params = {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n}
-    norm = gemm_norm.of(ctx, x)
+    norm = gemm_norm.norm_of(ctx, x)
     operands: dict[str, Ref | None]
     floats: dict[str, float] = {}
     src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
@@ -151,7 +151,7 @@ def launched(
         ints |= epi.ints
         floats |= epi.floats
         if epi.residual is not None:
-            added = gemm_norm.of(ctx, epi.residual)
+            added = gemm_norm.norm_of(ctx, epi.residual)
             if added is not None:
                 more = gemm_norm.residual(ctx, added)
                 operands, ints, floats = operands | more[0], ints | more[1], floats | more[2]

@@ -65,7 +65,11 @@ def _mean_of_bytes(ctx: Lowering, op: Op, x: Value) -> bool:
     what alone reads them; False where no kernel computes that.
     """
     held = x.quantised
-    if held is None or not quantised.waits(x) or "global_mean_int8" not in ctx.target.families:
+    if (
+        held is None
+        or not quantised.is_deferred(x)
+        or "global_mean_int8" not in ctx.target.families
+    ):
         return False
     parts: list[Value | None] = [held.scale, held.zero]
     if held.x.dtype not in byte_images.BYTES or x.rank not in (3, 4):

@@ -113,7 +113,7 @@ def _over_sum(
     rule: Mapping[str, int], eps: float
 ) -> bool:  # fmt: skip
     """Normalise rows that the kernel adds up itself, where that saves launches."""
-    if not summed_rows.fits(ctx, x, others) or not summed_rows.worth(
+    if not summed_rows.fits(ctx, x, others) or not summed_rows.is_profitable(
         [x, *(o for o in others if o.rank > 1)], x.shape
     ):
         return False

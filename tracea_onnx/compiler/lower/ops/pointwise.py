@@ -250,8 +250,8 @@ def _plain(
             return
     out = Value(name, dtype, shape)
     read = _within_limits(ctx, inputs, shape)
-    if pointwise_stages.worth(ctx, out, read):
-        pointwise_stages.wait(ctx, out, pointwise_stages.Stage(program, dtype, tuple(read)))
+    if pointwise_stages.should_defer(ctx, out, read):
+        pointwise_stages.defer(ctx, out, pointwise_stages.Stage(program, dtype, tuple(read)))
         return
     pointwise_stages.launch(ctx, read, ctx.define(name, dtype, shape), program)
 
@@ -262,14 +262,14 @@ def _within_limits(
     """The inputs, those that were left to their readers as stages as far as one launch reads what
     these do.
     """
-    read = [pointwise_stages.of(v) for v in inputs]
+    read = [pointwise_stages.stage_of(v) for v in inputs]
     while any(isinstance(x, pointwise_stages.Stage) for x in read) and not _fits(ctx, read, shape):
         widest = max(
             (k for k, x in enumerate(read) if isinstance(x, pointwise_stages.Stage)),
             key=lambda k: len(pointwise_stages.leaves([read[k]])),
         )
         ctx.materialize(inputs[widest])
-        read = [pointwise_stages.of(v) for v in inputs]
+        read = [pointwise_stages.stage_of(v) for v in inputs]
     if not _fits(ctx, read, shape):
         raise Unsupported("the broadcast needs more than 6 separate dims")
     return read

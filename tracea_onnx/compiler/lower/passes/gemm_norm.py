@@ -176,7 +176,7 @@ def statistics(
         for ref, pitch in places
     )
     if (
-        name not in ctx.measured
+        name not in ctx.needs_row_stats
         or dtype not in (DType.F16, DType.BF16)
         or columns % PANEL
         or not aligned
@@ -198,7 +198,7 @@ def defer_norm(
     """Leave this norm over the last axis of x to its readers, where the statistics of x are at
     hand.
     """
-    if x.name not in ctx.statistics or op.outputs[0] in ctx.folded:
+    if x.name not in ctx.statistics or op.outputs[0] in ctx.deferred_norms:
         return False
     gamma, beta = (ctx.optional(weights.get(r)) for r in ("gamma", "beta"))
     if any(
@@ -207,16 +207,16 @@ def defer_norm(
     ):
         return False
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    ctx.folded[out.name] = DeferredNorm(
+    ctx.deferred_norms[out.name] = DeferredNorm(
         x, ctx.statistics[x.name], gamma, beta, eps, bool(rule["rms"]), rule["gamma_add"]
     )
     ctx.defer(out, "norm", (x,), make)
     return True
 
 
-def of(ctx: Lowering, v: Value) -> DeferredNorm | None:
-    """The norm that `v` is, if it was left to its readers and none has had it made."""
-    return ctx.folded.get(v.name) if v.deferred is not None and v.view is None else None
+def norm_of(ctx: Lowering, v: Value) -> DeferredNorm | None:
+    """The deferred norm that `v` is; None where it is none, or a reader materialized it."""
+    return ctx.deferred_norms.get(v.name) if v.deferred is not None and v.view is None else None
 
 
 @dataclass

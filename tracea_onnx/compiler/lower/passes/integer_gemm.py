@@ -96,7 +96,7 @@ def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     made = _Int8Launch(op, shape, after, {"x": src.ref, "w": packed})
     made.ints |= {"N": image.shape[0], "IC": ic, "OC": oc, "G": g, **sides(axes)}
     made.ints |= src.pitches("x")
-    _weigh(ctx, made, *found, 0, oc)
+    _add_scales(ctx, made, *found, 0, oc)
     _add_bias(ctx, made, ctx.optional(roles.get("b")), oc)
     epi = plan_epilogue(ctx, after.expr, after.extras, DType.F32, shape, 1, joins=False)
     if epi is not None:
@@ -133,7 +133,7 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     shape: Dims = (*x.shape[:-1], n)
     made = _Int8Launch(op, shape, after, {"x": src, "w": packed})
     made.ints |= {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
-    _weigh(ctx, made, *found, 0 if spec.trans_b else 1, n)
+    _add_scales(ctx, made, *found, 0 if spec.trans_b else 1, n)
     if after.scale is not None:  # the sums have none
         made.operands["w_scale"] = ctx.plain(after.scale)
         made.ints["w_scales"] = after.scale.elements
@@ -180,7 +180,7 @@ def _lower(
 
     del ctx.sole[name]  # the GEMM does not wait again
     ctx.late[last.outputs[0]] = Late((op, *between), late)
-    ctx.waiting |= {o.outputs[0] for o in between}
+    ctx.postponed |= {o.outputs[0] for o in between}
     return True
 
 
@@ -288,7 +288,7 @@ def _dequantised(ctx: Lowering, op: Op, family: str) -> tuple[Quantised, Quantis
     return x, w
 
 
-def _weigh(
+def _add_scales(
     ctx: Lowering, made: _Int8Launch, x: Quantised, w: Quantised, axis: int, columns: int
 ) -> None:
     """Scales and zero points of the operands; those of the weight may lie along the axis of its
@@ -318,7 +318,7 @@ def _residual(ctx: Lowering, made: _Int8Launch, v: Value) -> Value:
     """What the launch reads of a residual: its integers, where it has some of 8 bits."""
     held = v.quantised
     made.ints["r_dtype"] = int(DType.F32)
-    known = held is not None and quantised.waits(v) and held.x.dtype in BYTES
+    known = held is not None and quantised.is_deferred(v) and held.x.dtype in BYTES
     if held is None or not known or any(p is not None and p.rank for p in (held.scale, held.zero)):
         return v
     made.ints["r_dtype"] = int(held.x.dtype)

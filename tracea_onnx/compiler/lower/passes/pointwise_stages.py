@@ -70,8 +70,8 @@ def find(ops: Sequence[Op], outputs: Collection[str], taken: Collection[str]) ->
     return found
 
 
-def of(v: Value) -> Value | Stage:
-    """The stage of a value that was left to its readers, or the value."""
+def stage_of(v: Value) -> Value | Stage:
+    """The stage of a deferred value; of any other, the value."""
     return (
         v.deferred.stage
         if v.deferred is not None and v.view is None and isinstance(v.deferred.stage, Stage)
@@ -98,9 +98,9 @@ def stages(inputs: Sequence[Value | Stage]) -> list[Stage]:
     return list(found.values())
 
 
-def worth(ctx: Lowering, out: Value, inputs: Sequence[Value | Stage]) -> bool:
-    """Whether a value should wait for its readers: floats for a single one alone, and not after too
-    many stages.
+def should_defer(ctx: Lowering, out: Value, inputs: Sequence[Value | Stage]) -> bool:
+    """Whether a value should be computed by its readers: floats only for a single one, and not
+    after too many stages.
     """
     count = ctx.staged.get(out.name, 0)
     kinds = {out.dtype, *(v.dtype for v in inputs)}
@@ -129,7 +129,7 @@ def placed(ctx: Lowering, x: Value, axes: Sequence[int | None], out: Value) -> b
     """Makes `out` the stages of `x` with its axes where `axes` says (None: a new one of size 1);
     False where x is no stage.
     """
-    stage = of(x)
+    stage = stage_of(x)
     if not isinstance(stage, Stage) or out.name not in ctx.staged:
         return False
     moved: dict[int, Value | Stage] = {}
@@ -154,11 +154,11 @@ def placed(ctx: Lowering, x: Value, axes: Sequence[int | None], out: Value) -> b
 
     new = again(stage)
     assert isinstance(new, Stage)
-    wait(ctx, out, new)
+    defer(ctx, out, new)
     return True
 
 
-def wait(ctx: Lowering, out: Value, stage: Stage) -> None:
+def defer(ctx: Lowering, out: Value, stage: Stage) -> None:
     """Leaves `out` to its readers."""
 
     def make() -> None:

@@ -219,7 +219,7 @@ def fused(
     """An expression with what dequantises its inputs and what alone quantises its result, name and
     type of which it then has; as far as it reads no more than `most` tensors.
     """
-    if quantiser(ctx, name) is None and not any(map(waits, inputs)):
+    if quantiser(ctx, name) is None and not any(map(is_deferred, inputs)):
         return expr, list(inputs), name, dtype
     expr = simplify(expr, joins=False)  # which finds no activation any more in what it becomes
     values: list[Value] = []
@@ -232,7 +232,9 @@ def fused(
 
     parts: list[tuple[Expr, list[int]]] = []
     for v in inputs:
-        inner, operands = dequantising(v.quantised) if v.quantised and waits(v) else (_SAME, [v])
+        inner, operands = (
+            dequantising(v.quantised) if v.quantised and is_deferred(v) else (_SAME, [v])
+        )
         parts.append((inner, placed(operands)))
     if len(values) > most:
         values.clear()
@@ -256,6 +258,6 @@ def integers_of(name: str) -> str:
     return f"{name}\0integers"
 
 
-def waits(v: Value) -> bool:
+def is_deferred(v: Value) -> bool:
     """Whether it lies nowhere but in integers."""
     return v.quantised is not None and v.view is None and v.nhwc is None

@@ -68,7 +68,7 @@ def merged(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
     """
     k, total = parts[0].depth, sum(p.width for p in parts)
     packed = ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", K=k, N_total=total))
-    norm = gemm_norm.of(ctx, x)
+    norm = gemm_norm.norm_of(ctx, x)
     folded = gemm_norm.weights(ctx, norm, packed, total) if norm is not None else None
     bias = (
         ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=total) + _WHOLE_BIAS))

@@ -158,6 +158,6 @@ def _summands(ctx: Lowering, v: Value, shape: Dims, *, part: bool = False) -> li
     return [Summand(view.ref, broadcast_strides(ctx.plan, view, v.shape, shape)[:-1])]
 
 
-def worth(parts: Sequence[Value], shape: Dims) -> bool:
+def is_profitable(parts: Sequence[Value], shape: Dims) -> bool:
     """Whether a norm over these saves a launch by adding them up itself."""
     return any((p.deferred is not None and p.view is None) or p.shape != shape for p in parts)
