@@ -1,5 +1,5 @@
-"""What lowering must know of a backend: what its device sustains, which types its kernels take and
-how it stores images.
+"""What lowering must know of a backend: rates of its device, abilities of its kernels, and how it
+stores images.
 """
 
 from __future__ import annotations
@@ -12,41 +12,44 @@ from tracea_onnx.support.data_classes import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """rates: what fusions are priced by. families: those that can be launched. types: float types
-    the compute kernels take. border: whether a convolution reads its padding from a zero border
-    around the image (else the kernel checks bounds itself). pitch_multiple: channel pitches are
-    rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). launch_bound: whether a
-    launch costs more than some memory traffic: GEMMs of one input become one, squeeze-excite is
-    a kernel, images are read in any order of axes. planar: a convolution of at most so many
-    channels reads its image in any order of axes (`conv._in_planes` says which). folds_norms:
-    whether GEMMs in 16-bit types leave statistics of their rows and take rows that are to be
-    normalised. stages: whether a pointwise kernel computes several expressions, each of what the
-    ones before it made. group_packing: whether filters in 16-bit types are also packed for several
-    groups at once. ieee: whether pointwise kernels round every operation on what is quantised as
-    IEEE 754 says, division too, and join none to another. faster_integers: whether GEMMs of
-    8-bit integers were measured to take less time than ONNX Runtime's. leaves_quantised: whether
-    quantised groups may be left to ONNX Runtime's integer kernels, which are the CPU's: not where
-    their operands would leave the device. byte_pools: whether maxima of images of 8-bit integers
-    are taken as these are. byte_pitch: bytes at multiples of which pixels of such images begin that
-    have more channels. window_rows: whether convolutions of few channels of 8-bit integers may read
-    rows of windows as pixels that overlap.
-    """
+    """What a backend's kernels can do on a device. Fields with defaults are optional abilities."""
 
+    #: What the device sustains: fusions are priced by it.
     rates: Rates
+    #: Kernel families that can be launched.
     families: frozenset[str]
+    #: Float types that the compute kernels take.
     types: frozenset[DType]
+    #: Whether convolutions read padding from a zero border that is stored around the image; else
+    #: their kernels check bounds.
     border: bool
+    #: Channel pitches are rounded up to multiples of it; 0: `kernel_families.channel_pitch`.
     pitch_multiple: int
+    #: Whether a launch costs more than some memory traffic: then GEMMs of one input are merged,
+    #: squeeze-excite is one kernel, and images are read in any order of their axes.
     launch_bound: bool
+    #: Convolutions of at most so many channels read images in any order of their axes
+    #: (`conv._in_planes`).
     planar: int = 0
+    #: Whether 16-bit GEMMs can store statistics of their rows, and read rows that they normalise.
     folds_norms: bool = False
+    #: Whether a pointwise kernel computes several expressions, each from results of the former.
     stages: bool = False
+    #: Whether 16-bit filters can also be packed for several groups of a convolution at once.
     group_packing: bool = False
+    #: Whether pointwise kernels round each operation on quantised values as IEEE 754 does, with
+    #: exact division and without fused multiply-add.
     ieee: bool = False
+    #: Whether 8-bit GEMMs were measured to be faster than ONNX Runtime's.
     faster_integers: bool = False
+    #: Whether quantised groups may be left to ONNX Runtime's integer kernels, which run on the CPU.
+    #: False where their operands would leave the device.
     leaves_quantised: bool = True
+    #: Whether max pooling takes 8-bit images.
     byte_pools: bool = False
+    #: Alignment in bytes of the pixels of 8-bit images that have at least as many channels.
     byte_pitch: int = 1
+    #: Whether 8-bit convolutions of few channels may read rows of windows as overlapping pixels.
     window_rows: bool = False
 
     @property

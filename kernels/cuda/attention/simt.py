@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tracea_onnx.codegen import kernel_choice
-from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.support.data_classes import dataclass
@@ -18,8 +18,6 @@ from . import problem, tf32x3
 from .problem import Problem
 from .tf32x3 import Tf32Config
 
-#: Bytes of shared memory of an SM that CTAs may have together.
-_MOST_SHARED = 227 * 1024
 #: Cycles that CTAs beside each other take to begin and end, and to combine what those of a cluster
 #: have.
 _STARTING, _JOINING = 3000, 4000
@@ -80,7 +78,7 @@ def _cycles(request: Request, p: Problem, c: SimtConfig, sizes: dict[str, int]) 
     ctas = sizes["B"] * sizes["H"] * -(-sizes["S"] // (16 * rows)) * c.cluster
     each: int = -(-ctas // sms_of_clusters(request.sms, c.cluster))  # of an SM
     # as far as registers and shared memory go
-    beside = 1 if rows * (keys + 4 * groups) > 32 or 2 * c.smem(p) > _MOST_SHARED else 2
+    beside = 1 if rows * (keys + 4 * groups) > 32 or 2 * c.smem(p) > HOPPER_SHARED else 2
     steps = -(-sizes["T"] // (16 * keys * c.cluster))
     waiting = 1.15 if min(beside, each) == 1 else 1.0  # nobody multiplies while weights are found
     starting = _STARTING + (_JOINING if c.cluster > 1 else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Request
 from tracea_onnx.ir import dims as D
 from tracea_onnx.support.data_classes import dataclass
 
@@ -68,7 +68,7 @@ class SimtTile:
     @cached_property
     def resident(self) -> int:
         """Resident CTAs per SM."""
-        return max(1, min(self.min_ctas, 227 * 1024 // (self.smem + 1024)))
+        return max(1, min(self.min_ctas, HOPPER_SHARED // (self.smem + 1024)))
 
     @cached_property
     def direct_store(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED
 from tracea_onnx.support.data_classes import dataclass
 
 from ..cost.fitted import fitted
@@ -16,8 +17,8 @@ _LANES, _THREADS, _ROWS = (16, 32, 64), (128, 256, 512), ((4, 4), (8, 8), (16, 4
 #: Most threads of a CTA with several tiles: larger CTAs wait longer for their slowest thread.
 _TEAMS = 256
 #: Registers of a thread besides loads and states, with aligned and with misaligned rows; most bytes
-#: of shared memory of a CTA, and of an SM.
-_REGISTERS, _SHARED, _MULTIPROCESSOR = (12, 22), 40000, 232448
+#: of shared memory of a CTA.
+_REGISTERS, _SHARED = (12, 22), 40000
 #: Microseconds: of a launch; of a CTA besides its loads; latency of an iteration's loads; of each
 #: load; of a cluster's exchange; of a second launch that combines. Bytes per microsecond: of the
 #: device's memory; of one SM. Share of the idle part of the last wave that counts.
@@ -97,7 +98,7 @@ def _cost(s: Tiling, outer: int, n: int, inner: int, size: int, held: int, sms: 
     registers = -(-(_REGISTERS[inner % v > 0] + 4 * s.depth + v * held // 4) // 8) * 8
     shared = v * ((s.lanes | 1) * s.down * s.teams + 32) * held + 1024
     resident = max(
-        min(64 // warps, 65536 // (registers * s.threads), 32, _MULTIPROCESSOR // shared), 1
+        min(64 // warps, 65536 // (registers * s.threads), 32, HOPPER_SHARED // shared), 1
     )
     blocks, bytes, iterations = (
         -(-outer * s.tiles * s.parts // s.teams),

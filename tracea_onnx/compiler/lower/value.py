@@ -1,6 +1,4 @@
-"""What the compiler knows of one tensor while it lowers a partition: type, dims, and where its
-elements lie.
-"""
+"""`Value`: one tensor during lowering, with its type, dims, and where its elements are stored."""
 
 from __future__ import annotations
 
@@ -47,12 +45,13 @@ class Nhwc:
 
 @dataclass(frozen=True)
 class Deferred:
-    """A tensor that lies nowhere until something reads it (`make`), because its likely reader can
-    do without, or compute it from `parts` on the way: rows of a table (`rows`: the table, the
-    indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`), tuples
-    of integers that count (`tuples`: their members), one-hot rows (`one_hot`: the indices), images
-    of few channels of 8 bits (`quantised`: of which floats, scale, zero point). stage: the
-    `pointwise_stages.Stage` that computes it, if it is pointwise.
+    """A tensor whose computation is deferred. A reader that can fuse it reads `parts`; any other
+    calls `make`, which materializes it.
+
+    kind: what `parts` are. "rows": table and indices of a lookup; "sum": summands; "concat":
+    tensors concatenated along the axis before the last; "tuples": members of integer tuples;
+    "one_hot": indices; "quantised": floats, scale and zero point of an 8-bit image of few channels;
+    "norm": the rows. stage: the `pointwise_stages.Stage` that computes it, if it is pointwise.
     """
 
     kind: str
@@ -63,7 +62,9 @@ class Deferred:
 
 @dataclass(frozen=True, eq=False)
 class Late:
-    """Ops that the op behind them may compute in one launch: `make` does, and says whether."""
+    """Ops that may be lowered with the op that reads them, as one launch. `make` tries it and
+    returns whether it did.
+    """
 
     ops: Sequence[Any]
     make: Callable[[], bool]
@@ -82,8 +83,8 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Counted:
-    """A result of which a run counts how many there are along an axis: its dims are the largest.
-    `count` gets the number.
+    """A result whose size along `axis` is known only after its kernel ran. Its dims are the largest
+    possible ones; the kernel stores the size at `count`.
     """
 
     axis: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support.data_classes import dataclass
 
@@ -160,7 +161,8 @@ def resident_ctas(t: Tile, f32: bool = True, transposed: bool = False) -> int:
     if t.wgmma:
         registers = 255 if t.bn == 128 else 168 if t.threads == 128 else 128
         return min(
-            227 * 1024 // (t.smem + transposed * t.parts + 1024), 65536 // (t.threads * registers)
+            HOPPER_SHARED // (t.smem + transposed * t.parts + 1024),
+            65536 // (t.threads * registers),
         )
     return max(
         1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t, f32)))
@@ -287,7 +289,7 @@ def _whole_cost(
         else max(
             1,
             min(
-                227 * 1024 // (t.smem + 1024),
+                HOPPER_SHARED // (t.smem + 1024),
                 2048 // t.threads,
                 int(65536 / (t.threads * (50 + 1.5 * sums))),
             ),
