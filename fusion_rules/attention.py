@@ -56,8 +56,7 @@ _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 
 @dataclass
 class _Scores:
-    """What lies between q k^T and the softmax. `masks` and `nodes` start at the
-    softmax.
+    """The chain between q k^T and the softmax. `masks` and `nodes` start at the softmax.
 
     floor: the lower bound that Max or Clip puts on the scores. cap: the softcap, 0 without one;
     `scale` is then the factor inside Tanh. per_head: constant factors [..., heads, 1, 1] of the

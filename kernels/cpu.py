@@ -311,7 +311,7 @@ def _variant(parameters: Mapping[str, Sequence[float]]) -> str:
 
 
 def opcodes_header() -> str:
-    """What each opcode computes, of vectors and of int64."""
+    """C++ header with the implementation of each opcode, for vectors and for int64."""
     floats = (f"  OP{o.arity}({_op(o.name)}, {o.cpu})" for o in OPCODE.values() if o.cpu)
     ints = (f"  OP({_op(o.name)}, {o.int_cpu})" for o in OPCODE.values() if o.int_cpu)
     return "\n".join(

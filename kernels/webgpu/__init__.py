@@ -78,7 +78,7 @@ class WebGpu(Backend):
         return not failed, text.value.decode()
 
     def fault_of(self, launch: Launch) -> str:
-        """What wgpu-native finds wrong in the WGSL of a launch, or why it cannot be asked; "" where
+        """Error that wgpu-native reports for the WGSL of a launch, or why it cannot be asked; "" if
         it is valid.
         """
         valid, text = self._asked(

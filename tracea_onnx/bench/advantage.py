@@ -29,7 +29,7 @@ _ROUNDS = 15
 
 @dataclass(frozen=True)
 class Gain:
-    """What fusions of a kind gain: how many there are, launches and bytes of the provider that they
+    """Gain of one kind of fusion: how many there are, launches and bytes of the provider that they
     save in a run, nodes that leave the provider without them, microseconds of a run with and
     without them, and their ratio with its interval.
     """

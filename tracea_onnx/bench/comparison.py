@@ -116,8 +116,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Task:
-    """What all programs run. fault: what of their results is wrong, or "". more: of the request to
-    a program. operations: floating-point ones of a run; most: GFLOP/s that no program can reach.
+    """The task that all programs run. fault: what of their results is wrong, or "". more: of the
+    request to a program. operations: floating-point ones of a run; most: GFLOP/s that no program
+    can reach.
     """
 
     model: Path
@@ -133,7 +134,7 @@ class Task:
 
 @dataclass
 class Comparison:
-    """What `compare` found. unavailable: peers that this machine does not have, and why."""
+    """Result of `compare`. unavailable: peers that this machine does not have, and why."""
 
     model: str
     settings: Settings
@@ -204,7 +205,7 @@ class Comparison:
             yield from _verdict(row)
 
     def text(self) -> list[str]:
-        """What was wrong, then the verdict, then a table for each batch."""
+        """Wrong results first, then the verdict, then a table for each batch."""
         lines = [*self.wrong, *(f for f in self.failed if f.startswith(OURS))]
         lines += self.verdicts()
         lines += [f for f in self.failed if not f.startswith(OURS)]
@@ -443,7 +444,7 @@ def _time(task: Task, row: Row, running: Mapping[str, Program], settings: Settin
 
 
 def _fault(reference: verification.Reference, results: Sequence[Any]) -> str:
-    """What of the results is out of bounds, or ""."""
+    """Description of results that are out of bounds, or ""."""
     if len(results) != len(reference.names):
         return f"it gives {len(results)} outputs, not {len(reference.names)}"
     for o in verification.compared(reference, results):

@@ -27,7 +27,7 @@ _SAMPLE, _LONGEST, _PATIENCE = 0.03, 0.3, 900.0
 
 @dataclass(frozen=True)
 class Peer:
-    """What runs models, and what installs it."""
+    """A program that runs models, and how to install it."""
 
     what: str
     install: str

@@ -23,8 +23,8 @@ LEAST = 1 / 32
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What bounds launches. rate: GFLOP/s, or GB/s. holds: the bytes that a level of memory holds;
-    None without an end. source: how it is known.
+    """An upper bound of launches. rate: GFLOP/s, or GB/s. holds: the bytes that a level of memory
+    holds; None without an end. source: how it is known.
     """
 
     name: str
@@ -137,7 +137,7 @@ def measured(
 def plans(
     model: Path, backend: Backend, shapes: Mapping[str, Sequence[int]], threads: int, device: Any
 ) -> list[measure.Part]:
-    """What sessions run, with data of their own."""
+    """The Plans that sessions run, with generated data."""
     known = tuning_records.choices(device)
     choices = kernel_choice.Choices(known.records, {}, known.sizes)
     options = {"num_threads": str(threads)} if backend.host else {}

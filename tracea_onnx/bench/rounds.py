@@ -139,7 +139,7 @@ def exact(r: Round, seed: int) -> Any:
 
 
 def fault(r: Round, want: Any, results: Sequence[Any]) -> str:
-    """What of the results is out of bounds, or ""."""
+    """Description of results that are out of bounds, or ""."""
     if len(results) != 1 or results[0].shape != want.shape:
         return f"it gives {[v.shape for v in results]}, not {[want.shape]}"
     apart = np.abs(results[0].astype(np.float64) - want).max() / np.abs(want).max()

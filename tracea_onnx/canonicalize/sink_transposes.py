@@ -138,7 +138,7 @@ def _moved_inputs(graph: Graph, n: Node, rank: int) -> list[str]:
 
 
 def _amounts(graph: Graph, n: Node) -> list[int]:
-    """What a Pad adds; empty where that is not constant."""
+    """Pad amounts of a Pad; empty if they are not constant."""
     return (graph.ints(n.input(1)) if n.input(1) else n.attr("pads")) or []
 
 

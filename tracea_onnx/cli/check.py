@@ -69,7 +69,7 @@ def _failed(what: str) -> int:
 
 
 def lines(c: Compared) -> Iterator[str]:
-    """What became of a model."""
+    """Lines about one model."""
     yield f"{c.model}  {sum(c.now.by_rule.values())} fusions, {c.now.nodes} nodes left"
     if c.before is None:
         yield "  not in the baseline"

@@ -131,7 +131,7 @@ def _say(error: str) -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """What is still to be written goes nowhere: Python would try once more at the end."""
+    """Discards buffered output: Python would try to write it again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -151,8 +151,8 @@ def emit(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON has: a NaN or infinity becomes a string, and so do bytes, escaped where they are no
-    UTF-8.
+    """Value that JSON can hold: a NaN or infinity becomes a string, and so do bytes, escaped where
+    they are no UTF-8.
     """
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")

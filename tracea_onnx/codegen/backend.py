@@ -35,7 +35,7 @@ class Probe:
 
 
 class Plan(Protocol):
-    """What a launch needs of the Plan that it is written into."""
+    """The Plan a launch is written into, as emitters see it."""
 
     @abstractmethod
     def expr(self, e: DimLike) -> int:
@@ -85,7 +85,9 @@ class Backend(ABC):
 
     @abstractmethod
     def probe(self) -> Probe:
-        """What this machine has. Initialises no device: the process may fork and use one then."""
+        """Devices and versions found on this machine. Initialises no device: the process may fork
+        and use one then.
+        """
 
     @abstractmethod
     def caps(self, properties: Properties | None) -> Caps | None:
@@ -95,7 +97,7 @@ class Backend(ABC):
 
     @abstractmethod
     def target(self, caps: Caps | None) -> Target:
-        """What lowering must know of the device."""
+        """The `Target` of the device: rates and abilities for lowering."""
 
     def emit(self, request: Request) -> Sequence[Launch]:
         """The launches that compute one launch of another family. Raises NoKernel with a sentence
@@ -157,8 +159,8 @@ class Backend(ABC):
         return ""
 
     def fingerprint(self, properties: Properties) -> str:
-        """What Plans for this request depend on beside the request and this package: a cached Plan
-        with another one is not used.
+        """Inputs of a Plan besides the request and this package: a cached Plan with another one is
+        not used.
         """
         return ""
 

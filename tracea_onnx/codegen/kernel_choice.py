@@ -133,12 +133,12 @@ def specialize(request: Request, sizes: Mapping[str, int]) -> Request:
 
 
 def described(request: Request) -> dict[str, Any]:
-    """What a request of known sizes computes, by which similar ones are found."""
+    """Description of a request of known sizes, by which similar requests are found."""
     return {"family": request.family, "dtype": request.dtype.name, "ints": dict(request.ints)}
 
 
 def cache_key(request: Request) -> str:
-    """What a kernel is chosen by: everything about a request of known sizes."""
+    """Key of kernel choices: everything about a request of known sizes."""
     sets = (sorted(request.operands), sorted(request.unaligned), sorted(request.constant))
     whole = (
         request.family,

@@ -69,7 +69,7 @@ class Request:
 
     @cached_property
     def answers(self) -> dict[tuple[object, ...], Any]:
-        """What `once` found."""
+        """Cached results of `once`."""
         return {}
 
 

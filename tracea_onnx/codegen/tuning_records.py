@@ -38,7 +38,9 @@ Sizes = Mapping[str, int]
 
 
 class Device(Protocol):
-    """What a record holds for. kind: everything that tells one kind from another, in words."""
+    """The kind of device that a record holds for. kind: everything that tells one kind from
+    another, in words.
+    """
 
     @property
     def backend(self) -> str:
@@ -240,7 +242,7 @@ def history() -> list[tuple[str, str, Trial]]:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one device."""
+    """The record of one kind of device."""
 
     device: str
     nvrtc: str
@@ -297,9 +299,7 @@ _DULL = ("_rs", "_ns", "_cs", "_b", "_h", "_s", "_0", "_1", "dtype", "act")
 
 
 def in_words(request: Mapping[str, Any]) -> str:
-    """What a launch computes (`kernel_choice.described`): family, type, and the sizes other than 0
-    and 1.
-    """
+    """Text of a launch (`kernel_choice.described`): family, type, sizes other than 0 and 1."""
     sizes = (
         f"{n}={v}"
         for n, v in request["ints"].items()

@@ -63,7 +63,7 @@ _SAID = 3
 
 @dataclass
 class Compiled:
-    """What the provider would run: one entry per partition, with its builder, and why the other
+    """Result of compiling a graph: one entry per partition, with its builder, and why the other
     nodes stay with ORT.
     """
 
@@ -116,7 +116,7 @@ def whole(request: bytes) -> ModelProto:
 
 
 def properties(request: ModelProto) -> dict[str, str]:
-    """What a compile request says of itself: backend, device, options."""
+    """Metadata of a compile request: backend, device, options."""
     return {
         p.key: p.value
         for p in request.metadata_props
@@ -333,7 +333,7 @@ def without(fusions: Iterable[str]) -> AbstractContextManager[None]:
 
 
 def fusion(match: Match) -> str:
-    """What a match fuses, in words: its rule, and the operators."""
+    """Text of a match: its rule, and the operators."""
     return f"{match.rule}: {' + '.join(n.op for n in match.nodes)}"
 
 

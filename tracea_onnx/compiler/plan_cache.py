@@ -76,7 +76,7 @@ class Slot:
 
 
 def _properties(request: memoryview) -> Iterator[tuple[str, str]]:
-    """What a request says of itself; nothing where it is damaged, which its reader will say."""
+    """Metadata of a request; empty if it is damaged, which its reader will report."""
     with contextlib.suppress(ValueError):
         yield from (_entry(v) for k, v in list(fields(request)) if k == _METADATA)
 

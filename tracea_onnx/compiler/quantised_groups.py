@@ -112,7 +112,7 @@ def _is_wide(graph: Graph, op: Op) -> bool:
 
 
 def _scaled(weighted_op: Op, read: Mapping[str, list[Op]]) -> list[Op]:
-    """What converts sums of integers to floats, scales them, and adds a bias."""
+    """The ops that convert integer sums to floats, scale them, and add a bias."""
     return [op for op in _alone(weighted_op, read, 3) if op.kind in _LIGHT]
 
 

@@ -47,7 +47,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Advice:
-    """What makes the model slower than it could be, and the command that mends it or says more."""
+    """A cause that makes the model slower than it could be, and the command that removes it or
+    shows more.
+    """
 
     what: str
     command: str
@@ -111,7 +113,7 @@ def prescribe(model: str | os.PathLike[str], backend: str) -> Prescription:
 
 
 def _device(asked: Backend) -> tuple[Any, str]:
-    """What tuning records are kept for, and what it is in words; None where there is no device."""
+    """Key of tuning records and its description in words; None without a device."""
     devices = asked.probe().devices
     if asked.harness is None or not devices:
         return None, devices[0] if devices else "no such device here: as files are made"
@@ -123,7 +125,7 @@ def _device(asked: Backend) -> tuple[Any, str]:
 
 
 def _launches(graph: Graph, asked: Backend, device: Any) -> Iterator[tuple[str, str, str]]:
-    """What each launch of a run computes, its kernel, and why it got that."""
+    """Operation, kernel and reason of each launch of a run."""
     records = kernel_choice.BY_PRICE if device is None else tuning_records.choices(device)
     # which are no prices alone, so that a Plan notes what each launch was made for
     choices = replace(records, offers={})
@@ -144,7 +146,7 @@ def _launches(graph: Graph, asked: Backend, device: Any) -> Iterator[tuple[str, 
 def _chosen(
     request: Request, asked: Backend, device: Any, records: kernel_choice.Records
 ) -> tuple[str, str, str]:
-    """What a launch computes, where there is a choice with its sizes; its kernel, and why."""
+    """Operation, kernel and reason of a launch for which there is a choice at its sizes."""
     # prices follow from sizes on a GPU, on the host from the family alone
     priced = asked.host or not request.symbols
     prices = asked.configs(request, device) if priced else dict[str, float]()

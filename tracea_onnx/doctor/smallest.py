@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a family's model: how far its result was from float64, relative to its largest
+    """Result of a family's model: how far its result was from float64, relative to its largest
     value; or why there is none. left: the backend has no kernel for it, and says so.
     """
 

@@ -24,7 +24,7 @@ SPEC_ATTRIBUTE = "spec"
 
 @dataclass(frozen=True)
 class Spec:
-    """What a fused op computes, independent of how the exporter spelled it.
+    """The computation of a fused op, independent of how the exporter spelled it.
 
     `op` names the lowering (`conv`, `gemm`, `attention`, ...); `roles` names each input of the
     fused op in order; `attrs` holds JSON values only (ints, floats, strings, lists, and the

@@ -40,12 +40,12 @@ def domain_of(domain: str) -> str:
 
 
 def written(node: NodeProto) -> str:
-    """What operator a node names: `Conv`, or `com.microsoft.Gelu` of other domains than ONNX's."""
+    """Full name of a node's operator: `Conv`, or with its domain `com.microsoft.Gelu`."""
     return f"{node.domain}.{node.op_type}" if domain_of(node.domain) else node.op_type
 
 
 def type_name(number: int) -> str:
-    """What a tensor's element type is called; a file may have any number there."""
+    """Name of an element type; a file may have any number there."""
     from onnx import TensorProto
 
     return (
@@ -265,7 +265,7 @@ class Graph:
         self.fuses_quantised = False
 
     def derived(self, key: Callable[[Graph], T]) -> T:
-        """What `key` computes of this graph, computed once.
+        """Result of `key` for this graph, computed once.
 
         It lives and dies with the graph, so it may refer to it.
         """

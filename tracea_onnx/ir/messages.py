@@ -25,7 +25,7 @@ _SHORT, _KEPT = 128, 1024
 
 
 class AttributeKind(IntEnum):
-    """What an attribute holds, under ONNX's numbers."""
+    """Kinds of attributes, with ONNX's numbers."""
 
     UNDEFINED = 0
     FLOAT = 1

@@ -69,7 +69,7 @@ def _installed(op: str, opset: int) -> Schema | None:
 
 
 def of(known: defs.OpSchema) -> Schema:
-    """What onnx's own schema says."""
+    """The `Schema` of onnx's own schema."""
     from onnx import AttributeProto, defs, helper
 
     optional = defs.OpSchema.FormalParameterOption.Optional

@@ -84,7 +84,7 @@ _HELD = {kind: name for name, kind in _UNTYPED.items()} | {
 
 
 def value_of(a: AttributeProto) -> Any:
-    """What an attribute holds, text as str."""
+    """Value of an attribute, text as str."""
     kind = kind_of(a)
     value = getattr(a, _HELD[AttributeKind(kind)])
     if kind == AttributeKind.STRING:

@@ -98,7 +98,7 @@ def _instruction(opcode: Opcode, attributes: Mapping[str, float]) -> Emit:
 
 
 def _composed(made: Composed) -> Emit:
-    """What an expression of the table says."""
+    """Instructions of an expression of the table."""
     tree = ast.parse(made.expression, mode="eval").body
 
     def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:

@@ -15,8 +15,8 @@ from tracea_onnx.support.data_classes import dataclass
 
 
 class Advice(Enum):
-    """What a user can do about a refusal, in words. `match/advice.py` finds those of the first
-    three in the graph.
+    """Advice about a refusal, in words. `match/advice.py` finds those of the first three in the
+    graph.
     """
 
     CONSTANT = "make it a constant"

@@ -6,7 +6,7 @@ from enum import Flag, auto
 
 
 class Trait(Flag):
-    """What is true of an operator or of an op of a spec."""
+    """Properties of an operator or of an op of a spec."""
 
     # --- the first output, compared with the inputs
     SAME_SHAPE = auto()  # it has the dims of the first input

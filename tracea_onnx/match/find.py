@@ -105,7 +105,7 @@ def _fault(rule: Rule, node: Node, what: str) -> TraceaError:
 
 
 def check(graph: Graph, match: Match) -> str:
-    """What is wrong with a match, or "" when it keeps the contract of `contracts.Match`."""
+    """Fault of a match, or "" when it keeps the contract of `contracts.Match`."""
     inside = {id(n) for n in match.nodes}
     made = {o for n in match.nodes for o in n.outputs if o}
     if not match.nodes or id(match.anchor) not in inside:

@@ -27,7 +27,7 @@ _LONGEST, _PARTS = 4096, 64
 
 @dataclass(frozen=True)
 class Form:
-    """What an attribute may be: a test, its words, and how a value that passes is read."""
+    """Values that an attribute may have: a test, its words, and how a value that passes is read."""
 
     ok: Callable[[Any], bool]
     words: str
@@ -140,7 +140,7 @@ _MASKS = one_of("none", "add", "bool", "drop")
 
 
 class Attributes:
-    """What the specs of all fused ops share. A spec is a frozen dataclass of its attributes.
+    """Base of the specs of all fused ops. A spec is a frozen dataclass of its attributes.
 
     The annotation of an attribute holds its form, and its ONNX name where that differs. Without a
     default it is required; with None or () as the default it is optional.
@@ -185,7 +185,7 @@ class Attributes:
 
     @staticmethod
     def sense(a: Mapping[str, Any], roles: set[str], outputs: int) -> str:
-        """What is wrong between attributes, roles and results; "" when nothing is."""
+        """Contradiction between attributes, roles and results; "" if there is none."""
         return ""
 
 

@@ -68,7 +68,7 @@ class Compared:
 
 
 class Baseline:
-    """What a model is to fuse at least."""
+    """The least that a model has to fuse."""
 
     def __init__(self, path: Path, models: Mapping[str, Fusions]) -> None:
         self.path, self.models = path, dict(models)

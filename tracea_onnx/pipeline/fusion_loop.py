@@ -41,7 +41,7 @@ Fusion = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """What steers a transformation. With `dry_run` nothing is rewritten; with `expanded` the user's
+    """Options of a transformation. With `dry_run` nothing is rewritten; with `expanded` the user's
     functions stay expanded.
 
     `budget` limits constant folding. `precision` is the type to compute in; nodes named in `wide`
@@ -133,7 +133,7 @@ def _log_round(fused: Sequence[Fused], refused: Sequence[Refusal]) -> None:
 
 
 def _nearest(earlier: Sequence[Refusal], now: Sequence[Refusal]) -> list[Refusal]:
-    """What the rules say of the anchors that are left.
+    """The rules' refusals at the anchors that are left.
 
     A rule that came near before a neighbour fused part of its chain said more then than it does
     now.

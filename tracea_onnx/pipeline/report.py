@@ -31,7 +31,7 @@ class Fused:
 
 @dataclass
 class Report:
-    """What `optimize` did.
+    """Report of `optimize`.
 
     - `model`, `opset`, `backend`: what was optimized, and for what.
     - `nodes_before`, `nodes_after`: nodes of the main graph and of control-flow bodies.

@@ -135,8 +135,8 @@ def _extras(p: Launch, full: Extent, channels: DimLike, rows: DimLike) -> dict[s
 
 
 def _windows(p: Launch, channels: DimLike) -> Extent:
-    """What the windows of a convolution read of an image: with its border where kernels read
-    that.
+    """Range of an image that the windows of a convolution read, including its border where kernels
+    read that.
     """
     if not p.border:
         planes = D.select(D.equal(p["x_c"], 0), 1, p["x_c"])
@@ -809,9 +809,10 @@ def extents(
     *,
     border: bool,
 ) -> dict[str, Extent]:
-    """What each operand of a launch may touch. size: bytes of an element of the main type; present:
-    1 for each operand that is there. border: convolutions read the zeros around their images.
-    Operands without an entry have no bound here (what indices reach is compared by the kernel).
+    """Byte range that a launch may touch, of each operand. size: bytes of an element of the main
+    type; present: 1 for each operand that is there. border: convolutions read the zeros around
+    their images. Operands without an entry have no bound here (what indices reach is compared by
+    the kernel).
     """
     return extents_of(family, Launch(ints, present, size, border))
 

@@ -186,7 +186,7 @@ def _call(model: ModelProto, graph: Graph, match: Match, op: str, taken: set[str
 
 
 def _metadata(match: Match, nodes: Sequence[Node]) -> list[StringStringEntryProto]:
-    """What the replaced nodes carried (the anchor's entries win), and where the call comes from."""
+    """Metadata of the replaced nodes (the anchor's entries win), and the origin of the call."""
     merged = {e.key: e.value for n in [*nodes, match.anchor] for e in n.proto.metadata_props}
     merged |= {METADATA_RULE: match.rule, METADATA_NODES: json.dumps([n.name for n in nodes])}
     return [StringStringEntryProto(key=k, value=v) for k, v in sorted(merged.items())]

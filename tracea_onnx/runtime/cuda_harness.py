@@ -36,7 +36,7 @@ def _library() -> ctypes.CDLL:
 
 
 def properties(ordinal: int = 0) -> dict[str, str]:
-    """What a compile request's metadata says of a CUDA device, which this initialises.
+    """Metadata of a compile request for a CUDA device, which this initialises.
 
     Raises TraceaError when there is no driver or no such device.
     """

@@ -47,7 +47,7 @@ class DeviceCaps:
 
     @property
     def kind(self) -> str:
-        """What tuning records are kept for."""
+        """Key of tuning records."""
         return self.identity or f"{self.name}, sm_{self.arch}, {self.sms} multiprocessors"
 
     @property

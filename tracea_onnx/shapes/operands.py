@@ -70,7 +70,7 @@ def constant(s: ShapeEnv, name: str, what: str) -> int:
 
 
 def given(s: ShapeEnv, n: Operator, attribute: str, k: int) -> list[DimLike] | None:
-    """What an attribute of old opsets, or input `k`, holds; None where neither is there."""
+    """Value of an attribute of old opsets, or of input `k`; None where neither is there."""
     if n.attr(attribute) is not None:
         return list(n.attr(attribute))
     return integers(s, n.input(k), f"the {attribute}") if n.input(k) else None
@@ -98,7 +98,7 @@ def _clips(a: DimLike, b: DimLike) -> bool:
 
 
 def broadcast(s: ShapeEnv, *shapes: Dims) -> Dims:
-    """What tensors of these shapes broadcast to."""
+    """Broadcast shape of these shapes."""
     out: list[DimLike] = []
     for k in range(max(map(len, shapes))):
         d: DimLike = 1
@@ -206,7 +206,7 @@ def parts(s: ShapeEnv, n: Operator, size: DimLike) -> Dims:
 
 
 def pads(s: ShapeEnv, n: Operator, rank: int) -> list[DimLike]:
-    """What a Pad puts before each axis, then what it puts behind each."""
+    """Pad amounts before each axis, then after each."""
     found = given(s, n, "pads", 1) or []
     along = axes(s, n, rank, 3)
     along = list(range(rank)) if along is None else along

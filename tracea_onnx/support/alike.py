@@ -13,7 +13,7 @@ _FEW = 2
 
 @dataclass(frozen=True)
 class Said:
-    """What is said of `name`; `kind` is its operator or rule."""
+    """Sentences about `name`; `kind` is its operator or rule."""
 
     name: str
     kind: str

@@ -103,7 +103,7 @@ class Cache:
         return True
 
     def entries(self) -> list[Entry]:
-        """What is stored, most recently used first."""
+        """Stored entries, most recently used first."""
         with contextlib.suppress(OSError, files.Unusable), files.private(self.folder) as folder:
             return _entries(folder)
         return []

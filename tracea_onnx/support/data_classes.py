@@ -150,7 +150,7 @@ def _first(cls: type, name: str, make: Callable[[Callable[[Any], Any]], Any]) ->
 
 
 def _key(names: list[str]) -> Callable[[Any], Any]:
-    """What instances are compared by."""
+    """Tuple that instances are compared by."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda self: tuple(getattr(self, name) for name in names)

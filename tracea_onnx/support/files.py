@@ -47,7 +47,7 @@ class NewFile:
             rest = rest[os.write(self.fd, rest[:_CHUNK]) :]
 
     def contents(self) -> Iterator[bytes]:
-        """What was written, in pieces."""
+        """Written bytes, in pieces."""
         os.lseek(self.fd, 0, os.SEEK_SET)
         while data := os.read(self.fd, _CHUNK):
             yield data

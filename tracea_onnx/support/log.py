@@ -19,7 +19,7 @@ LEVELS = {"verbose": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 
 
 def info(text: str, *operands: object) -> None:
-    """What was read, done and written. `text` has a %s for each operand."""
+    """Logs what was read, done and written. `text` has a %s for each operand."""
     _log(LEVELS["info"], text, operands)
 
 

@@ -33,7 +33,7 @@ def name() -> str:
 
 @cache
 def first_core() -> Mapping[str, str]:
-    """What the system says of the first logical core; empty where it says nothing."""
+    """The system's description of the first logical core; empty without one."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():

@@ -38,7 +38,7 @@ PROVIDER = "on the provider"
 
 
 class _Window(NamedTuple):
-    """What a convolution does beside its weight; `pads` are above, left, below and right."""
+    """Parameters of a convolution besides its weight; `pads` are above, left, below and right."""
 
     pads: tuple[int, int, int, int]
     stride: tuple[int, int]
@@ -101,8 +101,8 @@ class _Weight:
 
 
 class Patch:
-    """What `patch_conv2d` put in place. `calls` counts calls by where they ran: on the provider, or
-    in PyTorch for a reason.
+    """Handle of `patch_conv2d`. `calls` counts calls by where they ran: on the provider, or in
+    PyTorch for a reason.
     """
 
     def __init__(self, options: Mapping[str, str], measure: bool) -> None:

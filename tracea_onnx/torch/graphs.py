@@ -49,7 +49,7 @@ class Graph:
 
 @dataclass
 class Report:
-    """What became of the graphs since the process began, or since `torch.compiler.reset`."""
+    """Outcome of all graphs since the process began, or since `torch.compiler.reset`."""
 
     graphs: list[Graph]
     #: Why Dynamo ended graphs, of all of its backends, and how often.
@@ -76,7 +76,7 @@ _breaks_before: Counter[str] = Counter()
 
 
 def report() -> Report:
-    """What became of the graphs that `torch.compile(..., backend="tracea")` saw."""
+    """Outcome of the graphs that `torch.compile(..., backend="tracea")` saw."""
     from torch._dynamo.utils import counters
 
     return Report(list(seen), dict(counters["graph_break"] - _breaks_before))

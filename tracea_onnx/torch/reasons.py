@@ -47,7 +47,7 @@ def forget() -> None:
 
 
 def of_conversion(error: Exception) -> str:
-    """What torch.export, torch.onnx or ONNX Runtime could not do, in one line."""
+    """Reason why torch.export, torch.onnx or ONNX Runtime failed, in one line."""
     chain = list(_chain(error))
     for text in map(str, chain):
         if "No ONNX function found" in text and (found := _OPERATOR.search(text)):

@@ -95,7 +95,7 @@ def _covariance(names: Sequence[str]) -> npt.NDArray[np.float64]:
 
 
 def _improvement(gain: float, deviation: float) -> float:
-    """What max(0, X) is expected to be for a normal X with this mean and standard deviation."""
+    """Expected improvement: E[max(0, X)] of a normal X with this mean and standard deviation."""
     z = gain / deviation
     return gain * 0.5 * (1 + math.erf(z / math.sqrt(2))) + deviation * math.exp(
         -z * z / 2

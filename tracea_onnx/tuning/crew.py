@@ -34,7 +34,7 @@ class Crew(ABC):
         """
 
     def share(self, data: bytes) -> Any:
-        """What stands for the data among the arguments of `submit`."""
+        """Handle that stands for the data among the arguments of `submit`."""
         return data
 
     def close(self) -> None:  # noqa: B027

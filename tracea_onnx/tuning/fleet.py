@@ -201,7 +201,9 @@ class Fleet:
         return None
 
     def _next(self, on: Reported | None, more: Callable[[Reported], _Task | None]) -> _Task | None:
-        """What an idle worker with this device does next; without one it says which it has."""
+        """Next task of an idle worker with this device; without a device, the task that asks for
+        it.
+        """
         if on is None:
             return _Task(None, "opened")
         for task in self._again:

@@ -73,7 +73,7 @@ class Launch:
 
 @dataclass
 class Tuned:
-    """What `tune` found.
+    """Result of `tune`.
 
     before, after: microseconds of a whole run. alone: launches without a choice for these sizes.
     measured: kernels that were tried. known: trials of earlier runs that were not made again. kept:
@@ -194,7 +194,7 @@ def nothing_runs(backend: str) -> TraceaError:
 
 
 def device_of(backend: Backend, device: int, threads: int) -> Any:
-    """What records are kept for. Raises TraceaError where it cannot be used."""
+    """Kind of device that records are kept for. Raises TraceaError where it cannot be used."""
     try:
         return backend.harness.device(threads if backend.host else device)
     except TraceaError as e:
@@ -204,7 +204,7 @@ def device_of(backend: Backend, device: int, threads: int) -> Any:
 def asked_for(
     backend: Backend, model: str | Path | bytes, device: int, threads: int
 ) -> list[ModelProto]:
-    """What a session on this device asks the compiler for."""
+    """Requests of a session on this device to the compiler."""
     options = {"num_threads": str(threads)} if backend.host else {"device_id": str(device)}
     return requests_of(model, {"backend": backend.name, **options})
 
@@ -405,7 +405,7 @@ class _Subject:
 
     @property
     def asked(self) -> dict[str, Request]:
-        """What is asked of each kind of launch."""
+        """Requests of each kind of launch."""
         return {key: r for part in self.usual for key, r in part.requests.items()}
 
     def __enter__(self) -> _Subject:
@@ -415,7 +415,7 @@ class _Subject:
         """Lets go of what measuring took."""
 
     def reference(self, k: int) -> Reference:
-        """What the results of a Plan should be."""
+        """Expected results of a Plan, in float64."""
         if k not in self.references:
             tf32 = partition_compiler.properties(self.request).get("tf32") == "1"
             part = self.usual[k]
@@ -667,7 +667,7 @@ class Described:
 
 
 def described(subject: _Subject, slack: float | None = None) -> Described:
-    """What there is to try for a graph. slack: as of `Kind`, where memory is what counts."""
+    """Search space of a graph. slack: as of `Kind`, where memory is what counts."""
     used = [key for part in subject.usual for key in part.asked]
     subject.sizes = dict(subject.sizes)
     for part in subject.usual:
@@ -766,8 +766,8 @@ def _search(
 
 @dataclass
 class Decision:
-    """What the last measurement says: microseconds of a whole run before and after, the launches,
-    what is kept, and what a run's launches took with the usual kernels and with the chosen ones.
+    """Result of the last measurement: microseconds of a whole run before and after, the launches,
+    the kernels to keep, and times of a run's launches with the usual and with the chosen kernels.
     unchecked: as of `Tuned`.
     """
 
@@ -789,7 +789,7 @@ class Undecided:
 
 @dataclass(frozen=True)
 class Standard:
-    """What is better: what is faster, or what `kinds` say."""
+    """Criterion of a better kernel: a faster one, or as `kinds` say."""
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
 

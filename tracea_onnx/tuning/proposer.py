@@ -16,8 +16,8 @@ _WORST, _MOST = 1.4, 40
 
 @dataclass(frozen=True)
 class Hint:
-    """What a kernel took of the time of the usual one elsewhere: for a similar launch, on a similar
-    device. distance: how far that is, 0 for the same.
+    """Relative time of a kernel measured elsewhere, for a similar launch or on a similar device.
+    distance: how far that is, 0 for the same.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def suggest(self) -> str | None:
-        """What to measure next; None where nothing promises enough."""
+        """The kernel to measure next; None where none promises enough."""
 
 
 def parameters(name: str) -> tuple[str, dict[str, object]]:

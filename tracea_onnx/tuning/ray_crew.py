@@ -17,7 +17,7 @@ from tracea_onnx.tuning.station import Place
 
 
 class _Actor:
-    """What runs in a worker."""
+    """The actor in a worker."""
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)

@@ -55,7 +55,7 @@ class Kind:
 
 
 class History:
-    """What was tried before: on this device for the same launch, and elsewhere for similar ones."""
+    """Earlier trials: on this device for the same launch, and elsewhere for similar ones."""
 
     def __init__(self, device: Device, resume: bool = True) -> None:
         """Without `resume` only what could not be timed, which is never tried again."""
@@ -140,7 +140,7 @@ class Search:
             self._searches[key].drop(name)
 
     def told(self, trial: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> int:
-        """What a trial gave, which is kept. Returns how many kernels were measured."""
+        """Records the results of a trial. Returns how many kernels were measured."""
         made = []
         self._taken -= len(outcomes)
         for key, found in outcomes.items():
@@ -170,7 +170,7 @@ class Search:
         return {one for one in self.chosen.items() if self._times[one] == 1}
 
     def confirm(self, found: Mapping[tuple[str, str], tuple[float, float]]) -> None:
-        """What the last measurement gave for these launches and kernels, which is kept, too."""
+        """Records the results of the last measurement for these launches and kernels."""
         self._note([self._timed(*one, times) for one, times in found.items()])
         self._times.update(list(found))
 

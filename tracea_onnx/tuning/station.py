@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """What is tuned. digest: of the model; backend, device, threads: as of `measure.tune`."""
+    """A model to tune. digest: of the model; backend, device, threads: as of `measure.tune`."""
 
     digest: str
     shapes: Mapping[str, Sequence[int]]

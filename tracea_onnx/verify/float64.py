@@ -84,7 +84,7 @@ def evaluate(
     wanted: Sequence[str],
     end: float,
 ) -> list[Any]:
-    """What `wanted` are. nodes: in their order, what they read among `values`, which they add to,
+    """Values of `wanted`. nodes: in their order, what they read among `values`, which they add to,
     and which lose what no later node reads. end: of `time.monotonic`. Raises Unknown: an operator
     that the evaluator does not have, or too late.
     """

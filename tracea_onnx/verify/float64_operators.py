@@ -258,7 +258,7 @@ class Resize(OpRun):
 def _taps(
     n: int, m: int, scale: Any, coord: str, mode: str, nearest: str, a: float, exclude: bool
 ) -> Any:
-    """What each of n positions contributes to each of m."""
+    """Weight of each of n positions in each of m results."""
     f, at = np.float32, np.arange(m, dtype=np.float32)
     if coord == "asymmetric":
         place = at / scale

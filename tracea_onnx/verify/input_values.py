@@ -77,7 +77,7 @@ def generate(
 
 
 def _bytes(i: ValueInfoProto, shape: Sequence[int]) -> int:
-    """What an input of this shape takes; a string is counted as 64 bytes."""
+    """Bytes of an input of this shape; a string is counted as 64 bytes."""
     tensor = tensor_type(i.type)
     count = math.prod(shape) * (2 if i.type.HasField("sequence_type") else 1)
     try:
@@ -130,7 +130,7 @@ def _too_large(
     found: Mapping[str, Sequence[int]],
     largest: int,
 ) -> tuple[str, str]:
-    """What is wrong with shapes that are too large to be made or run, and which options give
+    """Error text for shapes that are too large to be made or run, with the options that give
     others.
     """
     worst = max(wanted, key=lambda i: _bytes(i, found[i.name]))

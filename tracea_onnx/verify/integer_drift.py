@@ -28,9 +28,9 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Quantised:
-    """What became of the model: how ranges were found, from how many samples, how far an output may
-    drift; nodes that read 8 bits, nodes that stay fp32 with the error that they had, the drift of
-    each output, bytes of initializers before and after.
+    """Result of static quantisation: how ranges were found, from how many samples, how far an
+    output may drift; nodes that read 8 bits, nodes that stay fp32 with the error that they had, the
+    drift of each output, bytes of initializers before and after.
     """
 
     calibration: str
@@ -71,7 +71,7 @@ def _kept(kept: Mapping[str, float]) -> list[str]:
 
 
 def notes(model: ModelProto) -> list[str]:
-    """What the metadata of a model say of layers that stayed wide."""
+    """Notes from the metadata of a model about layers that stayed wide."""
     for e in model.metadata_props:
         if e.key == METADATA_WIDE:
             try:

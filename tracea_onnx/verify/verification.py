@@ -192,7 +192,7 @@ def loads(source: model_file.Source) -> bool:
 
 @dataclass
 class Reference:
-    """What the original gives on one set of inputs, and how far from that a result may be."""
+    """Results of the original for one set of inputs, and the bounds of a comparison with them."""
 
     source: model_file.Source
     names: list[str]

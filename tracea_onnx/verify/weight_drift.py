@@ -23,9 +23,9 @@ LIMITS = {"int8": 0.02, "int4": 0.1}
 
 @dataclass(frozen=True)
 class Weights:
-    """What became of the weights: nodes that read quantised ones, nodes that keep theirs with the
-    error that they would have had, the drift of each output, bytes of initializers before and
-    after.
+    """Result of weight-only quantisation: nodes that read quantised ones, nodes that keep theirs
+    with the error that they would have had, the drift of each output, bytes of initializers before
+    and after.
     """
 
     format: str

@@ -32,10 +32,10 @@ _COMBINING, _AT_ONCE = 128, 8
 
 @dataclass(frozen=True)
 class Problem:
-    """What of an attention launch is known when its kernel is made. head, head_v: elements of a row
-    of q and k, of v and y; rows_masked: whether rows have masks of their own; mask_step: a power of
-    two of elements of which mask rows begin at multiples (0: their elements are not contiguous);
-    window: keys that a row attends to at most (0: all).
+    """The part of an attention launch that is known when its kernel is generated. head, head_v:
+    elements of a row of q and k, of v and y; rows_masked: whether rows have masks of their own;
+    mask_step: a power of two of elements of which mask rows begin at multiples (0: their elements
+    are not contiguous); window: keys that a row attends to at most (0: all).
     """
 
     head: int

@@ -279,8 +279,8 @@ def _resident(r: Request, tile: NarrowTile) -> int:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a tile asks for and does, whatever the sizes of the images are. channel_groups: CTAs
-    along the channels; resident CTAs per SM; of a thread: instructions, clocks of reads one after
+    """Resources and instructions of a tile, independent of image sizes. channel_groups: CTAs along
+    the channels; resident CTAs per SM; of a thread: instructions, clocks of reads one after
     another, clocks of copies of filters, loads whose latency is not hidden.
     """
 

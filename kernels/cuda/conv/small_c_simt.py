@@ -113,7 +113,7 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a CTA of a tile asks for and does, whatever the sizes of the images are.
+    """Resources and instructions of a tile's CTA, independent of image sizes.
 
     rows, span: rows of all channels that it copies, and pixels of each; multiply: instructions of a
     warp.

@@ -26,7 +26,7 @@ _Maps = Callable[[tuple[int, int], tuple[int, int]], tuple[TensorMap, TensorMap]
 
 
 class Sizes(NamedTuple):
-    """What prices of the kernels of Hopper depend on: `problem_count` GEMMs of m x n results over
+    """Inputs of the cost models of the Hopper kernels: `problem_count` GEMMs of m x n results over
     `steps` stages of 64 k (groups of a convolution, phases of a transposed one), on `sms` SMs.
 
     residual: the epilogue reads one; expensive: it needs many instructions for a result

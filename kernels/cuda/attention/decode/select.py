@@ -316,8 +316,8 @@ def _most(heads: int, sms: int) -> int:
 
 
 def _decoding(request: Request, rows: Request, keys: int) -> Any | None:
-    """What has one row of each head soonest. rows: the request with the heads that share keys as
-    rows.
+    """The cheapest kernel for one row of each head. rows: the request with the heads that share
+    keys as rows.
     """
     i, p, sms, shared = parameters(rows), problem.problem(rows), request.sms, rows is not request
     heads, row = _number(D.mul(i["B"], i["KVH"])), p.row_bytes(request.dtype)

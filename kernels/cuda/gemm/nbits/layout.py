@@ -60,7 +60,7 @@ class Layout:
         return not self.block or not (self.block % self.depth and self.depth % self.block)
 
     def definitions(self) -> str:
-        """What the headers need."""
+        """Definitions that the headers expect."""
         values = {"BITS": self.bits, "BLOCK": self.block, "ZEROS": self.zeros, "ZERO": self.zero}
         return f"typedef {C_TYPES[self.scale]} S;\n{constexprs(values)}"
 

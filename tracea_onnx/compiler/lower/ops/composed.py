@@ -30,7 +30,7 @@ from tracea_onnx.shapes.operators import result
 
 
 def _reduced(ctx: Lowering, op: Op, kind: str, x: Value, **attrs: Any) -> Value:
-    """What a reduction makes of x, under a name of its own."""
+    """A reduction of x, as a new value."""
     name = f"{op.outputs[0]}\0{kind}{len(ctx.values)}"
     reduce(ctx, Op(kind, op.label, (x.name,), (name,), attrs, op.nodes))
     return ctx.value(name)

@@ -86,7 +86,7 @@ def grouped(ctx: Lowering, op: Op) -> None:
 
 
 def _refuse(ctx: Lowering, op: Op) -> None:
-    """What no kernel computes."""
+    """Raises Unsupported for variants without a kernel."""
     ctx.available("cache_write", op.kind)
     more = ["scales of a quantised cache"] * any(op.inputs[12:])
     more += ["a result of its scores"] * (any(op.outputs[3:]) or bool(op.attr("qk_output", 0)))

@@ -34,7 +34,7 @@ _DEQUANTIZE, _QUANTIZE = "com.microsoft.DequantizeLinear", "com.microsoft.Quanti
 
 
 def _floats(ctx: Lowering, op: Op, given: tuple[str, ...], axis: int, which: str = "") -> str:
-    """What integers are dequantised to, by a name of its own."""
+    """The dequantised value of integers, as a new value."""
     name = f"{op.outputs[0]}\0{which}{given[0]}"
     dequantize(ctx, Op(_DEQUANTIZE, op.label, given, (name,), {"axis": axis}, op.nodes))
     return name

@@ -57,7 +57,7 @@ def roi_align(ctx: Lowering, op: Op) -> None:
 
 
 def deform_conv(ctx: Lowering, op: Op) -> None:
-    """What the windows see as a matrix, times the weights."""
+    """im2col of the displaced windows, then a GEMM with the weights."""
     x, w, offset = (ctx.value(op.input(k)) for k in range(3))
     b, mask = ctx.optional(op.input(3)), ctx.optional(op.input(4))
     ctx.available("deform_columns", op.kind)

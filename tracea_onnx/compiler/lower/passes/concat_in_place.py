@@ -77,7 +77,9 @@ def _channels(known: Mapping[str, Value], name: str) -> int:
 
 
 def _unsplit(names: list[str], maker: Mapping[str, Op]) -> list[str]:
-    """What was split along channels and is joined again, all of it in order, lies here whole."""
+    """A Concat that joins all slices of a channel Split in their order is the tensor that was
+    split.
+    """
     k = 0
     while k < len(names):
         split = maker.get(names[k])

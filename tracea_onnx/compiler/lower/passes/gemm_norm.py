@@ -265,7 +265,9 @@ class Weights:
         )
 
     def operands(self) -> dict[str, Ref | None]:
-        """What the GEMM reads in place of x and w: folded weights, sums, statistics of rows."""
+        """Operands that the GEMM reads instead of x and w: folded weights, sums, statistics of
+        rows.
+        """
         return {
             "w": self.packed,
             "bias": self.bias,

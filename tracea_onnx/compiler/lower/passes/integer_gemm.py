@@ -32,9 +32,9 @@ _POINTWISE = frozenset((*POINTWISE, ":pointwise")) - {"Cast", "Identity"}
 
 @dataclass(frozen=True, eq=False)
 class _After:
-    """What a GEMM computes of its sums: an expression of them (and `extras`), before
-    which they may be quantised and dequantised, or, of type I32, nothing. scale, bias: what the
-    sums of each column are multiplied by and what is added, before the expression.
+    """Operations on the sums of an integer GEMM: an expression of them (and `extras`), before which
+    they may be quantised and dequantised; nothing if the type is I32. scale, bias: what the sums of
+    each column are multiplied by and what is added, before the expression.
     """
 
     name: str
@@ -315,7 +315,7 @@ def _add_bias(ctx: Lowering, made: _Int8Launch, b: Value | None, columns: int) -
 
 
 def _residual(ctx: Lowering, made: _Int8Launch, v: Value) -> Value:
-    """What the launch reads of a residual: its integers, where it has some of 8 bits."""
+    """The residual as the launch reads it: its integers, if it has 8-bit ones."""
     held = v.quantised
     made.ints["r_dtype"] = int(DType.F32)
     known = held is not None and quantised.is_deferred(v) and held.x.dtype in BYTES

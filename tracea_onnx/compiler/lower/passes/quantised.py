@@ -131,7 +131,7 @@ class _Expression:
 
 
 def expression(scale: Value, zero: Value | None, dtype: DType) -> tuple[Expr, list[Value]]:
-    """What quantises a tensor to `dtype`, and the operands behind it."""
+    """The expression that quantises a tensor to `dtype`, and its further operands."""
     e, limits = _Expression(), np.iinfo(numpy_type(int(dtype)))
     out = e.code.op("round", e.code.op("div", -1, e.of(scale)))
     if zero is not None:
@@ -148,7 +148,7 @@ def dequantising(held: Quantised) -> tuple[Expr, list[Value]]:
 
 
 def quantising(ctx: Lowering, op: Op, x: Value) -> Quantising:
-    """What a QuantizeLinear does with x. Raises Unsupported where no kernel does."""
+    """The parameters of a QuantizeLinear of x. Raises Unsupported where no kernel does."""
     check(ctx, op)
     zero = ctx.optional(op.input(2))
     number = int(zero.dtype) if zero is not None else op.attr("output_dtype", 0) or int(DType.U8)
@@ -170,7 +170,7 @@ def quantiser(ctx: Lowering, name: str) -> Op | None:
 
 
 def reader(ctx: Lowering, v: Value) -> Quantising | None:
-    """What alone reads a value that is about to be made, and quantises it."""
+    """The QuantizeLinear that alone reads a value that is about to be made; None without one."""
     op = quantiser(ctx, v.name)
     if op is None or not all(i in ctx.values or ctx.graph.is_const(i) for i in op.inputs[1:] if i):
         return None
@@ -254,7 +254,7 @@ def fused(
 
 
 def integers_of(name: str) -> str:
-    """What the integers are called that a moved tensor of this name is dequantised from."""
+    """Name of the integers of a moved quantised tensor of this name."""
     return f"{name}\0integers"
 
 
