@@ -56,9 +56,9 @@ _RATES = Rates(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ON
 #: time than with ONNX Runtime. With avx512vnni some take more, on Emerald Rapids and Zen 4.
 FASTER_INTEGERS = frozenset({"avx512amx"})
 _WITHOUT = frozenset({
-    "conv_pool", "conv_pool_int8", "copies", "deconv2d_dw", "fold_norm", "gemm_nbits_norm",
-    "gemm_norm", "global_mean_int8", "pack_gemm_nbits_part", "quantise_image", "recurrent",
-    "rope_cache", "squeeze_excite",
+    "attention_quantised", "conv_pool", "conv_pool_int8", "copies", "deconv2d_dw", "fold_norm",
+    "gemm_nbits_norm", "gemm_norm", "global_mean_int8", "layernorm_quantised",
+    "pack_gemm_nbits_part", "quantise_image", "recurrent", "rope_cache", "squeeze_excite",
 })  # fmt: skip
 #: What kernels can do in several ways: parameters and their values, the first of which counts where
 #: nothing was measured. block: how much is kept in L2, as a multiple. split: tasks for each thread.

@@ -45,6 +45,12 @@ def difference(expected: Sequence[Any], got: Sequence[Any]) -> float:
     return max((_one(a, b) for a, b in zip(expected, got, strict=True)), default=0.0)
 
 
+def distance(expected: Any, got: Any) -> float:
+    """The root of the mean square of the differences."""
+    a, b = (np.asarray(v).astype(np.float64) for v in (expected, got))
+    return float(np.sqrt(np.mean((a - b) ** 2)))
+
+
 def _one(a: Any, b: Any) -> float:
     if isinstance(a, (list, tuple)):
         return difference(a, b) if isinstance(b, (list, tuple)) else math.inf

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
 from scipy.special import erf
 
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
@@ -22,9 +23,16 @@ from tracea_onnx.runtime.native_library import aligned
 Array = npt.NDArray[Any]
 NUMPY: dict[DType, np.dtype[Any]] = {
     DType.U8: np.dtype(np.uint8), DType.I8: np.dtype(np.int8), DType.F32: np.dtype(np.float32),
-    DType.I32: np.dtype(np.int32),
+    DType.I32: np.dtype(np.int32), DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(bfloat16),
 }  # fmt: skip
-U8, I8, F32, I32 = DType.U8, DType.I8, DType.F32, DType.I32
+U8, I8, F32, I32, F16, BF16 = (
+    DType.U8, DType.I8, DType.F32, DType.I32, DType.F16, DType.BF16,
+)  # fmt: skip
+#: Activations without a special function.
+_EXACT = ("none", "relu", "clip")
+#: Half a unit in the last place of the floats of results, of 1.
+ROUNDING = {F32: 0.0, F16: 2.0**-11, BF16: 2.0**-8}
 
 
 def some_bytes(rng: np.random.Generator, dtype: DType, *shape: int) -> Array:
@@ -71,7 +79,12 @@ class Case:
     @property
     def bits(self) -> bool:
         """Whether f32 holds all on the way to 8 bits exactly."""
-        return self.exact and self.act in ("none", "relu", "clip")
+        return self.exact and self.act in _EXACT
+
+    @property
+    def floats(self) -> DType:
+        """What the launch's floats are."""
+        return self.y if self.y in (F16, BF16) else F32
 
     @property
     def out(self) -> tuple[int, int]:
@@ -154,8 +167,11 @@ class Problem:
         case = self.case
         if case.y == I32:
             return self.sums, 0.0
-        if case.y == F32:
-            return self.want, 1e-5 * np.abs(self.want) + (1e-6 if case.exact else 1e-5)
+        if case.y in ROUNDING:
+            slack = (1e-5 + ROUNDING[case.y]) * np.abs(self.want)
+            if case.act not in _EXACT:  # as accurate as the type, of the largest value involved
+                slack += ROUNDING[case.y] * np.abs(self.want).max(initial=0)
+            return self.want, slack + (1e-6 if case.exact else 1e-5)
         y_scale, y_zero = self.operands["y_scale"], self.operands["y_zero"]
         assert y_scale is not None and y_zero is not None
         # one off is right only where f32 cannot tell on which side of a tie the value lies
@@ -168,7 +184,7 @@ class Problem:
         want, slack = self.results()
         columns = want.shape[-1]
         assert (self.y[:, columns:].view(np.uint8) == 0x5A).all(), "wrote past the row's end"
-        off = np.abs(self.y[:, :columns].reshape(want.shape) - want)
+        off = np.abs(self.y[:, :columns].astype(np.float64).reshape(want.shape) - want)
         assert (off <= slack).all(), f"{int((off > slack).sum())} results are off by {off.max()}"
 
 
@@ -199,7 +215,7 @@ def problem(case: Case, seed: int = 0) -> Problem:
     bias = (rng.integers(-64, 64, case.oc) / 32).astype(np.float32) if case.bias else None
     y_zero = some_bytes(rng, case.y, 1) if case.y in (U8, I8) else None
     m_zero = None if case.middle is None else some_bytes(rng, case.middle, 1)
-    r_zero = some_bytes(rng, case.res, 1) if case.res is not None and case.res != F32 else None
+    r_zero = some_bytes(rng, case.res, 1) if case.res in (U8, I8) else None
 
     sums = _sums(case, x, w, int(x_zero[0]) if x_zero is not None else 0,
                  w_zero if w_zero is not None else np.zeros(1, np.int64))  # fmt: skip
@@ -215,7 +231,7 @@ def problem(case: Case, seed: int = 0) -> Problem:
     if case.res is not None:
         res, view = _strided(shape, case.oc + 2 * case.spread, case.res, 0)
         view[:] = (
-            some_bytes(rng, case.res, *view.shape) if case.res != F32
+            some_bytes(rng, case.res, *view.shape) if case.res in (U8, I8)
             else rng.integers(-99, 99, view.shape) / 8
         )  # fmt: skip
         r = view.astype(np.float64).reshape(shape)

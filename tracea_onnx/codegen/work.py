@@ -68,7 +68,7 @@ def operations(request: Request) -> float:
         found = 2.0 * of("M N K")
     elif family == "matmul":
         found = 2.0 * of("B0 B1 M N K")
-    elif family == "attention":
+    elif family.startswith("attention"):
         found = 2.0 * of("B H S T") * (i["D"] + i["DV"])
     else:
         found = 0.0

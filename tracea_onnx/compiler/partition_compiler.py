@@ -545,6 +545,8 @@ def _lower_group(
     if writer.target.folds_norms:
         work = gemm_norm.with_residuals(graph, ops, outputs)
     _plan_storage(ctx, graph, [op for op, _ in work], known, outputs)
+    if ctx.merges:  # products beside one another read the weights of all
+        work.sort(key=lambda w: not quantised.of_constants(graph, w[0]))
     for op, given in work:
         try:
             one(ctx, op)
@@ -630,6 +632,7 @@ def _plan_storage(
             ctx.alias[op.input(0)] = op.outputs[0]
     concat_in_place.place(ctx, ops, known, outputs)
     ctx.sole = quantised.sole_readers(ops, {*outputs, *ctx.alias})
+    ctx.quantisers = quantised.quantisers(ops)
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     last = {o for op in ops for o in op.outputs if o and o not in read}
     ctx.unread, ctx.last = last.difference(outputs), last.intersection(outputs)

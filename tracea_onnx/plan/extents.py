@@ -747,6 +747,10 @@ _TABLE: dict[str, Table] = {
     "pack_conv2d_int8_dw": lambda p: {"w": p.line(p["OC"], p["KH"], p["KW"], size=1),
         "packed": p.line(_int8_depthwise(p), size=1)},
     "matmul": _matmul, "attention": _attention, "layernorm": _layernorm, "recurrent": _recurrent,
+    "attention_quantised": lambda p: {
+        **_attention(p), "y": p.line(p["B"], p["S"], p["H"], p["DV"], size=1)},
+    "layernorm_quantised": lambda p: {
+        **_layernorm(p), "q": p.line(p["rows"], p["N"], size=1)},
     "recurrent_layer": _recurrent_layer,
     "pack_recurrent": lambda p: {
         "r": p.line(p["D"], p["G"], p["H"], p["K"]),

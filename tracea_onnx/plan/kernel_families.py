@@ -81,6 +81,10 @@ _INT8 = Family(
     ("p0", "p1"),
     True,
 )  # fmt: skip
+_ATTENTION_INTS = _names(
+    "B H KVH S T D DV q_b q_s q_h k_b k_s k_h v_b v_s v_h y_b y_s y_h m_b m_h m_q m_k "
+    "mask_kind causal past nan_to_zero lens_dtype lens_add clamp window smooth"
+)
 _INT8_CONV = Family(_INT8.operands, (*_CONV_INTS, *_INT8.ints), _INT8.floats, True)
 
 _FIVE = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
@@ -355,12 +359,14 @@ FAMILIES: dict[str, Family] = {
     # = none): of what is visible causally, the last `window` keys. sink: per query head, a score
     # more of a key without a value; smooth: one of 0, for all heads.
     "attention": Family(
+        _names("q k v mask? lens? sink? y"), _ATTENTION_INTS, ("scale", "fill", "softcap")
+    ),
+    # The same with results quantised as by QuantizeLinear to 8 bits (q_dtype), as of
+    # `layernorm_quantised`; y is contiguous. CUDA only.
+    "attention_quantised": Family(
         _names("q k v mask? lens? sink? y"),
-        _names(
-            "B H KVH S T D DV q_b q_s q_h k_b k_s k_h v_b v_s v_h y_b y_s y_h m_b m_h m_q m_k "
-            "mask_kind causal past nan_to_zero lens_dtype lens_add clamp window smooth"
-        ),
-        ("scale", "fill", "softcap"),
+        (*_ATTENTION_INTS, *_names("q_dtype q_zero")),
+        ("scale", "fill", "softcap", "q_scale"),
     ),
     # LSTM (G = 4 gates i, o, f, c), GRU (3: z, r, h) or RNN (1) over T steps of B rows, H units, D
     # directions: direction d runs backwards where d is odd, or reverse is 1, but not both. x: the
@@ -394,8 +400,15 @@ FAMILIES: dict[str, Family] = {
     "layernorm": Family(
         _names("x res? xbias? gamma? beta? y skip?"), ("rows", "N", "rms", "gamma_add"), ("eps",)
     ),
-    # The same over rows [outer, inner] of a sum of up to four: row (b, s) of xk starts at xk + b *
-    # xk_o + (s - xk_lo) * xk_i and counts where xk_lo <= s < xk_hi. With ik the strides are those
+    # The same, and q = y quantised as by QuantizeLinear to 8 bits (q_dtype) by the float q_scale
+    # and the integer q_zero. CUDA only.
+    "layernorm_quantised": Family(
+        _names("x res? xbias? gamma? beta? y? skip? q"),
+        _names("rows N rms gamma_add q_dtype q_zero"),
+        ("eps", "q_scale"),
+    ),
+    # `layernorm` over rows [outer, inner] of a sum of up to four: row (b, s) of xk starts at xk + b
+    # * xk_o + (s - xk_lo) * xk_i and counts where xk_lo <= s < xk_hi. With ik the strides are those
     # of positions in it, and the row is number ik[position] of the table xk of xk_n rows, xk_ld
     # apart; negative indices and errors as gather.
     "layernorm_sum": Family(

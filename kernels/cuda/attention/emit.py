@@ -7,15 +7,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
 from tracea_onnx.codegen.size_ranges import dispatch
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import Dim, DimLike
+from tracea_onnx.ir.element_types import numpy_type
+from tracea_onnx.ir.expr_program import compile_program
+from tracea_onnx.ir.pointwise_ops import Code
+from tracea_onnx.plan import kernel_families as families
 
 from ..common.epilogue import Parameter
 from ..common.instantiate import instantiate, ints, longs
-from ..common.launch import parameters, size_hint
+from ..common.launch import moved, parameters, size_hint
+from ..pointwise.pointwise import pointwise
 from . import fa2, problem, simt
 from .decode import config as decode
 from .decode import select
@@ -58,28 +65,71 @@ def attention(request: Request) -> list[Kernel]:
     )
 
 
+def _unquantised(request: Request) -> Request:
+    """The attention alone."""
+    kinds = families.FAMILIES["attention"]
+    ints = {n: d for n, d in request.ints.items() if n in kinds.ints}
+    floats = {n: v for n, v in request.floats.items() if n in kinds.floats}
+    return replace(request, family="attention", ints=ints, floats=floats)
+
+
+def _quantised(request: Request, count: DimLike, place: str, use: DimLike) -> list[Kernel]:
+    """What quantises `count` results at `place`."""
+    code = Code(("x",))
+    quotient = code.op("round", code.op("div", -1, code.const(request.floats["q_scale"])))
+    kind, zero = DType(int(request.ints["q_dtype"])), float(request.ints["q_zero"])
+    limits = np.iinfo(numpy_type(int(kind)))
+    ends = (code.const(float(v)) for v in (limits.min, limits.max))
+    made = code.finish(code.op("clip", code.op("add", quotient, code.const(zero)), *ends))
+    sizes: dict[str, DimLike] = dict.fromkeys(("n0", "n1", "n2", "n3", "n4"), 1)
+    sizes |= {"n5": count, "x0_5": 1, "x0_dtype": int(request.dtype), "y_dtype": int(kind)}
+    launch = replace(
+        request, family="pointwise", dtype=DType.F32, ints=sizes, floats={},
+        operands=frozenset({"x0", "y"}), constant=frozenset(),
+        program=compile_program(made, type="f32", joins=False, named=False),
+    )  # fmt: skip
+    return [
+        moved(replace(k, grid=(D.mul(k.grid[0], use), *k.grid[1:])), {"x0": Pointer(place)})
+        for k in pointwise(launch)
+    ]
+
+
 def _kernels(request: Request) -> list[Kernel]:
     p = problem.problem(request)
     # where configurations are chosen for a range of a batch that is known at run time
     batch = size_hint(request.ints["B"], 0)
     sized = replace(request, ints={**request.ints, "B": batch}) if batch else request
-    chosen = configs(sized, p)
+    chosen, quantises = configs(sized, p), problem.quantises(request)
     rows = select.as_rows(request)  # for configurations of many rows
     by_tma: DimLike = 0
+    apart: DimLike = 0  # whether another launch quantises
     for c, use in chosen:
         by_tma = D.add(by_tma, use) if isinstance(c, fa3.Fa3Config) else by_tma
+        if quantises and not fa3.stores_rows(c):
+            apart = D.add(apart, use)
     kernels, repacked, places = _repacked(rows, p, by_tma) if by_tma != 0 else ([], rows, {})
     scratch = list(kernels[0].scratch) if kernels else []
+    count, between = D.product([request.ints[n] for n in ("B", "S", "H", "DV")]), ""
+    if apart != 0:
+        between = f"scratch{len(scratch)}"
+        scratch.append(D.product([count, request.dtype.size, apart]))
     for c, use in chosen:
-        place, merged = f"scratch{len(scratch)}", problem.problem(rows)
+        place, alone = f"scratch{len(scratch)}", quantises and not fa3.stores_rows(c)
+        of_tma, of_rows, of_all = (
+            _unquantised(r) if alone else r for r in (repacked, rows, request)
+        )
+        merged = problem.problem(of_rows)
         if isinstance(c, fa3.Fa3Config):
-            kernels += c.kernels(repacked, merged, use, place, places)
-            part = c.scratch(repacked, p, use)
+            made = c.kernels(of_tma, merged, use, place, places)
+            part = c.scratch(of_tma, p, use)
         else:
             stream = isinstance(c, DecodeConfig) and c.compute == "stream"
-            kernels += c.kernels(*((rows, merged) if stream else (request, p)), use, place)
-            part = c.scratch(request, p, use)
+            made = c.kernels(*((of_rows, merged) if stream else (of_all, p)), use, place)
+            part = c.scratch(of_all, p, use)
+        kernels += [moved(k, {"y": Pointer(between)}) for k in made] if alone else made
         scratch += [] if part is None else [part]
+    if apart != 0:
+        kernels += _quantised(request, count, between, apart)
     return [replace(k, scratch=tuple(scratch)) for k in kernels]
 
 
@@ -131,4 +181,4 @@ def _repacked(
     return [kernel], readable, {o: f"scratch{n}" for n, o in enumerate(operands)}
 
 
-FAMILIES = {"attention": attention}
+FAMILIES = {"attention": attention, "attention_quantised": attention}

@@ -37,17 +37,27 @@ struct Attention {
   int lens_add;
   u32* fault;
 #endif
+#ifdef QUANTISED
+  float step;
+  int zero;
+#endif
 };
-// The operands among a kernel's PARAMETERS.
+// The operands among a kernel's PARAMETERS. QUANTISED: the type of y's elements, to which results
+// of type T are quantised.
 #ifdef LENGTH
 #define LENGTHS , lens, lens_add, fault
 #else
 #define LENGTHS
 #endif
+#ifdef QUANTISED
+#define STEPS , step, zero
+#else
+#define STEPS
+#endif
 #define ATTENTION                                                                              \
   Attention {                                                                                  \
     q, k, v, mask, y, B, H, KVH, S, Tk, q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, \
-        y_h, m_b, m_h, m_q, m_k, past, scale, fill LENGTHS                                     \
+        y_h, m_b, m_h, m_q, m_k, past, scale, fill LENGTHS STEPS                               \
   }
 // With LENGTH, the type of lens: k and v are a cache, of which batch entry b has lens[b] + lens_add
 // keys, and its queries are the last ones. CLAMP: where it has fewer keys than S, they begin at the

@@ -21,8 +21,9 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.support.data_classes import dataclass
 
 from ..common.epilogue import Parameter
-from ..common.instantiate import instantiate, ints, longs, pointer
+from ..common.instantiate import floats, instantiate, ints, longs, pointer
 from ..common.launch import known, parameters, smem_at_occupancy, sms_of_clusters, static, uses_pdl
+from ..common.prelude import C_TYPES
 
 _LARGEST_HEAD = 256
 _STRIDES = (*(f"{o}_{a}" for o in "qkvy" for a in "bsh"), "m_b", "m_h", "m_q", "m_k")
@@ -145,9 +146,17 @@ def kernel(
         defined["CLAMP"] = bool(i["clamp"])
         given += [pointer("const LENGTH", "lens"), *ints({"lens_add": i["lens_add"]})]
         given += [("u32*", "fault", FaultWord())]
+    if quantises(request):
+        macros = {**macros, "QUANTISED": C_TYPES[DType(static(i["q_dtype"], "type of integers"))]}
+        given += [*floats({"step": request.floats["q_scale"]}), *ints({"zero": i["q_zero"]})]
     return instantiate(
         request, symbol, header, given, grid, threads, macros=macros, constants=defined, **others
     )
+
+
+def quantises(request: Request) -> bool:
+    """Whether results are quantised."""
+    return request.family == "attention_quantised"
 
 
 def blocks(request: Request, rows: int) -> DimLike:

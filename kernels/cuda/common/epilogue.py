@@ -28,13 +28,14 @@ class Epilogue:
 
     parameters: of the kernel. arguments: initialise the struct. column: bytes of a `Column` (the
     operands of one column) with `tabled`: `column_at(e, n, end)` reads one, `columns_of(p)` makes
-    Columns of two neighbours.
+    Columns of two neighbours. fast: as of `prelude`, where the kernel's element type does not say.
     """
 
     source: str
     parameters: tuple[Parameter, ...]
     arguments: str
     column: int = 0
+    fast: bool | None = None
 
 
 _LOAD = r"""

@@ -95,9 +95,9 @@ def instantiate(
     fast: bool | None = None,
 ) -> Kernel:
     """The kernel `symbol` of `header`, which may use: the prelude of the request's element type
-    (fast: as for `prelude`), IS_F32, `macros` and `constants`, the macro PARAMETERS (of
-    `parameters` and those of `epilogue`), further `text`, and the epilogue with the macro
-    EPILOGUE_ARGUMENTS. smem: bytes; cluster: CTAs; the rest as in `Kernel`.
+    (fast: as for `prelude`, default: the epilogue's), IS_F32, `macros` and `constants`, the macro
+    PARAMETERS (of `parameters` and those of `epilogue`), further `text`, and the epilogue with the
+    macro EPILOGUE_ARGUMENTS. smem: bytes; cluster: CTAs; the rest as in `Kernel`.
     """
     given = [*parameters, *(epilogue.parameters if epilogue else ())]
     defined = {
@@ -106,6 +106,8 @@ def instantiate(
         "PARAMETERS": declared(request, given),
         **({"EPILOGUE_ARGUMENTS": epilogue.arguments} if epilogue else {}),
     }
+    if fast is None and epilogue is not None:
+        fast = epilogue.fast
     source = (
         prelude(request.dtype, fast=fast)
         + defines(defined)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import Argument, NoKernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Kernel,
+    NoKernel,
+    Pointer,
+    Request,
+    TensorMap,
+)
 from tracea_onnx.codegen.size_ranges import known as known
 from tracea_onnx.codegen.size_ranges import resolve as resolve
 from tracea_onnx.codegen.size_ranges import size_hint as size_hint
@@ -112,3 +120,42 @@ def uses_pdl(request: Request) -> bool:
     `pdl_begin()` or `pdl_launch_dependents()`.
     """
     return request.arch >= 90
+
+
+def moved(kernel: Kernel, places: Mapping[str, Pointer]) -> Kernel:
+    """The kernel with operands at other places."""
+
+    def pointer(p: Pointer) -> Pointer:
+        to = places.get(p.operand)
+        return p if to is None else Pointer(to.operand, D.add(to.offset, p.offset))
+
+    def argument(a: Argument) -> Argument:
+        if isinstance(a, Pointer):
+            return pointer(a)
+        return replace(a, pointer=pointer(a.pointer)) if isinstance(a, TensorMap) else a
+
+    return replace(kernel, args=tuple(map(argument, kernel.args)))
+
+
+def chained(
+    steps: Sequence[tuple[list[Kernel], Mapping[str, tuple[int, DimLike]]]],
+    between: Sequence[DimLike],
+) -> list[Kernel]:
+    """The kernels of all steps. between: bytes of buffers of their own; each step with what
+    operands of its lie there: the number of a buffer, an offset.
+    """
+    scratch: list[DimLike] = []
+    for kernels, _ in steps:
+        for j, size in enumerate(next((k.scratch for k in kernels if k.scratch), ())):
+            scratch[j:] = [
+                D.maximum(scratch[j], size) if j < len(scratch) else size, *scratch[j + 1 :]
+            ]  # fmt: skip
+    first, room = len(scratch), (*scratch, *between)
+    return [
+        replace(
+            moved(kernel, {o: Pointer(f"scratch{first + b}", at) for o, (b, at) in places.items()}),
+            scratch=room,
+        )
+        for kernels, places in steps
+        for kernel in kernels
+    ]

@@ -47,7 +47,7 @@ constexpr bool RELU = false;           // the activation, which follows the pool
 
 #endif  // GENERATED
 #include "common/epilogue_store.cuh"
-#include "common/half2_max.cuh"
+#include "image/half2_max.cuh"
 #include "common/async_copy.cuh"
 #if WARPGROUPS
 #include "common/hopper.cuh"

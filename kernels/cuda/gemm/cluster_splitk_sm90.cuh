@@ -64,7 +64,7 @@ constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS 
 #if IS_INT8
 typedef int2 Sums2;
 typedef int4 Sums4;
-struct alignas(8) Residual8 {
+struct alignas(sizeof(Residual) == 1 ? 8 : 16) Residual8 {
   Residual v[8];
 };
 constexpr bool COLUMNS_PREFETCHED = COLUMNS / 2 + sizeof(Columns) / 4 + 32 <= REGISTERS;

@@ -10,9 +10,9 @@
 //   1: from registers, 16 bytes a lane.
 //   2: by TMA from a buffer: fewer instructions and less power, but the last stores finish later.
 //   3: from a buffer, 16 bytes a lane, 128 contiguous bytes of a row by 8 lanes.
-// Sums of 8-bit products are integers up to the epilogue. Results leave from registers: of 8 bits
-// 16 bytes a lane, others two columns a lane. BLOCKED: of each 64 rows of B, 16 neighbouring ones
-// are those of which a lane has sums.
+// Sums of 8-bit products are integers up to the epilogue. Results leave from registers: of 8 and 16
+// bits 16 bytes a lane, others two columns a lane. BLOCKED: of each 64 rows of B, 16 neighbouring
+// ones are those of which a lane has sums.
 #pragma once
 #ifndef GENERATED
 #define WIDTH 2
@@ -26,7 +26,7 @@ constexpr int RESIDENT_B =
 constexpr int STAGING = 1;  // buffers of a warpgroup: 0 to 4
 constexpr bool A_MN_MAJOR = false, B_MN_MAJOR = false;
 #define STORE 1
-#define RES_ROWS 0  // rows of a residual of bytes are read as 16 bytes a lane
+#define RES_ROWS 0  // rows of a residual of bytes (BLOCKED: or 16 bits) are read as 16 bytes a lane
 #define BLOCKED 0   // a lane has sums of 16 neighbouring columns
 #define SWAP 0      // M counts columns of y and N its rows (SOURCE 2)
 #define PARAMETERS                                                                                 \
@@ -94,21 +94,52 @@ DEV void scatter_chunks(const uint4& o, u32 (&words)[4], int lane) {
 }
 // words[k] of lane l has columns 2 l and 2 l + 1 of chunks (of 8 columns) 2 k and 2 k + 1: lane l
 // stores chunks 2 l and 2 l + 1, of which `count` columns exist. BLOCKED: it has all of these.
-template <class Y>
-DEV void store_bytes(Y* y, u32 (&words)[4], int lane, int count) {
-  u32 o[4];
-  if (!BLOCKED) gather_chunks(words, lane);
+DEV void store_bytes(u8* y, const u32 (&words)[8], int lane, int count) {
+  u32 held[4] = {words[0], words[1], words[2], words[3]}, o[4];
+  if (!BLOCKED) gather_chunks(held, lane);
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    o[k] = BLOCKED ? words[k]
-                   : __byte_perm(words[k % 2 * 2], words[k % 2 * 2 + 1], k < 2 ? 0x5410 : 0x7632);
+    o[k] = BLOCKED ? held[k]
+                   : __byte_perm(held[k % 2 * 2], held[k % 2 * 2 + 1], k < 2 ? 0x5410 : 0x7632);
   if (Y_VECTOR && whole<16>(count)) {
     *(uint4*)y = make_uint4(o[0], o[1], o[2], o[3]);
   } else if (!(Y_VECTOR && UNIT % 16 == 0)) {
 #pragma unroll
     for (int k = 0; k < 16; k++)
-      if (k < count) y[k] = Y(o[k / 4] >> k % 4 * 8);
+      if (k < count) y[k] = u8(o[k / 4] >> k % 4 * 8);
   }
+}
+// Results of 16 bits of a row of 64 columns, of which `count` exist. words[k] of lane l has columns
+// 2 l and 2 l + 1 of chunk (of 8 columns) k; BLOCKED: columns 16 l + 2 k and the next one. A store
+// of neighbouring lanes fills 32 bytes.
+template <class Y>
+DEV void store_halves(Y* y, const u32 (&words)[8], int lane, int count) {
+  u32 first[4] = {words[0], words[1], words[2], words[3]},
+      second[4] = {words[4], words[5], words[6], words[7]};
+  if (BLOCKED) {
+    const bool odd = lane & 1;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const u32 other = __shfl_xor_sync(0xffffffffu, odd ? first[k] : second[k], 1);
+      if (odd)
+        first[k] = other;
+      else
+        second[k] = other;
+    }
+  } else {
+    gather_chunks(first, lane), gather_chunks(second, lane);
+  }
+  const auto store = [&](int n, const u32(&o)[4]) {
+    if (Y_VECTOR && whole<8>(count - n)) {
+      *(uint4*)(y + n) = make_uint4(o[0], o[1], o[2], o[3]);
+    } else if (!(Y_VECTOR && UNIT % 8 == 0)) {
+#pragma unroll
+      for (int k = 0; k < 8; k++)
+        if (n + k < count) *(u16*)(y + n + k) = u16(o[k / 2] >> k % 2 * 16);
+    }
+  };
+  const int n = BLOCKED ? (lane & 2) * 16 + (lane & 1) * 8 : (lane & 3) * 8;
+  store(n, first), store(n + (BLOCKED ? 16 : 32), second);
 }
 #else
 // Stores the first `count` of 64 columns of an unaligned row: lane l has columns 2 l and 2 l + 1.
@@ -339,16 +370,25 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       ColumnOperands own_columns;
       if (!RESIDENT_B) own_columns = read_columns(columns_here);
 #if RES_ROWS
-      uint4 residuals[2 * WGMMAS_M][PANELS];
+      // (as much as there are registers for: else with each panel)
+      constexpr int PIECES = sizeof(Residual);  // of 16 bytes
+      constexpr bool RES_AHEAD = 2 * WGMMAS_M * PANELS * PIECES <= 8;
+      uint4 residuals[RES_AHEAD ? PANELS : 1][2 * WGMMAS_M][PIECES];
+      const auto read_residuals = [&](uint4(&to)[2 * WGMMAS_M][PIECES], int panel) {
 #pragma unroll
-      for (int i = 0; i < 2 * WGMMAS_M; i++)
-#pragma unroll
-        for (int panel = 0; panel < PANELS; panel++) {
+        for (int i = 0; i < 2 * WGMMAS_M; i++) {
           const i64 m = m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8;
           const int n = n0 + panel * 64 + (lane & 3) * 16;
-          residuals[i][panel] = make_uint4(0, 0, 0, 0);
-          if (m < M && n < end) residuals[i][panel] = *(const uint4*)(epilogue.res + m * ldr + n);
+#pragma unroll
+          for (int k = 0; k < PIECES; k++) {
+            to[i][k] = make_uint4(0, 0, 0, 0);
+            if (m < M && n < end) to[i][k] = ((const uint4*)(epilogue.res + m * ldr + n))[k];
+          }
         }
+      };
+      if (RES_AHEAD)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++) read_residuals(residuals[panel], panel);
 #endif
 #elif NORMED
       // Inputs are loaded before the main loop; norms are computed after it if registers hold the
@@ -406,6 +446,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
       if (!RESIDENT_B) hold_columns(own_columns);
 #pragma unroll
       for (int panel = 0; panel < PANELS; panel++) {
+#if RES_ROWS
+        if (!RES_AHEAD) read_residuals(residuals[0], panel);
+#endif
         ColumnOperands columns[8];
 #pragma unroll
         for (int k = 0; k < 8; k++)
@@ -416,11 +459,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
         for (int i = 0; i < 2 * WGMMAS_M; i++) {
           const int m = m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8;
           const i64 read = min(m, M - 1);
-          u32 words[4] = {};
+          u32 words[8] = {};
 #if RES_ROWS
-          const uint4& given = residuals[i][panel];
-          u32 residual[4] = {given.x, given.y, given.z, given.w};
-          if (!BLOCKED) scatter_chunks(given, residual, lane);
+          u32 residual[4 * PIECES];
+#pragma unroll
+          for (int k = 0; k < PIECES; k++) {
+            const uint4& given = residuals[RES_AHEAD ? panel : 0][i][k];
+            residual[4 * k] = given.x, residual[4 * k + 1] = given.y;
+            residual[4 * k + 2] = given.z, residual[4 * k + 3] = given.w;
+          }
+#if !BLOCKED
+          scatter_chunks(residuals[RES_AHEAD ? panel : 0][i][0], residual, lane);
+#endif
 #endif
 #pragma unroll
           for (int k = 0; k < 8; k++) {
@@ -428,19 +478,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_persistent_sm90(PARAME
             int v[2] = {sum[i / 2][c * 4 + i % 2 * 2], sum[i / 2][c * 4 + i % 2 * 2 + 1]};
 #if RES_ROWS
             const auto raw = [&](int e) {
-              return raw_number((const Residual*)0, residual[k / 2], k % 2 * 2 + e, magic);
+              constexpr int EACH = 4 / PIECES;  // elements of a word
+              const int at = k * 2 + e;
+              return raw_number((const Residual*)0, residual[at / EACH], at % EACH, magic);
             };
             finish(epilogue, scalars, columns[k], v, {raw(0), raw(1)}, int(read), read * ldr, n,
                    end - n);
 #else
             finish(epilogue, scalars, columns[k], v, int(read), read * ldr, n, end - n);
 #endif
-            const u32 bytes = __byte_perm(v[0], v[1], 0x0040);
-            words[k / 2] = k % 2 ? __byte_perm(words[k / 2], bytes, 0x5410) : bytes;
+            if (sizeof(Result) == 2) {
+              words[k] = pack_floats<Result>(v[0], v[1]);
+            } else {
+              const u32 bytes = __byte_perm(v[0], v[1], 0x0040);
+              words[k / 2] = k % 2 ? __byte_perm(words[k / 2], bytes, 0x5410) : bytes;
+            }
             if (sizeof(Result) == 4 && m < M) store_results<Y_VECTOR>(to + m * ldy + n, v, end - n);
           }
           if (sizeof(Result) == 1)
-            store_bytes(to + m * ldy + own, words, lane, m < M ? end - own : 0);
+            store_bytes((u8*)(to + m * ldy + own), words, lane, m < M ? end - own : 0);
+          else if (sizeof(Result) == 2)
+            store_halves(to + m * ldy + n0 + panel * 64, words, lane,
+                         m < M ? end - n0 - panel * 64 : 0);
         }
       }
 #else

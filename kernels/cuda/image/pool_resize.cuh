@@ -3,7 +3,7 @@
 #pragma once
 #include "common/base.cuh"
 #include "common/cluster.cuh"
-#include "common/half2_max.cuh"
+#include "image/half2_max.cuh"
 
 struct Pitch {
   int cs;

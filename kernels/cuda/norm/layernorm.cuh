@@ -6,6 +6,7 @@
 #pragma once
 #include "common/base.cuh"
 #include "common/cluster.cuh"
+#include "common/quantise.cuh"
 #include "common/ragged_rows.cuh"
 
 template <int THREADS, int BLOCKS>
@@ -16,16 +17,20 @@ struct Row {
         index(blockIdx.x / BLOCKS * (blockDim.x / THREADS) + threadIdx.x / THREADS) {}
 };
 
-// s = sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta.
-// Absent operands are null. The kernel passes literal nulls, so the compiler drops their code.
-// SOME: a term may have no row at this index (null).
-template <int TERMS, bool SOME>
+// s = sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta;
+// q = y / step rounded half to even, plus zero, saturated. Absent operands are null. The kernel
+// passes literal nulls, so the compiler drops their code. SOME: a term may have no row at this
+// index (null). MADE: y is there.
+template <int TERMS, bool SOME, bool MADE = true, class Q = u8>
 struct Norm {
   const T *x[TERMS], *gamma, *beta;
   T *y, *skip;
   int n;
   bool rms;
   float plus, eps;
+  Q* q;
+  float step;
+  int zero;
   // WHOLE: all operands are aligned to vectors.
   template <int V, bool WHOLE = true>
   METHOD Vec<T, V> get(const T* p) const {
@@ -70,7 +75,23 @@ struct Norm {
       if (beta) v += to_float(b.v[j]);
       from_float(out.v[j], v);
     }
-    store<V>(y + i, out);
+    if (MADE) store<V>(y + i, out);
+    if (q) {
+      const Quantiser<Q> by(step, zero);
+      Vec<Q, V> bytes;
+#pragma unroll
+      for (int j = 0; j < V; j++) bytes.v[j] = by.of(to_float(out.v[j]));
+      if (WHOLE)
+        store<V>(q + i, bytes);
+      else
+        store_unaligned<V>(q + i, bytes);
+    }
+  }
+  // Moves what is written by so many elements.
+  METHOD void advance(i64 at) {
+    if (MADE) y += at;
+    if (skip) skip += at;
+    if (q) q += at;
   }
 };
 
@@ -235,9 +256,8 @@ DEV void norm_rows(Norm l, int rows, Place place) {
   if (row.index >= rows) return;
   if (!EARLY && K > 0 && even) weights();
   place(l, row.index);
-  l.y += at;
-  if (l.skip) l.skip += at;
-  bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes);
+  l.advance(at);
+  bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes) && aligned(l.q, V);
   for (const T* x : l.x) whole = whole && aligned(x, bytes);
   if (K > 0 && whole)
     norm_registers<V, PARTS, THREADS, N>(l, g, b, row.lane, shared);
@@ -289,8 +309,7 @@ struct SubwarpRow {
         if (has(k)) squares += (s[k * V + j] - mean) * (s[k * V + j] - mean);
     const float scale = rsqrtf(reduce_lanes<LANES>(squares) * (1.f / N) + l.eps);
     if (row >= rows) return;
-    l.y += i64(row) * N;
-    if (l.skip) l.skip += i64(row) * N;
+    l.advance(i64(row) * N);
 #pragma unroll
     for (int k = 0; k < K; k++)
       if (has(k)) l.template finish<V>(at(k), s + k * V, mean, scale, g[k], b[k]);

@@ -131,8 +131,15 @@ def _norm(
     i = parameters(request)
     rms = bool(i["rms"])
     weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
-    outputs = [o for o in ("y", "skip") if o in request.operands]
+    outputs = [o for o in ("y", "skip", "q") if o in request.operands]
     places = [o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")]
+    kind, more = "", ""
+    quantised: list[Parameter] = []
+    if "q" in outputs:
+        dtype = C_TYPES[DType(static(i["q_dtype"], "type of integers"))]
+        kind, more = f", {_cpp('y' in outputs)}, {dtype}", ", q, q_scale, q_zero"
+        step = floats({"q_scale": request.floats["q_scale"]})
+        quantised = [pointer(dtype, "q"), *step, *ints({"q_zero": i["q_zero"]})]
     early = _cpp(request.operands & {"gamma", "beta"} <= request.constant)
     types = {
         o: f"const {C_TYPES[DType(static(i[f'{o}_dtype'], 'index type'))]}"
@@ -140,12 +147,12 @@ def _norm(
         if o[0] == "i"
     }
     operands = [pointer(types.get(o, "const T"), o) for o in (*sources, *weights)]
-    operands += [pointer("T", o) for o in outputs]
+    operands += [pointer("T", o) for o in outputs if o != "q"]
     for size in sizes:  # strides in elements, or numbers of rows
         operands += (longs if size.endswith(("_o", "_i", "_ld")) else ints)({size: i[size]})
     fault: list[Parameter] = [("u32*", "fault", FaultWord())] if "fault" in place else []
     # the compiler drops tests for null
-    present = [o for o in ("gamma", "beta", "skip") if o in places]
+    present = [o for o in ("gamma", "beta", "skip", "q") if o in (*places, *outputs)]
     assumed = f"__builtin_assume({' && '.join(present)});\n  " if present else ""
     plus = "1.f" if i["gamma_add"] else "0.f"
     return [
@@ -157,12 +164,14 @@ def _norm(
                 *operands,
                 *ints({"rows": rows, "n": i["N"], "each": body.each}),
                 *floats({"eps": request.floats["eps"]}),
+                *quantised,
                 *fault,
             ],
             body.grid,
             body.block,
-            f"{assumed}Norm<{terms}, {_cpp(some)}> l{{{{}}, {', '.join(places)}, n, {_cpp(rms)}, "
-            f"{plus}, eps}};\n  const auto place = [&](auto& l, int row) {{\n{place}  }};\n"
+            f"{assumed}Norm<{terms}, {_cpp(some)}{kind}> l{{{{}}, {', '.join(places)}, n, "
+            f"{_cpp(rms)}, {plus}, eps{more}}};\n"
+            f"  const auto place = [&](auto& l, int row) {{\n{place}  }};\n"
             f"  constexpr bool EARLY = {early};\n  {body.call};",
             resident=2 if 512 < body.block <= _TWO else 0,
             cluster=body.cluster,
@@ -291,4 +300,9 @@ def rope(request: Request) -> list[Kernel]:
     return [instance(request, "rope", "norm/layernorm", given, grid, 256, body)]
 
 
-FAMILIES = {"layernorm": layernorm, "layernorm_sum": layernorm_sum, "rope": rope}
+FAMILIES = {
+    "layernorm": layernorm,
+    "layernorm_quantised": layernorm,
+    "layernorm_sum": layernorm_sum,
+    "rope": rope,
+}

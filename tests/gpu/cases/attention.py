@@ -10,7 +10,16 @@ from functools import partial
 
 import numpy as np
 
-from tests.support.cuda.case import ROUNDOFF, Array, Case, Output, rounding, stored, value
+from tests.support.cuda.case import (
+    ROUNDOFF,
+    Array,
+    Case,
+    Output,
+    quantised,
+    rounding,
+    stored,
+    value,
+)  # fmt: skip
 from tests.support.cuda.launch_case import request_of
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
@@ -363,7 +372,9 @@ def forms(rng: np.random.Generator) -> Iterator[Case]:
         case = attention_case(rng, p, dtype)
         tile = emitter.fa3.config(problem(emitter.select.as_rows(request_of(case))), *form)
         assert tile is not None, form
-        yield replace(case, name=f"{case.name} {tile}", tile=tile)
+        made = replace(case, name=f"{case.name} {tile}", tile=tile)
+        yield made
+        yield quantised(made, p.b + p.h)
     large, split = emitter.simt.SimtConfig, emitter.simt.Tf32Config
     spread, group = partial(emitter.DecodeConfig, "simt"), emitter.select.decode.mma_config()
     threads = (
@@ -388,7 +399,10 @@ def forms(rng: np.random.Generator) -> Iterator[Case]:
     )  # fmt: skip
     for chosen, dtype, p in threads:
         case = attention_case(rng, p, dtype)
-        yield replace(case, name=f"{case.name} {chosen}", tile=chosen)
+        made = replace(case, name=f"{case.name} {chosen}", tile=chosen)
+        yield made
+        if chosen is group:
+            yield quantised(made, p.s)
     plain = (
         (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)),
         (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)),

@@ -10,7 +10,18 @@ import numpy as np
 
 from tests.support import int8_cases
 from tests.support.cuda.case import Case, Output, plain
-from tests.support.int8_cases import F32, I8, I32, U8, Array, Problem, gemm
+from tests.support.int8_cases import (
+    BF16,
+    F16,
+    F32,
+    I8,
+    I32,
+    ROUNDING,
+    U8,
+    Array,
+    Problem,
+    gemm,
+)  # fmt: skip
 from tests.support.int8_cases import Case as Product
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import byte_pitch, tap_pitch
@@ -65,14 +76,17 @@ def _case(product: Product, seed: int, pixel: int = 0) -> Case:
     bound = slack if np.any(slack) else None
     if bound is not None and product.y in (U8, I8):
         bound = np.maximum(slack, 1e-9)  # the comparison divides by it
-    flat = want.reshape(rows, want.shape[-1]).astype(np.float64 if product.y == F32 else np.int64)
+    flat = want.reshape(rows, want.shape[-1])
+    flat = flat.astype(np.float64 if product.y in ROUNDING else np.int64)
     out = Output(product.y, rows * pitch, flat.shape, [pitch, 1], flat,
                  None if bound is None else np.reshape(bound, flat.shape))  # fmt: skip
     operands = {k: v for k, v in made.operands.items() if v is not None}
     operands["w"] = packed(made.weight, product.kind)
+    if product.res == BF16:
+        operands["res"] = operands["res"].view(np.uint16)
     fixed = frozenset(operands) - {"x", "res"}
     return Case(
-        f"{product} {seed} {pixel}", product.kind, F32, made.ints, operands, {"y": out},
+        f"{product} {seed} {pixel}", product.kind, product.floats, made.ints, operands, {"y": out},
         made.floats, constant=fixed,
     )  # fmt: skip
 
@@ -99,6 +113,17 @@ def products(rng: Rng) -> Iterator[Case]:
                 yield _case(
                     gemm(70, 77, 130, y=y, act=act, res=res, mode=mode, middle=middle), seed
                 )
+    for seed, (shape, spread) in enumerate((
+        ((1, 3, 5), 0), ((5, 31, 129), 0), ((13, 97, 31), 1), ((70, 77, 130), 2),
+        ((129, 128, 127), 0), ((257, 200, 1031), 4), ((600, 40, 304), 0), ((2100, 768, 768), 0),
+        ((4095, 768, 3072), 8), ((4096, 2304, 768), 0), ((127, 384, 1536), 0),
+    )):  # fmt: skip
+        for y in (F16, BF16):
+            for res, mode in ((None, 0), (y, 1), (y, 2), (U8, 1)):
+                act = ("none", "relu", "gelu_erf")[(seed + mode) % 3]
+                more: dict[str, Any] = {"y": y, "res": res, "mode": mode, "act": act}
+                case = gemm(*shape, spread=spread, exact=False, **more)
+                yield _case(case, seed)
 
 
 def _convolutions() -> Iterator[Product]:
@@ -121,6 +146,9 @@ def _convolutions() -> Iterator[Product]:
     yield conv(n=8, h=14, w=14, ic=256, oc=256, x_zero=False, res=U8, mode=1, **_PADDED)
     yield conv(n=16, h=29, w=27, ic=64, oc=72, x_zero=False, s=(2, 2), x=I8, y=I8, **_PADDED)
     yield conv(n=16, h=28, w=28, ic=208, oc=128, s=(2, 2), y=F32)
+    yield conv(n=2, h=9, w=7, ic=64, oc=70, y=F16, res=F16, mode=1, **_PADDED)
+    yield conv(n=16, h=28, w=28, ic=128, oc=128, x_zero=False, y=F16, res=F16, mode=1, act="relu",
+               **_PADDED)  # fmt: skip
 
     def depthwise(ic: int, **more: Any) -> Product:
         return Product("conv2d_int8_dw", ic=ic, oc=ic, g=ic, **more)
@@ -131,6 +159,8 @@ def _convolutions() -> Iterator[Product]:
     yield depthwise(7, h=9, w=7, k=(5, 5), s=(2, 2), pads=(1, 1, 2, 2), y=I32)
     yield depthwise(40, h=9, w=11, k=(3, 1), d=(2, 1), x=I8, wt=U8, w_zero="same")
     yield depthwise(65, h=7, w=7, k=(7, 7), pads=(3, 3, 3, 3), y=I8, res=U8, mode=1)
+    yield depthwise(48, h=9, w=7, y=F16, res=F16, mode=1, act="relu", **_PADDED)
+    yield depthwise(33, h=7, w=7, k=(5, 5), pads=(2, 2, 2, 2), y=BF16)
 
 
 def convolutions(rng: Rng) -> Iterator[Case]:

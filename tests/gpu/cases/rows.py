@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.support.cuda.case import Array, Case, Output, contiguous, plain, rounding, stored, value
+from tests.support.cuda.case import (
+    Array,
+    Case,
+    Output,
+    contiguous,
+    plain,
+    quantised,
+    rounding,
+    stored,
+    value,
+)  # fmt: skip
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
 
@@ -142,7 +152,7 @@ def layernorm(rng: np.random.Generator) -> Iterator[Case]:
             if "skip" in present:
                 outputs["skip"] = plain(dtype, s, rounding(s, dtype, size))
             ints: dict[str, DimLike] = {"rows": rows, "N": n, "rms": rms, "gamma_add": add}
-            yield Case(
+            made = Case(
                 f"layernorm {rows}x{n} {'+'.join(present)} rms={rms}",
                 "layernorm",
                 dtype,
@@ -151,6 +161,8 @@ def layernorm(rng: np.random.Generator) -> Iterator[Case]:
                 outputs,
                 {"eps": eps},
             )
+            yield made
+            yield quantised(made, k, kept=k % 4 < 2)
     x, s = _pair(rng, (5, 96), DType.F16)
     want = (s - s.mean(1, keepdims=True)) / np.sqrt(s.var(1, keepdims=True) + 1e-5)
     sizes: dict[str, DimLike] = {

@@ -5,7 +5,7 @@ outputs must be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -127,3 +127,27 @@ class Case:
     unaligned: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
     tile: Any = None
+
+
+def quantised(case: Case, k: int, *, kept: bool = False) -> Case:
+    """The same by the family that quantises y, to U8 or I8 as `k` says: in q, beside y where it is
+    kept, or, of a family that reads a q, in place of y.
+    """
+    y, scale, kind = case.outputs["y"], 0.03125, (DType.U8, DType.I8)[k % 2]
+    zero, low = (120, 0) if kind == DType.U8 else (-7, -128)
+    at, steps = y.want / scale, np.broadcast_to(np.asarray(y.bound) / scale, y.want.shape)
+    with np.errstate(invalid="ignore"):
+        tie = np.abs(at - np.floor(at) - 0.5) <= steps
+        want = np.clip(np.rint(at) + zero, low, low + 255)
+    bound = np.where(tie, 1.0 + np.floor(steps), 1e-9)
+    nothing = np.isnan(want)  # becomes any integer
+    want, bound = np.where(nothing, 0, want), np.where(nothing, 256.0, bound)
+    family = f"{case.family}_quantised"
+    name = "y" if "q" in case.operands else "q"
+    made = {name: replace(y, dtype=kind, want=want, bound=bound)}
+    outputs = {n: o for n, o in case.outputs.items() if n != "y" or (kept and name == "q")}
+    return replace(
+        case, name=f"{case.name} {kind.name}", family=family, outputs={**outputs, **made},
+        ints={**case.ints, "q_dtype": int(kind), "q_zero": zero},
+        floats={**case.floats, "q_scale": scale},
+    )  # fmt: skip

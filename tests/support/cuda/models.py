@@ -92,10 +92,13 @@ class Bound:
     def __call__(self) -> None:
         self.session.run_with_iobinding(self.binding)
 
+    def results(self) -> list[Any]:
+        """The outputs of the last run."""
+        return [v.numpy().astype(np.float64) for v in self.outputs]
+
     def error(self, want: list[Any]) -> float:
         """Largest difference relative to each output's largest value."""
-        got = [v.numpy().astype(np.float64) for v in self.outputs]
         return max(
             float(np.abs(g - w).max() / (np.abs(w).max() + 1e-30))
-            for g, w in zip(got, want, strict=True)
+            for g, w in zip(self.results(), want, strict=True)
         )

@@ -134,7 +134,9 @@ def _emitted(r: Request) -> list[Kernel]:
     if id(r) not in _forced:
         return list(backend.emit(r))
     part, name = (
-        ("attention.emit", "configs") if r.family == "attention" else ("gemm.select", "choose")
+        ("attention.emit", "configs")
+        if r.family.startswith("attention")
+        else ("gemm.select", "choose")
     )
     chooser = discovery.module("kernels", f"cuda.{part}")
     choose, tile = getattr(chooser, name), _forced[id(r)][1]

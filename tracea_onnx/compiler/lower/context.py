@@ -68,6 +68,8 @@ class Lowering:
         self.pooled: dict[str, Op] = {}
         # values that one op alone reads -> that op
         self.sole: dict[str, Op] = {}
+        # values that one QuantizeLinear reads, among others -> that op
+        self.quantisers: dict[str, Op] = {}
         # results of pointwise ops that a GEMM of integers before them may compute
         self.late: dict[str, Late] = {}
         self.postponed: set[str] = set()  # results of ops that are lowered with a key of `late`

@@ -12,7 +12,6 @@ from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.quantise import define
 from tracea_onnx.compiler.lower.passes import quantised
 from tracea_onnx.compiler.lower.value import Quantised, Value
-from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.op_traits import Trait, operators
 
 #: Operators whose elements are some of their first input's, or of all inputs'.
@@ -47,7 +46,7 @@ def lower(ctx: Lowering, op: Op, move: Callable[[Lowering, Op], None]) -> bool:
 
 def _quantised_again(ctx: Lowering, name: str, held: Quantised) -> str | None:
     """The result of the QuantizeLinear that alone reads `name`, where it gives the integers."""
-    made = quantised.reader(ctx, Value(name, DType.F32, held.x.shape))
+    made = quantised.reader(ctx, Value(name, held.dtype, held.x.shape))
     if made is None or not quantised.is_inverse(held, made.scale, made.zero, made.dtype):
         return None
     return made.name
@@ -57,6 +56,7 @@ def _alike(a: Quantised, b: Quantised) -> bool:
     """Whether both have one scale and one zero point for all elements, and the same."""
     return (
         a.x.dtype == b.x.dtype
+        and a.dtype == b.dtype
         and a.scale.rank == 0
         and (
             a is b

@@ -72,13 +72,14 @@ class Late:
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """(x - zero) * scale of integers, for each element; scale and zero, which may be absent,
-    broadcast to them.
+    """(x - zero) * scale of integers, for each element; scale (F32) and zero, which may be absent,
+    broadcast to them. dtype: of the result.
     """
 
     x: Value
     scale: Value
     zero: Value | None
+    dtype: DType = DType.F32
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tracea_onnx.support.data_classes import dataclass
 from ...common.epilogue import Parameter
 from ...common.launch import known, parameters, sms_of_clusters
 from .. import problem
-from ..problem import Problem
+from ..problem import Problem, quantises
 
 #: The most stages of keys; where two CTAs of an SM do little but read, each with whole heads or
 #: with shares of all: more make the memory slower.
@@ -339,6 +339,11 @@ def configs(request: Request, p: Problem) -> list[tuple[Fa3Config, DimLike]]:
     return [(c, use) for c, use in chosen if use != 0]
 
 
+def stores_rows(c: object) -> bool:
+    """Whether a configuration is one of these whose results warps have whole and may quantise."""
+    return isinstance(c, Fa3Config) and c.cluster == 1 and not c.split_kv
+
+
 def _raw(request: Request, p: Problem) -> bool:
     """Whether scores can stay unscaled up to their exponentials: what masks add, divided by the
     scale, must leave room for the scores' digits.
@@ -369,7 +374,7 @@ def _kernel(
     request: Request, p: Problem, c: Fa3Config, use: DimLike, places: Mapping[str, str]
 ) -> Kernel:
     i, threads = parameters(request), 128 * (c.groups + 1)
-    tma_store = copied(request, "y") and not c.split_kv
+    tma_store = copied(request, "y") and not (c.split_kv or quantises(request))
     # TMA boxes: of results a warp's rows or the CTA's, of queries the CTA's or a warpgroup's
     by_warps = c.schedule in ("SINGLE_WG", "SPLIT_CTA") or (c.groups > 2 and not p.causal)
     asked = c.rows if c.schedule == "INTRA_WG" else 64

@@ -3,6 +3,7 @@
 // keys, by threads that combine the CTAs' partial results.
 #pragma once
 #include "attention/fa3_sm90/pipeline.cuh"
+#include "common/quantise.cuh"
 
 // Combines the warpgroups of a CTA that have the same rows into the first one; returns whether this
 // is it. parts: shared memory for the others' results.
@@ -82,6 +83,31 @@ DEV void tma_store(const TensorMap& map, u32 from, const Tile& tile, int m) {
   tma_stores_read();
 }
 
+#ifdef QUANTISED
+// Quantises rows m to m + 15 of the tile, whose results begin at `from`, and stores them: a warp.
+DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int m) {
+  constexpr int EACH = HEAD_V % 4 == 0 ? 4 : 1, PIECES = HEAD_V / EACH;
+  const i64 first = tile.b * g.y_b + tile.h * g.y_h + (tile.m + m) * g.y_s;
+  QUANTISED* const y = (QUANTISED*)g.y + first;
+  const int lane = threadIdx.x & 31, count = min(16, g.S - tile.m - m);
+  const Quantiser<QUANTISED> by(g.step, g.zero);
+  for (int i = lane; i < count * PIECES; i += 32) {
+    const int r = i / PIECES, at = i % PIECES * EACH;
+    const T* v = (const T*)(from + (m + r) * 128 + at / 64 * BM * 128 +
+                            ((at / 8 & 7) ^ (m + r & 7)) * 16 + at % 8 * 2);
+    Vec<QUANTISED, EACH> bytes;
+#pragma unroll
+    for (int k = 0; k < EACH; k++) bytes.v[k] = by.of(to_float(v[k]));
+    QUANTISED* const to = y + r * g.y_s + at;
+    if (aligned(to, EACH)) {
+      store<EACH>(to, bytes);
+    } else {
+#pragma unroll
+      for (int k = 0; k < EACH; k++) to[k] = bytes.v[k];
+    }
+  }
+}
+#else
 // The same by a warp: rows m to m + 15 of the tile, whose results begin at `from`.
 DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int m) {
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + (tile.m + m) * g.y_s;
@@ -97,6 +123,7 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
     }
   }
 }
+#endif
 // The CTAs of a cluster have the same 64 rows and divide the keys; a warpgroup of each combines
 // some of the results. part: shared memory for this CTA's partial result, in place of keys and
 // values. q_empty: the mbarrier that warps arrive at when done with the queries.

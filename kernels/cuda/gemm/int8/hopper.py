@@ -197,14 +197,16 @@ class Product:
 
     def _blocked(self) -> bool:
         """Whether each lane of the persistent kernel has 16 neighbouring columns."""
-        return self.columns % 64 == 0 and dtype(self.request, "y", DType.F32).size == 1
+        return self.columns % 64 == 0 and dtype(self.request, "y", DType.F32).size <= 2
 
     def _residual_rows(self) -> bool:
         """Whether 16 bytes of a row of the residual can be read at a time."""
         r = self.request
-        whole = self.columns % 16 == 0 and multiple_of(self.ldr) >= 16
-        bytes_ = requantise.has_residual(r) and dtype(r, "r").size == 1
-        return bytes_ and "res" not in r.unaligned and whole
+        if not requantise.has_residual(r) or "res" in r.unaligned:
+            return False
+        size = dtype(r, "r").size
+        whole = self.columns % 16 == 0 and multiple_of(self.ldr) * size >= 16
+        return whole and (size == 1 or (size == 2 and self._blocked()))
 
     def _maps(
         self, a: tuple[int, int], b: tuple[int, int], *, blocked: bool = False

@@ -62,8 +62,7 @@ DEV void load_neighbours(const A* p, int count, A (&v)[WIDTH]) {
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < WIDTH; k++)
-      v[k] = !(VECTOR && UNIT % WIDTH == 0) && k < count ? p[k] : A(0);
+    for (int k = 0; k < WIDTH; k++) v[k] = !(VECTOR && UNIT % WIDTH == 0) && k < count ? p[k] : A{};
   }
 }
 
@@ -102,10 +101,24 @@ struct Steps {
   }
 };
 template <class Q>
+struct Signed {
+  static constexpr bool value = false;
+};
+template <>
+struct Signed<signed char> {
+  static constexpr bool value = true;
+};
+// A zero point, of bytes.
+template <class Q>
+DEV int zero_of(const Q* zero) {
+  if constexpr (sizeof(Q) == 1) return zero ? int(*zero) : 0;
+  return 0;
+}
+template <class Q>
 DEV Steps steps_of(const float* scale, const Q* zero, bool from_zero) {
-  constexpr bool SIGNED = Q(-1) < Q(0);
+  constexpr bool SIGNED = Signed<Q>::value;
   constexpr float NORMAL = 8.507059173e37f;  // 2^126
-  const int z = zero ? int(*zero) : 0;
+  const int z = zero_of(zero);
   const float s = fminf(fmaxf(scale ? *scale : 1.f, 1.f / NORMAL), NORMAL);
   const float lo = from_zero ? 0.f : (SIGNED ? -128 : 0) - z, hi = (SIGNED ? 127 : 255) - z;
   return {s, 1.f / s, lo, hi, 1.f / s / 256.f, -lo / 256.f, 1.f - (hi - lo) / 256.f};
@@ -115,6 +128,8 @@ DEV Steps steps_of(const float* scale, const Q* zero, bool from_zero) {
 DEV float raw_number(u8 v) { return __int_as_float(__byte_perm(v, 0x4b000000, 0x7440)); }
 DEV float raw_number(signed char v) { return raw_number(u8(v ^ 0x80)); }
 DEV float raw_number(float v) { return v; }
+DEV float raw_number(half_t v) { return to_float(v); }
+DEV float raw_number(bfloat_t v) { return to_float(v); }
 // The same of byte k of a word, of four bytes of this type. magic: `raw_magic`, in a register: an
 // instruction has room for one constant.
 DEV u32 raw_magic() {
@@ -128,6 +143,13 @@ DEV float raw_number(const u8*, u32 word, int k, u32 magic) {
 DEV float raw_number(const signed char*, u32 word, int k, u32 magic) {
   return raw_number((const u8*)0, word ^ 0x80808080u, k, magic);
 }
+// Element k of a word of two floats of 16 bits.
+template <class R>
+DEV float raw_number(const R*, u32 word, int k, u32) {
+  float v[2];
+  unpack2((R*)0, word, v[0], v[1]);
+  return v[k];
+}
 
 // What is the same for all columns. zero: of y. LINEAR: the share of y is that of the sums' number
 // or, FOLDED 1, `from_middle` times what is between plus `first`; and r_scale times the residual.
@@ -140,11 +162,10 @@ DEV Scalars scalars_of(const Epilogue& e) {
   if (FOLDED == 1) s.middle = steps_of(e.m_scale, e.m_zero, false);
   if (sizeof(Result) == 1) {
     s.result = steps_of(e.y_scale, e.y_zero, RELU);
-    s.zero = e.y_zero ? float(*e.y_zero) : 0.f;
+    s.zero = float(zero_of(e.y_zero));
   }
   s.r_scale = sizeof(Residual) == 1 && e.r_scale ? *e.r_scale : 1.f;
-  if (sizeof(Residual) == 1)
-    s.r_zero = raw_number(Residual(0)) + (e.r_zero ? float(*e.r_zero) : 0.f);
+  if (sizeof(Residual) == 1) s.r_zero = raw_number(Residual{}) + float(zero_of(e.r_zero));
   if (LINEAR) s.r_scale *= s.result.factor;
   if (LINEAR && FOLDED == 1) s.from_middle = s.middle.scale * s.result.factor;
   return s;
@@ -209,8 +230,8 @@ DEV void subtract_row(const ColumnOperands& c, int (&v)[WIDTH], int row) {
 }
 
 // Columns n.. of row m, of which `count` exist, from sums to results: bits of which the last ones
-// are a byte, or the bits of floats. residual: raw numbers. full: offset of the row in operands
-// shaped as the result.
+// are a byte, or the bits of f32. residual: raw numbers. full: offset of the row in operands shaped
+// as the result.
 DEV void finish(const Epilogue& e, const Scalars& s, const ColumnOperands& c, int (&v)[WIDTH],
                 const float (&residual)[WIDTH], int m, i64 full, int n, int count) {
   if (STARTS)
@@ -267,6 +288,14 @@ DEV u32 pack_bytes(int a, int b, int c, int d) {
 }
 DEV void store_result(float* y, int v) { *y = __int_as_float(v); }
 DEV void store_result(int* y, int v) { *y = v; }
+DEV void store_result(half_t* y, int v) { from_float(*y, __int_as_float(v)); }
+DEV void store_result(bfloat_t* y, int v) { from_float(*y, __int_as_float(v)); }
+// A word of two results of 16 bits.
+template <class Y>
+DEV u32 pack_floats(int a, int b) {
+  if constexpr (sizeof(Y) == 2) return pack2((Y*)0, __int_as_float(a), __int_as_float(b));
+  return 0;
+}
 template <class Y>
 DEV void store_result(Y* y, int v) {
   *y = Y(v);
@@ -281,6 +310,16 @@ DEV void store_results(Y* y, const int (&v)[WIDTH], int count) {
 #pragma unroll
       for (int k = 0; k < WIDTH; k += 4)
         *(int4*)(y + k) = make_int4(v[k], v[k + 1], v[k + 2], v[k + 3]);
+    } else if constexpr (sizeof(Y) == 2) {
+      u32 words[WIDTH / 2];
+#pragma unroll
+      for (int k = 0; k < WIDTH / 2; k++) words[k] = pack_floats<Y>(v[2 * k], v[2 * k + 1]);
+      if constexpr (WIDTH == 8)
+        *(uint4*)y = make_uint4(words[0], words[1], words[2], words[3]);
+      else if constexpr (WIDTH == 4)
+        *(uint2*)y = make_uint2(words[0], words[1]);
+      else
+        *(u32*)y = words[0];
     } else if constexpr (WIDTH == 4) {
       *(u32*)y = pack_bytes(v[0], v[1], v[2], v[3]);
     } else if constexpr (WIDTH == 2) {

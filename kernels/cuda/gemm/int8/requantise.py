@@ -49,7 +49,7 @@ def epilogue(
     """depth: terms of a sum. sums: bytes in front of the weights' sums behind the packed weights.
     pitches: of the residual and of a convolution's full operands. group: columns of a group of a
     convolution, 0: there is one. width: columns at a time, 8 or 2. columns: what their number is
-    a multiple of.
+    a multiple of. Activations are as accurate as floats of the launch's type.
     """
     out, residual = dtype(r, "y", DType.F32), has_residual(r)
     types = {
@@ -104,7 +104,8 @@ def epilogue(
     )
     # bytes of ColumnOperands of two, for each, and of gaps
     column = (16 + 8 * -(-len(extras) // 2)) * 9 // 8
-    return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
+    arguments = ", ".join(n for _, n, _ in fields)
+    return Epilogue(source, tuple(fields), arguments, column, fast=r.dtype != DType.F32)
 
 
 def has_residual(r: Request) -> bool:

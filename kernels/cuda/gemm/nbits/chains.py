@@ -4,11 +4,11 @@ rows, a launch for each of them for more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
-from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.codegen.kernel_request import Kernel, Request
 from tracea_onnx.codegen.size_ranges import above, dispatch
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -16,55 +16,12 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import FAMILIES as _FAMILIES
 
 from ...common.instantiate import sizes
-from ...common.launch import known, static
+from ...common.launch import chained, known, static
 from ...norm.layernorm import layernorm
 from ...pointwise.pointwise import pointwise
 from . import stream_rows
 from .emit import gemm_nbits
 from .layout import FLOATS, layout_of
-
-_Places = Mapping[str, Pointer]
-
-
-def _moved(kernel: Kernel, places: _Places) -> Kernel:
-    """The kernel with operands at other places."""
-
-    def pointer(p: Pointer) -> Pointer:
-        to = places.get(p.operand)
-        return p if to is None else Pointer(to.operand, D.add(to.offset, p.offset))
-
-    def moved(a: Argument) -> Argument:
-        if isinstance(a, Pointer):
-            return pointer(a)
-        return replace(a, pointer=pointer(a.pointer)) if isinstance(a, TensorMap) else a
-
-    return replace(kernel, args=tuple(map(moved, kernel.args)))
-
-
-def _chained(
-    steps: Sequence[tuple[list[Kernel], Mapping[str, tuple[int, DimLike]]]],
-    between: Sequence[DimLike],
-) -> list[Kernel]:
-    """The kernels of all steps. between: bytes of buffers of their own; each step with what
-    operands of its lie there: the number of a buffer, an offset.
-    """
-    scratch: list[DimLike] = []
-    for kernels, _ in steps:
-        for j, size in enumerate(next((k.scratch for k in kernels if k.scratch), ())):
-            scratch[j:] = [
-                D.maximum(scratch[j], size) if j < len(scratch) else size, *scratch[j + 1 :]
-            ]  # fmt: skip
-    first, room = len(scratch), (*scratch, *between)
-    return [
-        replace(
-            _moved(
-                kernel, {o: Pointer(f"scratch{first + b}", at) for o, (b, at) in places.items()}
-            ),
-            scratch=room,
-        )
-        for kernels, places in steps
-        for kernel in kernels
-    ]
 
 
 def _gemm(r: Request) -> list[Kernel]:
@@ -107,7 +64,7 @@ def _steps(r: Request, columns: int) -> list[Kernel]:
         )  # fmt: skip
         b, _ = places["y"]
         steps.append((pointwise(gate), {"x0": (b, 0), "x1": (b, columns * size)}))
-    return _chained(steps, between)
+    return chained(steps, between)
 
 
 def gemm_nbits_norm(r: Request) -> list[Kernel]:

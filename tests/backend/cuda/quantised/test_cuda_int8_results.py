@@ -15,7 +15,7 @@ from tests.backend.cuda.cuda_requests import compile_kernels, kernels_of, reques
 from tests.backend.cuda.quantised.test_cuda_int8 import PADDED, conv
 from tests.support import int8_cases
 from tests.support.cuda import runner
-from tests.support.int8_cases import F32, I8, I32, U8, Array, Case, gemm
+from tests.support.int8_cases import BF16, F16, F32, I8, I32, U8, Array, Case, gemm
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.plan.kernel_families import packed_rows
 from tracea_onnx.support import discovery
@@ -40,7 +40,9 @@ class Host:
             for k, v in operands.items()
             if v is not None
         }
-        r = request(family, F32, ints, floats, given, places, arch=self.arch)
+        to = ints.get("y_dtype")
+        dtype = DType(to) if to in (F16, BF16) else F32
+        r = request(family, dtype, ints, floats, given, places, arch=self.arch)
         forced = self.tile is not None and not family.startswith("pack")
         kernels = runner.kernels(runner.force(r, self.tile)) if forced else kernels_of(r)
         sizes = next((k.scratch for k in kernels if k.scratch), ())
@@ -67,6 +69,12 @@ PRODUCTS = [
     conv(n=2, h=6, w=6, ic=48, oc=24, s=(2, 2), res=I8, mode=1, act="silu", spread=4),
     conv(h=2, w=2, ic=8, oc=8, k=(5, 5), pads=(4, 4, 4, 4), x_zero=False),
     conv(n=3, h=5, w=6, ic=32, oc=40, wt=U8, w_zero="each"),
+    gemm(1, 3, 5, y=F16),
+    gemm(70, 72, 260, y=F16, w_zero="each", wt=U8, res=F16, mode=1, act="gelu_erf", exact=False),
+    gemm(33, 65, 191, y=BF16, res=BF16, mode=2, spread=1),
+    conv(n=2, h=7, w=5, ic=64, oc=72, y=F16, res=F16, mode=1, act="relu", **PADDED),
+    Case("conv2d_int8_dw", h=5, w=9, ic=40, y=F16, res=F16, mode=1, **PADDED),
+    Case("conv2d_int8_dw", h=5, w=9, ic=37, k=(5, 5), pads=(2, 2, 2, 2), y=BF16),
     Case("conv2d_int8_dw", n=2, h=9, w=7, ic=40, s=(2, 2), x=I8, **PADDED),
     Case("conv2d_int8_dw", h=5, w=9, ic=37, k=(5, 5), pads=(2, 2, 2, 2), wt=U8, w_zero="each",
          y=I8, res=U8, mode=1),
@@ -89,6 +97,12 @@ TILES = [
     (gemm(200, 130, 128, x=I8, y=F32, act="gelu_erf", exact=False), (64, 128, True)),
     (gemm(150, 200, 272, wt=U8, y=I32), (128, 128, True)),
     (gemm(300, 256, 400, x=I8, wt=U8, y=I8, res=I8, mode=2), (128, 192, False, 2)),
+    (gemm(130, 128, 304, y=F16, res=F16, mode=1, exact=False), (64, 128, True)),
+    (gemm(200, 192, 128, y=F16, res=F16, mode=2, act="gelu_erf", spread=8), (128, 64, True, 1, 2)),
+    (gemm(300, 256, 400, x=I8, y=BF16, res=U8, mode=1), (128, 256, False)),
+    (gemm(270, 384, 272, y=F16, res=F16, mode=1), (128, 128, True)),
+    (gemm(130, 136, 304, y=BF16, res=BF16, mode=1, exact=False), (64, 128, True)),
+    (gemm(67, 131, 304, y=F16, exact=False, spread=1), (64, 64, True)),
     (conv(n=2, h=9, w=10, ic=64, oc=72, x_zero=False, res=U8, mode=1, **PADDED), (64, 128, True)),
     (conv(n=2, h=8, w=9, ic=144, oc=64, s=(2, 2), x=I8), (128, 64, True)),
     (conv(n=3, h=7, w=7, ic=160, oc=100, x_zero=False, s=(2, 2), y=I8, **PADDED), (64, 192, True)),
@@ -97,6 +111,8 @@ TILES = [
 SPLIT_TILES = [
     (gemm(70, 77, 1040, res=U8, mode=1, middle=U8, act="relu", x=I8, wt=U8), (64, 24, True, 3)),
     (gemm(49, 131, 528, y=F32, each_scale=False), (64, 48, False, 2, 2)),
+    (gemm(49, 136, 528, y=F16, res=F16, mode=1, exact=False), (64, 48, True, 2, 2)),
+    (gemm(70, 77, 1040, y=BF16, res=BF16, mode=1, act="relu"), (64, 24, True, 3)),
     (conv(h=14, w=14, ic=80, oc=96, x_zero=False, res=I8, mode=1, **PADDED), (128, 48, True, 4)),
 ]
 

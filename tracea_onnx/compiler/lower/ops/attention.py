@@ -12,7 +12,9 @@ from tracea_onnx.compiler.lower.axes import around, broadcast_strides
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.ops.quantise import define
+from tracea_onnx.compiler.lower.passes import quantised
+from tracea_onnx.compiler.lower.value import Dims, Quantised, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -213,7 +215,8 @@ def attention(ctx: Lowering, op: Op, cached: Cached | None = None) -> None:
     out = ctx.define(op.outputs[0], source.dtype, shape)
     # Kernels write the elements of a head side by side; where they lie apart, the result is read as
     # a view of those.
-    transposed = layout in ("bxs", "bhds", "hds")
+    turned = layout == "bhsd" and not parts and _turned(ctx, out.name)
+    transposed = turned or layout in ("bxs", "bhds", "hds")
     own = layout if not transposed else "bhsd" if merged else "bshd"
     made = (
         ctx.define(out.name + "\0rows", out.dtype, tuple({**size, "h": heads}[c] for c in own))
@@ -225,11 +228,64 @@ def attention(ctx: Lowering, op: Op, cached: Cached | None = None) -> None:
         stride["b"] = D.mul(stride["h"], heads)
     if stride["d"] != 1 and v.dim != 1:
         raise Unsupported(f"no kernel writes the result of an attention in layout {layout}")
-    dst = ctx.new_plain(made)
     ints |= {"y_b": stride["b"], "y_s": stride["s"], "y_h": stride["h"]}
+    steps = tuple({**stride, "x": 1}[c] for c in layout) if transposed else None
+    if _quantised(ctx, out, made.shape, steps, (operands, ints, floats)):
+        return
+    dst = ctx.new_plain(made)
     ctx.plan.launch("attention", operands, {"y": dst}, ints, floats, dtype=out.dtype)
-    if transposed:
-        out.view = View(dst, tuple({**stride, "x": 1}[c] for c in layout))
+    if steps is not None:
+        out.view = View(dst, steps)
+
+
+def _turned(ctx: Lowering, name: str) -> bool:
+    """Whether what alone reads the quantised result, dequantised again, brings the rows of all
+    heads together.
+    """
+    op = ctx.sole.get(name)
+    able = "attention_quantised" in ctx.target.families
+    if not able or op is None or op.kind not in quantised.QUANTIZE:
+        return False
+    while op is not None and op.kind in quantised.QUANTIZE | quantised.DEQUANTIZE:
+        op = ctx.sole.get(op.outputs[0])
+    return op is not None and op.kind == "Transpose" and op.attr("perm") == [0, 2, 1, 3]
+
+
+def _quantised(
+    ctx: Lowering,
+    out: Value,
+    rows: Dims,
+    steps: Dims | None,
+    given: tuple[Mapping[str, Ref | None], Mapping[str, DimLike], Mapping[str, float]],
+) -> bool:
+    """Attention with the QuantizeLinear that alone reads its result, if need be reshaped, to 8 bits
+    by known numbers, in one launch; the result lies nowhere but in integers then. False where there
+    is none. rows: dims as the kernel writes them; steps: strides of the result over these, None
+    where it has the same dims; given: operands and parameters of the launch.
+    """
+    by = quantised.quantiser_of_moved(ctx, out.name)
+    if by is None or "attention_quantised" not in ctx.target.families:
+        return False
+    found = quantised.numbered(ctx, by, out)
+    if found is None:
+        return False
+    made, scale, zero = found
+    name, (operands, ints, floats) = quantised.integers_of(out.name), given
+    integers = ctx.define(name, made.dtype, out.shape)
+    written = integers if steps is None else ctx.define(f"{name}\0rows", made.dtype, rows)
+    dst = ctx.new_plain(written)
+    if steps is not None:
+        integers.view = View(dst, steps)
+    ctx.plan.launch(
+        "attention_quantised",
+        operands,
+        {"y": dst},
+        {**ints, "q_dtype": int(made.dtype), "q_zero": zero},
+        {**floats, "q_scale": scale},
+        dtype=out.dtype,
+    )
+    define(ctx, out.name, Quantised(integers, made.scale, made.zero, out.dtype))
+    return True
 
 
 def _keys_there(

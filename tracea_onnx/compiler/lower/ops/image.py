@@ -74,13 +74,15 @@ def _mean_of_bytes(ctx: Lowering, op: Op, x: Value) -> bool:
     parts: list[Value | None] = [held.scale, held.zero]
     if held.x.dtype not in byte_images.BYTES or x.rank not in (3, 4):
         return False
-    name, dtype = op.outputs[0], DType.F32
+    name, dtype = op.outputs[0], x.dtype
     shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
     by = quantised.reader(ctx, Value(name, dtype, shape))
     taken = by is not None and by.dtype in byte_images.BYTES and quantised.is_usual(by.scale)
     if by is not None and taken and not any(v and v.rank for v in by.parts):
         name, dtype = by.name, by.dtype
         parts += by.parts
+    if dtype not in (DType.F32, *byte_images.BYTES):
+        return False
     if any(v is not None and v.rank for v in parts):
         return False
     source, out = byte_images.image_of(ctx, held.x), ctx.define(name, dtype, shape)

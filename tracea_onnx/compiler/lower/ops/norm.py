@@ -10,7 +10,7 @@ from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.image import pool_globally
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import few_bits, gemm_norm, summed_rows
+from tracea_onnx.compiler.lower.passes import few_bits, gemm_norm, quantised, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -88,6 +88,9 @@ def layernorm(ctx: Lowering, op: Op) -> None:
             )
             res = wide
         operands["res"] = ctx.plain(res)
+    ints: dict[str, DimLike] = {"rows": D.product(x.shape[:axis]), "N": n, **rule}
+    if not channels and _quantised(ctx, op, x, operands, ints, eps):
+        return
     made = [
         ctx.define(o + ("\0last" if channels else ""), x.dtype, x.shape) for o in op.outputs if o
     ]
@@ -98,14 +101,39 @@ def layernorm(ctx: Lowering, op: Op) -> None:
         ctx.define(o, x.dtype, _first(last.shape)).view = View(
             ctx.plain(last), _first(contiguous(last.shape))
         )
+    ctx.plan.launch("layernorm", operands, outs, ints, {"eps": eps}, dtype=x.dtype)
+
+
+def _quantised(
+    ctx: Lowering, op: Op, x: Value, operands: Mapping[str, Ref | None],
+    ints: Mapping[str, DimLike], eps: float
+) -> bool:  # fmt: skip
+    """The norm with the QuantizeLinear that reads it, to 8 bits by known numbers, in one launch;
+    False where there is none. Where nothing else reads the norm, it lies nowhere.
+    """
+    by = ctx.quantisers.get(op.outputs[0])
+    if by is None or "layernorm_quantised" not in ctx.target.families:
+        return False
+    found = quantised.numbered(ctx, by, Value(op.outputs[0], x.dtype, x.shape))
+    if found is None:
+        return False
+    made, scale, zero = found
+    y, *skip = (ctx.define(o, x.dtype, x.shape) for o in op.outputs if o)
+    outs: dict[str, Ref | None] = {}
+    if op.outputs[0] not in ctx.sole:
+        outs["y"] = ctx.new_plain(y)
+    if skip:
+        outs["skip"] = ctx.new_plain(skip[0])
+    outs["q"] = ctx.new_plain(ctx.define(made.name, made.dtype, x.shape))
     ctx.plan.launch(
-        "layernorm",
+        "layernorm_quantised",
         operands,
         outs,
-        {"rows": D.product(x.shape[:axis]), "N": n, **rule},
-        {"eps": eps},
+        {**ints, "q_dtype": int(made.dtype), "q_zero": zero},
+        {"eps": eps, "q_scale": scale},
         dtype=x.dtype,
     )
+    return True
 
 
 def _over_sum(

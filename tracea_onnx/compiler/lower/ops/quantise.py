@@ -20,6 +20,7 @@ from tracea_onnx.compiler.lower.passes.window_rows import is_first_image
 from tracea_onnx.compiler.lower.value import Quantised, Unsupported, Value
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.element_types import numpy_type
+from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.pointwise_ops import Code
 from tracea_onnx.match.nbits import TYPES
 
@@ -29,15 +30,17 @@ def dequantize(ctx: Lowering, op: Op) -> None:
     if _is_weight(ctx, op):
         dequantise_constant(ctx, op)
         return
-    x = ctx.value(op.input(0))
+    x, scale = ctx.value(op.input(0)), ctx.value(op.input(1))
     quantised.check(ctx, op)
-    to = op.attr("output_dtype", 0) or DType.F32
-    if x.dtype not in quantised.INTEGERS | {DType.I32} or to != DType.F32:
+    to = op.attr("output_dtype", 0) or int(scale.dtype)
+    kinds = sorted(int(t) for t in ctx.target.types)
+    if x.dtype not in quantised.INTEGERS | {DType.I32} or to not in kinds:
         raise Unsupported(
             f"{op.kind} '{op.label}' makes element type {to} of {x.dtype.name}; the kernels make"
-            " F32 of integers of 8 and 16 bits, and of I32"
+            f" {', '.join(DType(k).name for k in kinds)} of integers of 8 and 16 bits, and of I32"
         )
-    held = Quantised(x, *quantised.parameters(ctx, op, x))
+    _widen(ctx, scale)
+    held = Quantised(x, *quantised.parameters(ctx, op, x), DType(to))
     if held.zero is not None and held.zero.dtype != x.dtype:
         raise Unsupported(f"{op.kind} '{op.label}' has a zero point of another type than its input")
     if x.dtype == DType.I32 and held.zero is not None:
@@ -45,25 +48,35 @@ def dequantize(ctx: Lowering, op: Op) -> None:
     define(ctx, op.outputs[0], held)
 
 
+def _widen(ctx: Lowering, scale: Value) -> None:
+    """Scales of 16 bits that are too many for their contents to be known, as F32."""
+    if scale.is_constant and quantised.widened(ctx, scale).dtype != DType.F32:
+        name = quantised.wide_name(scale)
+        lower_expression(ctx, Expr(1, (), 0), [scale], name, DType.F32)
+        ctx.values[name].prepared = True
+
+
 def _is_weight(ctx: Lowering, op: Op) -> bool:
-    """Whether it is a constant of a few bits, with blocks, or whose scales are not of F32, which no
-    expression reads.
+    """Whether it is a constant of a few bits, with blocks, or whose floats have a type that no
+    expression computes in.
     """
     bits, _ = TYPES.get(ctx.graph.dtype(op.input(0)) or 0, (0, False))
     narrow = {ctx.graph.dtype(op.input(1)), op.attr("output_dtype", 0)}
-    odd = op.attr("block_size", 0) or narrow.intersection((DType.F16, DType.BF16))
+    odd = op.attr("block_size", 0) or narrow.intersection(
+        {DType.F16, DType.BF16} - ctx.target.types
+    )
     return ctx.graph.is_const(op.input(0)) and bool(0 < bits < 8 or (bits == 8 and odd))
 
 
 def define(ctx: Lowering, name: str, held: Quantised) -> None:
     """`name` as what these integers are dequantised to."""
-    out = ctx.define(name, DType.F32, held.x.shape)
+    out = ctx.define(name, held.dtype, held.x.shape)
     parts = [v for v in (held.x, held.scale, held.zero) if v is not None]
     out.quantised, out.prepared = held, all(v.is_constant for v in parts)
 
     def make() -> None:
         expr, values = quantised.dequantising(held)
-        lower_expression(ctx, expr, values, name, DType.F32)
+        lower_expression(ctx, expr, values, name, held.dtype)
 
     ctx.defer(out, "", parts, make)
 

@@ -7,23 +7,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 
+import numpy as np
+
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import Epilogue, plan_epilogue
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import expression_of, lower_expression
-from tracea_onnx.compiler.lower.passes import conv_pool, quantised
+from tracea_onnx.compiler.lower.passes import conv_pool, quantised, sibling_gemms
 from tracea_onnx.compiler.lower.passes.byte_images import BYTES, image_of, new_image
 from tracea_onnx.compiler.lower.passes.quantised import Quantising
 from tracea_onnx.compiler.lower.passes.window_rows import window_rows
 from tracea_onnx.compiler.lower.value import Dims, Late, Nhwc, Quantised, Unsupported, Value
 from tracea_onnx.compiler.lower.window import over_axes, sides
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import KERNEL_FLOATS, DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr, substituted
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 from tracea_onnx.match.spec_table import ConvSpec, GemmSpec
 from tracea_onnx.plan.builder import Ref
+from tracea_onnx.plan.kernel_families import packed_rows
 from tracea_onnx.support.data_classes import dataclass
 
 _CAST = frozenset(("Cast",))
@@ -67,6 +70,9 @@ def conv(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
 
 def gemm(ctx: Lowering, op: Op, dtype: DType = DType.F32) -> bool:
     """A GEMM of a dequantised matrix and a dequantised constant; as `conv`."""
+    group = ctx.merges.get(op.outputs[0], ())
+    if dtype == DType.F32 and group and _siblings(ctx, op, group):
+        return True
     return _lower(ctx, op, GemmSpec.of(op.attrs).expr, dtype, "gemm_int8", _gemm)
 
 
@@ -98,7 +104,7 @@ def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     made.ints |= src.pitches("x")
     _add_scales(ctx, made, *found, 0, oc)
     _add_bias(ctx, made, ctx.optional(roles.get("b")), oc)
-    epi = plan_epilogue(ctx, after.expr, after.extras, DType.F32, shape, 1, joins=False)
+    epi = _epilogue(ctx, after, shape, 1)
     if epi is not None:
         stored = [_residual_image(ctx, made, epi.residual)] if epi.residual is not None else []
         stored += [ctx.nhwc(v) for _, v in epi.full]
@@ -110,7 +116,7 @@ def _conv(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
                 made.operands[f"o{k}"] = s.ref
 
     def place(out: Value) -> Ref:
-        to = ctx.new_nhwc(out) if out.dtype == DType.F32 else new_image(ctx, out)
+        to = ctx.new_nhwc(out) if out.dtype in KERNEL_FLOATS else new_image(ctx, out)
         made.ints |= to.pitches("y")
         return to.ref
 
@@ -138,9 +144,7 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
         made.operands["w_scale"] = ctx.plain(after.scale)
         made.ints["w_scales"] = after.scale.elements
     _add_bias(ctx, made, after.bias or ctx.optional(roles.get("b")), n)
-    epi = plan_epilogue(
-        ctx, after.expr, after.extras, DType.F32, shape, len(shape) - 1, joins=False
-    )
+    epi = _epilogue(ctx, after, shape, len(shape) - 1)
     if epi is not None and epi.residual is not None:
         v = _residual(ctx, made, epi.residual)
         made.operands["res"], made.ints["ldr"] = matrix_rows(ctx, v)
@@ -149,7 +153,88 @@ def _gemm(ctx: Lowering, op: Op, found: tuple[Quantised, Quantised], after: _Aft
     _launch(ctx, made, "gemm_int8", epi, ctx.new_plain)
 
 
+def _siblings(ctx: Lowering, op: Op, group: Sequence[Op]) -> bool:
+    """The GEMMs of a group, of one dequantised matrix, as one launch, by weights beside one
+    another; False where they do not fit together. op: the first of them that is lowered: others
+    may dequantise the same integers by nodes of their own, which come later.
+    """
+    own = _dequantised(ctx, op, "gemm_int8")
+    if own is None:
+        return False
+    x, parts = own[0], list[tuple[Op, bool, Quantised]]()
+    for sibling in group:
+        w = ctx.value(sibling.by_role["w"]).quantised
+        if w is None or not _fits_beside(ctx, sibling, x, w, own[1]):
+            return False
+        parts.append((sibling, bool(GemmSpec.of(sibling.attrs).trans_b), w))
+    k = int(x.x.shape[-1])
+    widths = [int(w.x.shape[0 if trans else 1]) for _, trans, w in parts]
+    total, at = sum(widths), 0
+    packed = ctx.plan.arena(packed_rows("pack_gemm_int8", K=k, N_total=total))
+    scales = sibling_gemms.new_row(ctx, total)
+    biased = any(part.by_role.get("b") for part in group)
+    bias = sibling_gemms.new_row(ctx, total) if biased else None
+    for (part, trans, w), width in zip(parts, widths, strict=True):
+        sizes = {"K": k, "N": width, "trans": int(trans), "ldw": int(w.x.shape[1])}
+        sizes |= {"n0": at, "N_total": total, "w_dtype": int(w.x.dtype)}
+        ctx.plan.launch(
+            "pack_gemm_int8", {"w": ctx.plain(w.x)}, {"packed": packed}, sizes, more=at > 0
+        )
+        same = w.scale.data if w.scale.elements == 1 else None
+        each = (
+            ctx.plain(w.scale)
+            if same is None
+            else ctx.plan.blob(np.full(width, same.reshape(-1)[0], np.float32))
+        )
+        sibling_gemms.pack_row(ctx, scales, at, each, width, DType.F32)
+        if bias is not None:
+            b = ctx.optional(part.by_role.get("b"))
+            added, kind = (None, DType.F32) if b is None else (ctx.plain(b), b.dtype)
+            sibling_gemms.pack_row(ctx, bias, at, added, width, kind)
+        at += width
+    src, ldx = matrix_rows(ctx, x.x)
+    lead = x.x.shape[:-1]
+    rows = D.product(lead)
+    dst = ctx.plan.arena(D.product([rows, total, x.dtype.size]))
+    operands = {"x": src, "w": packed, "w_scale": scales, "bias": bias}
+    operands |= {n: ctx.plain(v) for n, v in (("x_scale", x.scale), ("x_zero", x.zero)) if v}
+    ints: dict[str, DimLike] = {"M": rows, "N": total, "K": k, "ldx": ldx, "ldy": total}
+    ints |= {"x_dtype": int(x.x.dtype), "w_dtype": int(parts[0][2].x.dtype)}
+    ints |= {"y_dtype": int(x.dtype), "w_scales": total, "w_zeros": 1}
+    ctx.plan.launch("gemm_int8", operands, {"y": dst}, ints, dtype=x.dtype)
+    made = zip((part.outputs[0] for part in group), widths, strict=True)
+    sibling_gemms.slices(ctx, [*made], dst, lead, x.dtype)
+    return True
+
+
+def _fits_beside(ctx: Lowering, op: Op, x: Quantised, w: Quantised, first: Quantised) -> bool:
+    """Whether a GEMM of x by w can be part of a launch with one by the weight `first`."""
+    trans, b = GemmSpec.of(op.attrs).trans_b, ctx.optional(op.by_role.get("b"))
+    if w.x.rank != 2 or x.x.rank < 2 or not D.is_static(w.x.shape) or w.zero is not None:
+        return False
+    k, n = (int(d) for d in (reversed(w.x.shape) if trans else w.x.shape))
+    alike = w.x.is_constant and w.x.dtype == first.x.dtype
+    row = w.scale.elements == n and w.scale.rank == (2 if trans else 1)
+    scaled = w.scale.is_constant and (row or (w.scale.elements == 1 and w.scale.data is not None))
+    biased = b is None or (
+        b.is_constant and b.elements == n == b.shape[-1] and b.dtype in (DType.F32, x.dtype)
+    )
+    sized = x.x.shape[-1] == k and n % 8 == 0 and x.dtype in ctx.target.types
+    return alike and scaled and biased and sized
+
+
 # --- what follows a GEMM
+
+
+def _epilogue(ctx: Lowering, after: _After, shape: Dims, channel_axis: int) -> Epilogue | None:
+    """As `plan_epilogue`; operands of programs are f32."""
+    if after.dtype == DType.I32:
+        return Epilogue()
+    epi = plan_epilogue(
+        ctx, after.expr, after.extras, after.dtype, shape, channel_axis, joins=False
+    )
+    programmed = epi is not None and epi.program is not None and after.extras
+    return None if programmed and after.dtype != DType.F32 else epi
 
 
 def _lower(
@@ -163,6 +248,9 @@ def _lower(
     found = _dequantised(ctx, op, family)
     if found is None:
         return False
+    if dtype == DType.F32:
+        dtype = found[0].dtype
+        ctx.require(ctx.value(op.by_role["x"]), f"{op.nodes[0].op} of integers")
     name = op.outputs[0]
     following = _following(ctx, name, dtype) if expr is None and op.nodes else None
     if following is None or following[-1].outputs[0] in ctx.late:
@@ -171,7 +259,7 @@ def _lower(
     *between, last = following
 
     def late() -> bool:
-        after = _after(ctx, name, between, last)
+        after = _after(ctx, name, between, last, dtype)
         if after is not None:
             if dtype == DType.I32 and family == "gemm_int8":
                 after = _factored(after, found[1].x.shape[-1])
@@ -189,7 +277,7 @@ def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
     conversion to floats. Without a pointwise op where what is dequantised is but a result.
     """
     chain: list[Op] = []
-    for kinds in (quantised.QUANTIZE, quantised.DEQUANTIZE) if dtype == DType.F32 else (_CAST,):
+    for kinds in (_CAST,) if dtype == DType.I32 else (quantised.QUANTIZE, quantised.DEQUANTIZE):
         op = ctx.sole.get(name)
         if op is None or op.kind not in kinds or op.input(0) != name:
             return None
@@ -198,14 +286,19 @@ def _following(ctx: Lowering, name: str, dtype: DType) -> list[Op] | None:
     op = ctx.sole.get(name)
     if op is not None and op.kind in _POINTWISE:
         return [*chain, op]
-    return chain if name in ctx.last and dtype == DType.F32 else None
+    return chain if name in ctx.last and dtype != DType.I32 else None
 
 
-def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After | None:
-    """The pointwise op and what is between it and the GEMM as one; None where these differ."""
+def _after(
+    ctx: Lowering, name: str, between: Sequence[Op], last: Op, dtype: DType
+) -> _After | None:
+    """The pointwise op and what is between it and the GEMM, of this type, as one; None where
+    these differ.
+    """
     found = None
+    to = DType.F32 if dtype == DType.I32 else dtype
     if between[0].kind in quantised.QUANTIZE:
-        product = Value(name, DType.F32, ())
+        product = Value(name, dtype, ())
         again = between[1] if len(between) > 1 else last
         try:
             found = quantised.quantising(ctx, between[0], product)
@@ -219,16 +312,16 @@ def _after(ctx: Lowering, name: str, between: Sequence[Op], last: Op) -> _After 
     elif ctx.graph.dtype(between[0].outputs[0]) != DType.F32:
         return None
     if last.kind in quantised.DEQUANTIZE:
-        return _After(last.outputs[0], between=found)
+        return _After(last.outputs[0], between=found, dtype=to)
     expr, names = expression_of(ctx, last)
     inner = between[-1].outputs[0]
-    if inner not in names or ctx.graph.dtype(last.outputs[0]) not in (None, DType.F32):
+    if inner not in names or ctx.graph.dtype(last.outputs[0]) not in (None, to):
         return None
     extras = [n for n in names if n != inner]
     place = [0 if n == inner else 1 + extras.index(n) for n in names]
     values = [ctx.value(n) for n in extras]
     expr = substituted(expr, [(Expr(1, (), 0), [k]) for k in place], 1 + len(extras))
-    return _After(last.outputs[0], expr, values, found)
+    return _After(last.outputs[0], expr, values, found, to)
 
 
 def _factored(after: _After, columns: DimLike) -> _After:
@@ -309,15 +402,18 @@ def _add_scales(
 def _add_bias(ctx: Lowering, made: _Int8Launch, b: Value | None, columns: int) -> None:
     if b is None:
         return
-    if b.elements != columns or (b.rank and b.shape[-1] != columns) or b.dtype != DType.F32:
+    known = b.dtype in (DType.F32, made.after.dtype)
+    if b.elements != columns or (b.rank and b.shape[-1] != columns) or not known:
         raise _unfit(made.op, f"a bias of {b.dtype.name} and shape {list(b.shape)}")
-    made.operands["bias"] = ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": columns})
+    made.operands["bias"] = ctx.packed(
+        "pack_bias", {"b": ctx.plain(b)}, {"OC": columns}, dtype=b.dtype
+    )
 
 
 def _residual(ctx: Lowering, made: _Int8Launch, v: Value) -> Value:
     """The residual as the launch reads it: its integers, if it has 8-bit ones."""
     held = v.quantised
-    made.ints["r_dtype"] = int(DType.F32)
+    made.ints["r_dtype"] = int(v.dtype)
     known = held is not None and quantised.is_deferred(v) and held.x.dtype in BYTES
     if held is None or not known or any(p is not None and p.rank for p in (held.scale, held.zero)):
         return v
@@ -357,7 +453,7 @@ def _launch(
         made.operands |= epi.operands
         made.ints |= epi.ints
         floats = epi.floats
-        if dtype == DType.F32:
+        if dtype != DType.I32:
             name, dtype = _quantise(ctx, made, name)
         if family == "conv2d_int8" and dtype in BYTES and _pooled(ctx, made, epi, name, dtype):
             return
@@ -365,10 +461,13 @@ def _launch(
     made.ints["y_dtype"] = int(dtype)
     to = place(out)
     program = epi.program if epi is not None else None
-    ctx.plan.launch(family, made.operands, {"y": to}, made.ints, floats, program, whole=whole)
+    floating = DType.F32 if after.dtype == DType.I32 else after.dtype
+    ctx.plan.launch(
+        family, made.operands, {"y": to}, made.ints, floats, program, whole=whole, dtype=floating
+    )
     if epi is None:
         assert after.expr is not None
-        lower_expression(ctx, after.expr, [out, *after.extras], after.name, DType.F32)
+        lower_expression(ctx, after.expr, [out, *after.extras], after.name, after.dtype)
 
 
 def _pooled(ctx: Lowering, made: _Int8Launch, epi: Epilogue, name: str, dtype: DType) -> bool:
@@ -393,8 +492,9 @@ def _pooled(ctx: Lowering, made: _Int8Launch, epi: Epilogue, name: str, dtype: D
     assert out.nhwc is not None
     try:
         ctx.plan.launch(
-            "conv_pool_int8", made.operands, {"y": out.nhwc.ref}, ints, epi.floats, whole=False
-        )
+            "conv_pool_int8", made.operands, {"y": out.nhwc.ref}, ints, epi.floats, whole=False,
+            dtype=made.after.dtype,
+        )  # fmt: skip
     except Unsupported:
         del ctx.values[out.name]
         return False
@@ -406,14 +506,15 @@ def _quantise(ctx: Lowering, made: _Int8Launch, name: str) -> tuple[str, DType]:
     """Name and type of the result, which is what the QuantizeLinear that alone reads it makes where
     that has one usual scale, and 8 bits.
     """
-    by = quantised.reader(ctx, Value(name, DType.F32, made.shape))
+    dtype = made.after.dtype
+    by = quantised.reader(ctx, Value(name, dtype, made.shape))
     if (
         by is None
         or by.dtype not in BYTES
         or not quantised.is_usual(by.scale)
         or any(v is not None and v.rank for v in by.parts)
     ):
-        return name, DType.F32
+        return name, dtype
     made.operands["y_scale"] = ctx.plain(by.scale)
     made.operands["y_zero"] = ctx.plain(by.zero) if by.zero is not None else None
     return by.name, by.dtype

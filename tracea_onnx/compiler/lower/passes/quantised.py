@@ -17,6 +17,8 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.ir.expr import Expr, substituted
 from tracea_onnx.ir.expr_program import simplify
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.ir.pointwise_ops import Code
 from tracea_onnx.shapes.operands import axis_of, broadcast
 from tracea_onnx.support.data_classes import dataclass
@@ -26,6 +28,7 @@ INTEGERS = frozenset((DType.U8, DType.I8, DType.U16, DType.I16))
 QUANTIZE = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
 DEQUANTIZE = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
 _SAME = Expr(1, (), 0)
+_RESHAPES = operators(Trait.RESHAPE)
 #: Scales with which the quotient of a product is the integer again: none of the two leaves the
 #: normal numbers.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
@@ -67,7 +70,7 @@ def parameters(ctx: Lowering, op: Op, x: Value) -> tuple[Value, Value | None]:
     """Scale and zero point of the node, as they broadcast to `x`; None for a zero point that is
     0.
     """
-    scale, zero = ctx.value(op.input(1)), ctx.optional(op.input(2))
+    scale, zero = widened(ctx, ctx.value(op.input(1))), ctx.optional(op.input(2))
     if scale.dtype != DType.F32:
         raise Unsupported(
             f"{op.kind} '{op.label}' has scales of type {scale.dtype.name}; the kernels take F32"
@@ -76,6 +79,24 @@ def parameters(ctx: Lowering, op: Op, x: Value) -> tuple[Value, Value | None]:
         known = zero.data if zero.data is not None else ctx.graph.const(zero.initializer)
         zero = None if known is not None and not known.any() else zero
     return along(ctx, op, x, scale), None if zero is None else along(ctx, op, x, zero)
+
+
+def widened(ctx: Lowering, scale: Value) -> Value:
+    """A constant scale of 16 bits as one of F32, where its contents are known or `name` was made
+    before; other scales as they are.
+    """
+    if scale.dtype not in ctx.target.types - {DType.F32}:
+        return scale
+    name = wide_name(scale)
+    if name not in ctx.values and scale.data is not None:
+        made = ctx.define(name, DType.F32, scale.shape)
+        made.data = scale.data.astype(np.float32)
+    return ctx.values.get(name, scale)
+
+
+def wide_name(scale: Value) -> str:
+    """What a scale of 16 bits is called as one of F32."""
+    return f"{scale.name}\0wide"
 
 
 def along(ctx: Lowering, op: Op, x: Value, v: Value) -> Value:
@@ -152,10 +173,11 @@ def quantising(ctx: Lowering, op: Op, x: Value) -> Quantising:
     check(ctx, op)
     zero = ctx.optional(op.input(2))
     number = int(zero.dtype) if zero is not None else op.attr("output_dtype", 0) or int(DType.U8)
-    if x.dtype != DType.F32 or number not in INTEGERS:
+    if x.dtype not in ctx.target.types or number not in INTEGERS:
         raise Unsupported(
             f"{op.kind} '{op.label}' makes element type {number} of {x.dtype.name}; the kernels"
-            " make integers of 8 and 16 bits of F32"
+            " make integers of 8 and 16 bits of"
+            f" {', '.join(sorted(t.name for t in ctx.target.types))}"
         )
     dtype = DType(number)
     scale, zero = parameters(ctx, op, x)
@@ -167,6 +189,15 @@ def quantiser(ctx: Lowering, name: str) -> Op | None:
     """The QuantizeLinear that alone reads a value."""
     op = ctx.sole.get(name)
     return op if op is not None and op.kind in QUANTIZE and op.input(0) == name else None
+
+
+def quantiser_of_moved(ctx: Lowering, name: str) -> Op | None:
+    """The QuantizeLinear that alone reads a value, if need be after it was reshaped."""
+    op = ctx.sole.get(name)
+    while op is not None and op.kind in _RESHAPES and op.input(0) == name:
+        name = op.outputs[0]
+        op = ctx.sole.get(name)
+    return quantiser(ctx, name)
 
 
 def reader(ctx: Lowering, v: Value) -> Quantising | None:
@@ -202,6 +233,34 @@ def same_number(a: Value | None, b: Value | None) -> bool:
     """Whether both are the same constant number; None is 0."""
     one, other = (0.0 if v is None else _number(v) for v in (a, b))
     return one is not None and one == other
+
+
+def of_constants(graph: Graph, op: Op) -> bool:
+    """Whether it dequantises a constant."""
+    return op.kind in DEQUANTIZE and all(graph.is_const(i) for i in op.inputs if i)
+
+
+def quantisers(ops: Sequence[Op]) -> dict[str, Op]:
+    """Values that one QuantizeLinear reads, among others -> that op."""
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        if op.kind in QUANTIZE:
+            found.setdefault(op.input(0), []).append(op)
+    return {name: read[0] for name, read in found.items() if len(read) == 1}
+
+
+def numbered(ctx: Lowering, op: Op, v: Value) -> tuple[Quantising, float, int] | None:
+    """A QuantizeLinear of `v` to 8 bits with its scale and its zero point, where these are known
+    numbers, and the scale is usual.
+    """
+    try:
+        by = quantising(ctx, op, v)
+    except Unsupported:
+        return None
+    scale, zero = _number(by.scale), 0.0 if by.zero is None else _number(by.zero)
+    if scale is None or zero is None or not is_usual(by.scale):
+        return None
+    return (by, scale, int(zero)) if by.dtype.size == 1 else None
 
 
 def sole_readers(ops: Sequence[Op], outputs: Collection[str]) -> dict[str, Op]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
-from tracea_onnx.compiler.lower.op import MATMUL_OPS, Op, readers
-from tracea_onnx.compiler.lower.passes import gemm_norm
+from tracea_onnx.compiler.lower.op import MATMUL_OPS, Op, makers, readers
+from tracea_onnx.compiler.lower.passes import gemm_norm, quantised
 from tracea_onnx.compiler.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -70,11 +70,7 @@ def merged(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
     packed = ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", K=k, N_total=total))
     norm = gemm_norm.norm_of(ctx, x)
     folded = gemm_norm.weights(ctx, norm, packed, total) if norm is not None else None
-    bias = (
-        ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=total) + _WHOLE_BIAS))
-        if any(p.b is not None for p in parts)
-        else None
-    )
+    bias = new_row(ctx, total) if any(p.b is not None for p in parts) else None
     at = 0
     for p in parts:
         params = {
@@ -98,15 +94,8 @@ def merged(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
                 more=at > 0,
             )
             if bias is not None:
-                given = ctx.plain(p.b) if p.b is not None else None
-                ctx.plan.launch(
-                    "pack_bias",
-                    {"b": given},
-                    {"packed": bias.at(DType.F32.size * at)},
-                    {"OC": p.width},
-                    dtype=x.dtype,
-                    more=at > 0,
-                )
+                given = None if p.b is None else ctx.plain(p.b)
+                pack_row(ctx, bias, at, given, p.width, x.dtype)
         at += p.width
     src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
     lead = x.shape[:-1]
@@ -126,6 +115,25 @@ def merged(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
             "gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype
         )
     return slices(ctx, [(p.name, p.width) for p in parts], dst, lead, x.dtype)
+
+
+def new_row(ctx: Lowering, columns: int) -> Ref:
+    """Memory for f32 of so many columns, which `pack_row` writes."""
+    return ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=columns) + _WHOLE_BIAS))
+
+
+def pack_row(ctx: Lowering, row: Ref, at: int, given: Ref | None, width: int, dtype: DType) -> None:
+    """Writes `width` constants of this type from column `at` on, zeros where none are given. Parts
+    are written in their order: each is filled up with zeros, where the next one begins.
+    """
+    ctx.plan.launch(
+        "pack_bias",
+        {"b": given},
+        {"packed": row.at(DType.F32.size * at)},
+        {"OC": width},
+        dtype=dtype,
+        more=at > 0,
+    )
 
 
 def slices(
@@ -175,6 +183,21 @@ def few_bits(graph: Graph, op: Op, *, alone: bool = True) -> tuple[object, ...] 
     return (spec.form, spec.K, spec.bits, spec.block, spec.signed, *types)
 
 
+def integers(graph: Graph, op: Op, made: Mapping[str, Op]) -> tuple[object, ...] | None:
+    """What products of 8-bit integers must have in common: what x is dequantised from; None where
+    the weight is not dequantised, or more than a bias follows.
+    """
+    spec, roles = GemmSpec.of(op.attrs), op.by_role
+    x, w = (made.get(roles[role]) for role in ("x", "w"))
+    if x is None or w is None or not {x.kind, w.kind} <= quantised.DEQUANTIZE:
+        return None
+    constant = [n for n in (*w.inputs, roles.get("b")) if n]
+    plain = not spec.trans_a and spec.expr is None and spec.alpha == spec.beta == 1.0
+    if not plain or "bn_scale" in roles or not all(map(graph.is_const, constant)):
+        return None
+    return x.inputs
+
+
 def _in_place(
     value: str, read_by: Mapping[str, list[Op]], known: Mapping[str, Value], outputs: Sequence[str]
 ) -> bool:
@@ -218,18 +241,18 @@ def find(
     """
     read_by = readers(ops)
     groups: dict[tuple[object, ...], list[Op]] = {}
-    few = "pack_gemm_nbits_part" in ctx.target.families
+    few, made = "pack_gemm_nbits_part" in ctx.target.families, makers(ops)
     for op in ops:
         value = op.outputs[0] if op.outputs else ""
         if value in outputs or graph.is_output(value):
             continue
         alike: tuple[object, ...] | None = None
         if op.kind in MATMUL_OPS:
-            alike = () if part_of(ctx, op) is not None else None
-        elif few and op.kind == ":gemm_nbits":
-            alike = few_bits(graph, op)
+            alike = (op.by_role["x"],) if part_of(ctx, op) else integers(graph, op, made)
+        elif few and op.kind == ":gemm_nbits" and (of := few_bits(graph, op)) is not None:
+            alike = (op.by_role["x"], *of)
         if alike is not None and _in_place(value, read_by, known, outputs):
-            groups.setdefault((op.by_role["x"], *alike), []).append(op)
+            groups.setdefault(alike, []).append(op)
     return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}
 
 
