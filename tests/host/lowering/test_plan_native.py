@@ -366,6 +366,7 @@ SLOTS = {
         "GetTensorData": 378, "SyncStream_GetHandle": 384,
         "TensorTypeAndShape_HasShape": 390, "GetTensorElementTypeAndShapeDataReference": 414,
     },
+    "TRACEA_ORT_27_FUNCTIONS": {"GetSessionExecutionMode": 420},
     "TRACEA_ORT_EP_FUNCTIONS": {
         "CreateEpDevice": 0, "EpGraphSupportInfo_AddNodesToFuse": 2,
         "EpGraphSupportInfo_AddSingleNode": 3, "EpDevice_AddAllocatorInfo": 5,

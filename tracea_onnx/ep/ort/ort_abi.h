@@ -289,6 +289,10 @@ struct OrtEpFactory {
   X(414, GetTensorElementTypeAndShapeDataReference,                                                \
     OrtStatus*(const OrtValue*, int*, const int64_t**, size_t*))
 
+// Null in versions of ORT that do not have them yet.
+#define TRACEA_ORT_27_FUNCTIONS(X) \
+  X(420, GetSessionExecutionMode, OrtStatus*(const OrtSessionOptions*, int*))
+
 #define TRACEA_ORT_EP_FUNCTIONS(X)                                                                 \
   X(0, CreateEpDevice,                                                                             \
     OrtStatus*(OrtEpFactory*, const OrtHardwareDevice*, const OrtKeyValuePairs*,                   \
@@ -346,6 +350,7 @@ struct Ort {
   using name##_t = __VA_ARGS__;   \
   name##_t* name = nullptr;
   TRACEA_ORT_FUNCTIONS(TRACEA_X)
+  TRACEA_ORT_27_FUNCTIONS(TRACEA_X)
   TRACEA_ORT_EP_FUNCTIONS(TRACEA_X)
   TRACEA_ORT_EDITOR_FUNCTIONS(TRACEA_X)
 #undef TRACEA_X
@@ -356,6 +361,9 @@ struct Ort {
     auto table = reinterpret_cast<void* const*>(api);
 #define TRACEA_X(slot, name, ...) name = reinterpret_cast<name##_t*>(table[slot]);
     TRACEA_ORT_FUNCTIONS(TRACEA_X)
+    if (version >= 27) {
+      TRACEA_ORT_27_FUNCTIONS(TRACEA_X)
+    }
     table = reinterpret_cast<void* const*>(GetEpApi());
     TRACEA_ORT_EP_FUNCTIONS(TRACEA_X)
     table = reinterpret_cast<void* const*>(GetModelEditorApi());  // null in a minimal build

@@ -147,6 +147,15 @@ std::string objection(const Graph& graph, const Uses& uses, const Entry& entry,
   return "";
 }
 
+// Whether ORT runs the nodes of a session one after the other. Its parallel executor (1.31) crashes
+// where several runs of a session go through a device's control flow at once.
+bool in_sequence(const OrtSessionOptions* session) {
+  constexpr int kSequential = 0;
+  int mode = -1;  // ORT before 1.27 does not tell
+  if (ort.GetSessionExecutionMode) check(ort.GetSessionExecutionMode(session, &mode));
+  return mode == kSequential;
+}
+
 // Whether nodes of the provider make a result of one of the node's bodies.
 bool makes_results(const OrtNode* node) {
   size_t n = 0;
@@ -221,6 +230,7 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, co
       {session, &options_, device.ordinal >= 0 ? device.ordinal : std::max(options_.device_id, 0),
        device.ordinal >= 0,
        [log = log_](const std::string& line) { log(LogLevel::kWarning, line); }});
+  control_flow_ = device_->device_memory() && in_sequence(session);
   device_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->device_.get(); });
   if (const std::string line = device_->description(); !line.empty()) log_(LogLevel::kInfo, line);
   compatibility_ = Compatibility{options_.backend, device_->architecture()}.text();
@@ -419,11 +429,11 @@ long Provider::claim_contexts(const Graph& graph, const OrtGraph* handle,
   return claimed;
 }
 
-// ONNX Runtime has asked about bodies before. By its own kernel of a Loop, what an iteration makes
-// on the device would go to the host and back for the next one.
+// ONNX Runtime has asked about bodies before. With its own kernel of a Loop, what an iteration
+// makes on the device would go to the host and back for the next one.
 long Provider::claim_control_flow(const Graph& graph, OrtEpGraphSupportInfo* info) const {
   long claimed = 0;
-  if (!device_->device_memory()) return claimed;
+  if (!control_flow_) return claimed;
   for (const Node& node : graph.nodes) {
     const OrtKernelDef* kernel = nullptr;
     if (!node.available || !node.has_body || !node.domain.empty() || along_other_axes(node) ||

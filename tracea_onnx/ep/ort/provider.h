@@ -53,6 +53,7 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
   std::unique_ptr<DeviceSession> device_;
   std::shared_ptr<const Pack> pack_;  // of option kernel_pack
   bool warned_ = false;               // that nothing runs here
+  bool control_flow_ = false;         // If, Loop and Scan may be claimed
   std::unordered_map<std::string, std::shared_ptr<const Pack>>
       replies_;  // of the compiler, by graph: ORT asks twice while it loads a session
   std::unordered_map<std::string, Claim> claims_;  // by the key of the entry's first node
