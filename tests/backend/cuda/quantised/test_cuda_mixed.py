@@ -98,6 +98,20 @@ def test_a_norm_is_not_quantised_by_a_scale_that_is_no_positive_number(scale: fl
     assert [family for family, _, _ in made] == ["layernorm", "pointwise"]
 
 
+def test_numbers_are_not_divided_in_a_narrower_type() -> None:
+    """As operator sets from 23 on say of scales that are narrower."""
+    model = parsed(
+        "(float[n,24] x) => (uint8[n,24] y)",
+        "y = QuantizeLinear(x, s)",
+        s=np.array([0.05], np.float16),
+    )
+    model.opset_import[0].version = 23
+    with sources_for_cubins():
+        found = compile_graph(Graph(model), gpu(90, 132), everything=True)
+    [(_, why)] = found.refused
+    assert "divides F32 in F16" in why
+
+
 @pytest.mark.parametrize("trans", [0, 1])
 def test_products_of_one_matrix_share_a_launch_whatever_their_scales(trans: int) -> None:
     """One scale for a weight, one for each of its columns; a bias or none. In a session a node of

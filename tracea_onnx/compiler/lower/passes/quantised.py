@@ -179,6 +179,10 @@ def quantising(ctx: Lowering, op: Op, x: Value) -> Quantising:
             " make integers of 8 and 16 bits of"
             f" {', '.join(sorted(t.name for t in ctx.target.types))}"
         )
+    if (by := ctx.value(op.input(1)).dtype) not in (x.dtype, DType.F32):
+        raise Unsupported(
+            f"{op.kind} '{op.label}' divides {x.dtype.name} in {by.name}, the type of its scales"
+        )
     dtype = DType(number)
     scale, zero = parameters(ctx, op, x)
     expr, values = expression(scale, zero, dtype)
