@@ -9,6 +9,7 @@
     python -m benchmarks.models int8:resnet50/qdq int8:minilm/dynamic
     python -m benchmarks.models int8:resnet50/qdq int8:bert_base/mixed --backend cuda
     python -m benchmarks.models loop:50/512 branches:1024/512 --backend cuda
+    python -m benchmarks.models bf16:resnet50 bf16:bert_base --threads 1 2
     python -m benchmarks.models further:swin_t --backend cuda --folder DIR --peers graph
 
 Without names: the zoo. stft:FRAME/STEP is an STFT of 10 s of audio at 16 kHz, dft:LENGTH a DFT of
@@ -17,11 +18,12 @@ many inputs as units; loop:STEPS/UNITS is a Loop of such a step, branches:KEYS/U
 attention over a cache in one of its branches; nbits:K/N/BITS/BLOCK is a product by weights of so
 many bits, and decoder:LAYERS/BITS/BLOCK layers of Llama 3.2 1B (/ROWS and /ACCURACY_LEVEL may
 follow); int8:NAME/FORM is a model of the zoo that ONNX Runtime's tool quantised (qdq, operators,
-dynamic, mixed: products by weights, in fp16 around them), all of which the provider takes. On the
-CPU: the provider, and the optimized file on stock ONNX Runtime (`optimized`), beside the file on
-stock ONNX Runtime (`ort`). On a GPU: fp16 (--single: fp32 without TF32), tensors on the device,
-each run synchronised; the peers are those of `gpu_peers`, and of a model in 8 bits the same model
-in fp16 on the provider (`fp16`).
+dynamic, mixed: products by weights, in fp16 around them), all of which the provider takes;
+bf16:NAME is one after `optimize --precision bf16` (specs=trust), beside the fp32 file with the
+provider's option bf16 (`rounded`) and without (`fp32`). On the CPU: the provider, and the optimized
+file on stock ONNX Runtime (`optimized`), beside the file on stock ONNX Runtime (`ort`). On a GPU:
+fp16 (--single: fp32 without TF32), tensors on the device, each run synchronised; the peers are
+those of `gpu_peers`, and of a model in 8 bits the same model in fp16 on the provider (`fp16`).
 Results are compared with ONNX Runtime's CPU provider on the fp32 model before anything is timed;
 those of a model in 8 bits with that model's on it, or, where fp16 is between its products, must be
 as near to the fp32 model's.
@@ -65,7 +67,7 @@ _OTHERS = ["Gemm", "MatMul"]
 #: Tokens of a prompt, where they are not --sequence.
 _SEQUENCE = {"gpt2": 512}
 #: Differences beyond these are no rounding: nothing is timed. (Random weights amplify rounding.)
-_LARGEST = {"cpu": 5e-3, "int8": 5e-2, "fp16": 0.1, "fp32": 1e-3}
+_LARGEST = {"cpu": 5e-3, "int8": 5e-2, "bf16": 0.1, "fp16": 0.1, "fp32": 1e-3}
 #: How much farther from the model in fp32 than ONNX Runtime's results ours may be.
 _AS_NEAR = 1.1
 CUDA = {"backend": "cuda"}
@@ -282,6 +284,9 @@ def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
         kind, _, sizes_of = name.partition(":")
         built = kind in (*_BY_SIZES, "int8") or name in discovery.names("models")
         source = Path(scratch) / f"{name.replace('/', '-')}.onnx" if built else Path(name)
+        if kind == "bf16":
+            _bf16(sizes_of, Path(scratch), args, report)
+            return
         if kind in _BY_SIZES:
             onnx.save(sized(name), source)
         elif kind == "int8":
@@ -318,6 +323,28 @@ def on_cpu(name: str, args: argparse.Namespace, report: harness.Report) -> None:
                 _on_cpu(title, sessions, given, args, report, bound)
                 del sessions
                 gc.collect()
+
+
+def _bf16(name: str, scratch: Path, args: argparse.Namespace, report: harness.Report) -> None:
+    wide, narrow = scratch / f"{name}.onnx", scratch / f"{name}-bf16.onnx"
+    onnx.save(discovery.module("models", name).build(), wide)
+    tracea_onnx.optimize(wide, output=narrow, precision="bf16", verify=False)
+    model = onnx.load(wide, load_external_data=False)
+    for batch in args.batch:
+        sizes = {**ZOO_SIZES, "batch": batch, "sequence": args.sequence}
+        given = [feeds_at(model, wide.parent, sizes, seed) for seed in range(4)]
+        for threads in args.threads:
+            ours = partial(session, provider=True, threads=threads, isa=args.isa)
+            sessions = {
+                harness.OURS: ours(narrow, options_of_provider={"specs": "trust"}),
+                "rounded": ours(wide, options_of_provider={"bf16": "1"}),
+                "fp32": ours(wide),
+                "ort": session(wide, threads=threads),
+            }
+            title = f"{name} bf16 b{batch} {threads} threads"
+            _on_cpu(title, sessions, given, args, report, _LARGEST["bf16"])
+            del sessions
+            gc.collect()
 
 
 def _on_cpu(

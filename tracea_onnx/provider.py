@@ -105,6 +105,11 @@ OPTIONS = (
         " accurate",
     ),
     Option(
+        "bf16", "0, 1", "0",
+        "CPU: GEMMs and convolutions of fp32 by constant weights round their elements to bfloat16"
+        " where the machine has AMX, which is faster and less accurate; sums stay fp32",
+    ),
+    Option(
         "enable_cuda_graph", "0, 1, `session`", "1",
         "GPU: replay each partition as a CUDA graph; `session` is ONNX Runtime's own capture",
     ),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from scipy.special import erf, expit
 
-from tracea_onnx.ir.abi import ACTIVATIONS
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.plan.kernel_families import FAMILIES, packed_elements
 from tracea_onnx.runtime.native_library import Operand, aligned, isas, kernel_tasks, run_kernel
 
@@ -192,7 +192,7 @@ def replace_at(buf: Buffer, dh: int, dw: int) -> Buffer:
     return Buffer(buf.data, buf.at + dh * buf.rs + dw * buf.cs, buf.cs, buf.rs, buf.ns)
 
 
-def pack(case: Case, w: F32, scale: F32 | None, isa: str, x_cs: int) -> F32:
+def pack(case: Case, w: F32, scale: F32 | None, isa: str, x_cs: int) -> npt.NDArray[Any]:
     ints = {
         "OC": case.oc,
         "IC": case.ic,
@@ -200,15 +200,18 @@ def pack(case: Case, w: F32, scale: F32 | None, isa: str, x_cs: int) -> F32:
         "KW": case.k[1],
         "G": case.g,
         "x_cs": x_cs,
+        "w_dtype": int(DType.F32),
     }
     family = f"pack_{case.kind}"
     keep = {
         "pack_conv2d": "OC IC KH KW G x_cs",
+        "pack_conv2d_bf16": "OC IC KH KW G w_dtype",
         "pack_conv2d_wino": "OC IC",
         "pack_conv2d_dw": "OC KH KW",
         "pack_deconv2d": "OC IC KH KW G",
     }[family].split()
-    packed = aligned(packed_elements(family, **ints), slack=0)
+    dtype = np.uint16 if case.kind == "conv2d_bf16" else np.float32
+    packed = aligned(packed_elements(family, **ints), dtype, slack=0)
     run_kernel(
         family, {"w": w, "scale": scale, "packed": packed}, {k: ints[k] for k in keep}, isa=isa
     )
@@ -341,8 +344,8 @@ def bound(case: Case, pr: Problem) -> F64:
     return 2 * EPS * magnitude
 
 
-def check(case: Case, seed: int, isa: str) -> None:
-    pr = problem(case, seed)
+def check(case: Case, seed: int, isa: str, pr: Problem | None = None) -> None:
+    pr = problem(case, seed) if pr is None else pr
     got = launch(case, pr, isa)
     res = pr.res.astype(np.float64)
     v = pr.plain + (res if case.res_mode == 1 else 0)

@@ -1,4 +1,4 @@
-// AVX-512 and AMX in C++, for machines without it: what `-include`d stands for the intrinsics of
+// AVX-512 and AMX in C++, for machines without them: what `-include`d stands for the intrinsics of
 // kernels/cpu, lane by lane as Intel's manual defines them, so that the kernels themselves run
 // (`python -m tests.emulated`). GCC makes two vectors of 32 bytes of one of 64.
 #pragma once
@@ -128,6 +128,34 @@ EMULATED V dpbusd(V c, V a, V b) {
   });
 }
 
+// Two floats of bfloat16 halves, the lower one first; denormals are zeros.
+EMULATED float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? 0.f * x : x; }
+EMULATED float half(const void* p, int k) {
+  uint16_t bits;
+  memcpy(&bits, (const char*)p + 2 * k, 2);
+  const uint32_t wide = uint32_t(bits) << 16;
+  float x;
+  memcpy(&x, &wide, 4);
+  return flushed(x);
+}
+EMULATED uint16_t to_half(float x) {
+  x = flushed(x);
+  uint32_t b;
+  memcpy(&b, &x, 4);
+  return std::isnan(x) ? uint16_t(b >> 16 | 0x40) : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+EMULATED __m512i halves_of(__m512 high, __m512 low) {
+  const Lanes<float, __m512> x(low), y(high);
+  return made<uint16_t, __m512i>([&](int k) { return to_half(k < 16 ? x.at[k] : y.at[k - 16]); });
+}
+EMULATED __m512 dpbf16(__m512 c, __m512i a, __m512i b) {
+  const Lanes<float, __m512> z(c);
+  return made<float, __m512>([&](int k) {
+    const float second = flushed(flushed(z.at[k]) + half(&a, 2 * k + 1) * half(&b, 2 * k + 1));
+    return flushed(second + half(&a, 2 * k) * half(&b, 2 * k));
+  });
+}
+
 // Tile registers of AMX, with the shapes that were configured.
 struct Tile {
   uint8_t at[16][64];
@@ -184,8 +212,29 @@ EMULATED void tile_dpbusd(int c, int a, int b) {
   });
 }
 
+// Products of the first and of the second of each pair are summed apart.
+EMULATED void tile_dpbf16(int c, int a, int b) {
+  const Tiles& t = tiles();
+  static thread_local float sums[16][16][2];
+  memset(sums, 0, sizeof sums);
+  const uint8_t* first = t.tile[c].at[0];
+  tile_product(c, a, b, [&](const uint8_t* sum, const uint8_t* x, const uint8_t* y) {
+    const long at = (sum - first) / 4;
+    float* s = sums[at / 16][at % 16];
+    for (int j = 0; j < 2; j++) s[j] = flushed(s[j] + half(x, j) * half(y, j));
+  });
+  for (int m = 0; m < t.rows[c]; m++)
+    for (int n = 0; n < t.bytes[c] / 4; n++) {
+      float v;
+      memcpy(&v, t.tile[c].at[m] + 4 * n, 4);
+      v = flushed(flushed(v) + flushed(sums[m][n][0] + sums[m][n][1]));
+      memcpy(tiles().tile[c].at[m] + 4 * n, &v, 4);
+    }
+}
+
 }  // namespace emulated
 
+#undef _tile_dpbf16ps
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_loadd
@@ -196,6 +245,7 @@ EMULATED void tile_dpbusd(int c, int a, int b) {
 #define _tile_loadd(k, p, step) emulated::tile_load(k, p, step)
 #define _tile_stored(k, p, step) emulated::tile_store(k, p, step)
 #define _tile_dpbusd(c, a, b) emulated::tile_dpbusd(c, a, b)
+#define _tile_dpbf16ps(c, a, b) emulated::tile_dpbf16(c, a, b)
 #define _mm512_fmadd_ps(a, b, c) ((a) * (b) + (c))  // one operation: -ffp-contract=fast
 #define _mm512_max_ps(a, b) \
   emulated::halves(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); })
@@ -242,3 +292,5 @@ EMULATED void tile_dpbusd(int c, int a, int b) {
 #define _mm512_adds_epu8(a, b) emulated::add_saturated(a, b)
 #define _mm512_dpbusd_epi32(c, a, b) emulated::dpbusd(c, a, b)
 #define _mm256_dpbusd_avx_epi32(c, a, b) emulated::dpbusd(c, a, b)
+#define _mm512_cvtne2ps_pbh(high, low) emulated::halves_of(high, low)
+#define _mm512_dpbf16_ps(c, a, b) emulated::dpbf16(c, (__m512i)(a), (__m512i)(b))

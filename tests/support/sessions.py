@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,15 @@ def session(
     backend: str = "cpu",
     isa: str = "",
     exact: bool = False,
+    options_of_provider: Mapping[str, str] | None = None,
 ) -> ort.InferenceSession:
     """A session on stock ORT, or on the provider with ORT's CPU provider behind it. `optimize`
     False turns ORT's own graph optimizations off (the oracle).
 
     everything: the provider takes every node it can run, not only those where it should be the
     faster; backend: what it runs them on; isa: of a CPU's instruction sets, the
-    best by default; exact: ONNX Runtime's sums of 8-bit products do not saturate at 16 bits either
-    where a machine has no VNNI.
+    best by default; options_of_provider: more of them; exact: ONNX Runtime's sums of 8-bit products
+    do not saturate at 16 bits either where a machine has no VNNI.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -65,7 +67,8 @@ def session(
             source,
             {"backend": backend}
             | ({"claim": "all"} if everything else {})
-            | ({"isa": isa} if isa else {}),
+            | ({"isa": isa} if isa else {})
+            | dict(options_of_provider or {}),
             options,
         )
     finally:

@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -188,7 +189,11 @@ def _bytes_of(dtype: int, dims: Sequence[int]) -> int:
     return DType(dtype).size * math.prod(dims)
 
 
-def _launches(model: onnx.ModelProto) -> Iterator[Launch]:
+#: Of a session whose products of f32 round to bfloat16.
+_ROUNDS = {"backend": "cpu", "int8": "", "bf16_isa": "avx512amx", "bf16": "1"}
+
+
+def _launches(model: onnx.ModelProto, properties: Mapping[str, str]) -> Iterator[Launch]:
     """Those of the Plans whose sizes are known."""
     shown = onnx.shape_inference.infer_shapes(model, data_prop=True)
     graph = Graph(shown)
@@ -198,7 +203,8 @@ def _launches(model: onnx.ModelProto) -> Iterator[Launch]:
         if all(d.HasField("dim_value") for d in v.type.tensor_type.shape.dim)
     }
     stored = {t.name: numpy_helper.to_array(t).nbytes for t in shown.graph.initializer}
-    compiled = partition_compiler.compile_graph(graph, plan_writer.writer_of({}), everything=True)
+    writer = plan_writer.writer_of(properties)
+    compiled = partition_compiler.compile_graph(graph, writer, everything=True)
     for _, plan, blobs in compiled.entries:
         if plan["symbols"]:
             continue
@@ -241,9 +247,9 @@ def _launches(model: onnx.ModelProto) -> Iterator[Launch]:
 def launches(models: int, each: int, seed: int, families: Sequence[str]) -> list[Launch]:
     """Up to `each` different ones of every family."""
     random, found = Random(seed), dict[str, dict[Launch | tuple[Any, ...], Launch]]()
-    for model in _models(models, seed):
+    for model, properties in product(_models(models, seed), ({}, _ROUNDS)):
         try:
-            for launch in _launches(model):
+            for launch in _launches(model, properties):
                 if not families or launch.family in families:
                     key = (launch.ints, tuple(r is None for r in launch.rooms))
                     found.setdefault(launch.family, {}).setdefault(key, launch)

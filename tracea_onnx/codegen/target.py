@@ -51,6 +51,13 @@ class Target:
     byte_pitch: int = 1
     #: Whether 8-bit convolutions of few channels may read rows of windows as overlapping pixels.
     window_rows: bool = False
+    #: How many multiply-adds of bfloat16 take the time of one of f32; 0 where they have no kernels,
+    #: or slower ones.
+    bf16: float = 0.0
+    #: Whether GEMMs and convolutions of f32 may round their operands to bfloat16.
+    rounds: bool = False
+    #: Types whose values are stored as f32, and may keep more digits than the type has.
+    held: frozenset[DType] = frozenset()
 
     @property
     def vector(self) -> int:

@@ -22,6 +22,7 @@ from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import CONVOLUTIONS, Op, of_match, of_node, of_plain
 from tracea_onnx.compiler.lower.ops.conv import needed_border
 from tracea_onnx.compiler.lower.passes import (
+    bf16_gemm,
     concat_in_place,
     conv_pool,
     few_bits,
@@ -32,7 +33,7 @@ from tracea_onnx.compiler.lower.passes import (
     summed_rows,
 )
 from tracea_onnx.compiler.lower.passes.focus_stem import reads_blocks
-from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.compiler.plan_cache import KEYED
 from tracea_onnx.compiler.plan_writer import Writer, writer_of
 from tracea_onnx.errors import TraceaError
@@ -43,7 +44,7 @@ from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node, request_array, tensor_bytes
 from tracea_onnx.ir.op_traits import Trait, operators
 from tracea_onnx.match import find, rule_set
-from tracea_onnx.plan.builder import PlanBuilder, write_pack
+from tracea_onnx.plan.builder import PlanBuilder, Ref, write_pack
 from tracea_onnx.pricing.cost_model import price
 from tracea_onnx.pricing.rates import Rates
 from tracea_onnx.shapes.ranks import known_ranks
@@ -438,8 +439,9 @@ def _agrees(graph: Graph, op: Op, ctx: Lowering) -> None:
             len(shape) != made.rank
             or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
         )
-        if differ or (dtype and dtype != int(made.dtype)):
-            what = f"{made.dtype.name} [{', '.join(map(str, made.shape))}]"
+        found = ctx.given_type(made)
+        if differ or (dtype and dtype != int(found)):
+            what = f"{found.name} [{', '.join(map(str, made.shape))}]"
             raise Unsupported(
                 f"the description of the fused op is wrong: with it '{name}' is {what}, with its "
                 "body another type or shape"
@@ -485,7 +487,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
     if shape is None and (rank := ctx.graph.derived(known_ranks).get(name)) is not None:
         shape = (None,) * rank
     try:
-        dtype = element_type(name, ctx.graph.dtype(name))
+        dtype = ctx.held(element_type(name, ctx.graph.dtype(name)))
     except Unsupported:
         return False
     if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
@@ -495,7 +497,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
         d if isinstance(d, int) else D.named(d, given) if d else D.symbol(f"{name}.{axis}")
         for axis, d in enumerate(shape)
     )
-    ref = ctx.plan.add_input(name, dtype, len(dims))
+    ref = ctx.add_input(name, dtype, len(dims))
     for axis, d in enumerate(dims):
         if isinstance(d, Dim) and d.op == "sym":
             ctx.plan.define_symbol(d.name, len(ctx.plan.inputs) - 1, axis)
@@ -503,8 +505,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
     for symbol in dict.fromkeys(s for d in dims for s in D.symbols(d)):
         if not ctx.plan.knows(symbol):
             _foreign(ctx, next(i for i in ctx.graph.inputs if symbol in (ctx.graph.shape(i) or ())))
-    v = ctx.define(name, dtype, dims)
-    v.view = View(ref, contiguous(dims))
+    ctx.lies_at(ctx.define(name, dtype, dims), ref)
     return True
 
 
@@ -585,11 +586,11 @@ def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
         or not all(alone.issuperset(D.symbols(d)) for d in (*v.ints, *v.shape))
     ]
     shapes: dict[str, Dims] = {v.name: tuple(local(d) for d in v.shape) for v in values}
-    views: dict[str, View] = {}
+    places: dict[str, Ref] = {}
     checks: list[tuple[int, int, DimLike]] = []
     for v in tensors:
         dims = shapes[v.name]
-        views[v.name] = View(ctx.plan.add_input(v.name, v.dtype, v.rank), contiguous(dims))
+        places[v.name] = ctx.add_input(v.name, v.dtype, v.rank)
         index = len(ctx.plan.inputs) - 1
         for axis, d in enumerate(dims):
             if isinstance(d, Dim) and d.op == "sym":
@@ -598,7 +599,8 @@ def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
                 checks.append((index, axis, d))
     for v in values:  # now that all symbols are known
         out = ctx.define(v.name, v.dtype, shapes[v.name])
-        out.view = views.get(v.name)
+        if v.name in places:
+            ctx.lies_at(out, places[v.name])
         out.ints = None if out.view is not None else v.ints
     for index, axis, d in checks:
         ctx.plan.check(index, axis, d)
@@ -628,7 +630,8 @@ def _plan_storage(
             and _one_block_reader(op, ops, graph)
         }
     for op in ops:
-        if op.kind in _RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
+        placed = ctx.is_given_storage(op.outputs[0])
+        if op.kind in _RESHAPES and placed and op.input(0) not in outputs:
             ctx.alias[op.input(0)] = op.outputs[0]
     concat_in_place.place(ctx, ops, known, outputs)
     ctx.sole = quantised.sole_readers(ops, {*outputs, *ctx.alias})
@@ -636,6 +639,10 @@ def _plan_storage(
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     last = {o for op in ops for o in op.outputs if o and o not in read}
     ctx.unread, ctx.last = last.difference(outputs), last.intersection(outputs)
+    if ctx.target.held:
+        ctx.rounded_later = bf16_gemm.rounded_later(ctx, ops, outputs)
+    if ctx.target.bf16:
+        ctx.halved = bf16_gemm.stored(ctx, ops, {*outputs, *ctx.alias, *ctx.slots})
     if ctx.target.launch_bound:
         ctx.merges = sibling_gemms.find(ctx, graph, ops, known, outputs)
         ctx.gates = few_bits.gates(ctx, graph, ops, outputs)

@@ -33,7 +33,7 @@ class Launch:
 
     ints: Mapping[str, DimLike]
     present: Mapping[str, DimLike]
-    size: int
+    size: DimLike
     border: bool
 
     def __getitem__(self, name: str) -> DimLike:
@@ -216,6 +216,41 @@ def _pack_gemm(p: Launch, size: DimLike = 0) -> dict[str, Extent]:
     columns = D.maximum(p["N_total"], p["n0"] + n)  # this source fills columns n0..n0+N
     packed = p.line(k, _up(columns, 32) if p.border else columns)
     return {"w": w, "scale": p.line(n, size=_F32), "gamma": p.line(k), "packed": packed}
+
+
+def _gemm_bf16(p: Launch) -> dict[str, Extent]:
+    m, n, k = p["M"], p["N"], p["K"]
+    x, r, y = (size_of(p[f"{o}_dtype"]) for o in "xry")
+    return {
+        **_gemm(p),
+        "x": p.span((m, p["ldx"]), (k, 1), size=x),
+        "w": p.line(_bf16_columns(n, k), size=2),
+        "res": p.span((m, p["ldr"]), (n, 1), size=r),
+        "y": p.written((m, p["ldy"]), (n, 1), size=y),
+    }
+
+
+def _conv_bf16(p: Launch) -> dict[str, Extent]:
+    x, r, y = (size_of(p[f"{o}_dtype"]) for o in "xry")
+    pixels = p["OH"], p["OW"], p["OC"]
+    return {
+        **_convolution(p, _windows(replace(p, size=x), p["IC"]), 0),
+        "w": p.line(_bf16_filters(p), size=2),
+        "res": p.image("r", *pixels, size=r),
+        "y": p.image("y", *pixels, size=y),
+    }
+
+
+def _bf16_columns(columns: DimLike, depth: DimLike) -> DimLike:
+    """Elements of the packed panels of so many columns."""
+    return D.mul(_up(columns, 32), _up(depth, 32))
+
+
+def _bf16_filters(p: Launch) -> DimLike:
+    """Elements of packed filters."""
+    g = D.maximum(p["G"], 1)
+    depth = D.product([D.floordiv(p["IC"], g), p["KH"], p["KW"]])
+    return D.mul(g, _bf16_columns(D.floordiv(p["OC"], g), depth))
 
 
 def _int8_columns(columns: DimLike, depth: DimLike) -> DimLike:
@@ -723,6 +758,15 @@ _TABLE: dict[str, Table] = {
         "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
         "bias": p.line(p["N"], size=_F32),
     },
+    "gemm_bf16": _gemm_bf16, "conv2d_bf16": _conv_bf16,
+    "pack_gemm_bf16": lambda p: {
+        "w": _pack_gemm(p, size_of(p["w_dtype"]))["w"],
+        "packed": p.line(
+            _bf16_columns(D.maximum(p["N_total"], p["n0"] + p["N"]), p["K"]), size=2)},
+    "pack_conv2d_bf16": lambda p: {
+        "w": p.line(p["OC"], D.floordiv(p["IC"], D.maximum(p["G"], 1)), p["KH"], p["KW"],
+            size=size_of(p["w_dtype"])),
+        "scale": p.line(p["OC"], size=_F32), "packed": p.line(_bf16_filters(p), size=2)},
     "gemm_int8": _gemm_int8, "conv2d_int8": lambda p: _conv_int8(p, _int8_filters(p), p["IC"]),
     "conv_pool_int8": lambda p: {
         **_conv_int8(p, _int8_filters(p), p["IC"]),
@@ -897,7 +941,16 @@ def _pooled_loops(p: Launch, rows: DimLike, columns: DimLike, h: str, w: str) ->
 #: elements of results, which have a place each, or of packed weights.
 _LOOPS: dict[str, Callable[[Launch], list[Loop]]] = {
     **dict.fromkeys(
-        ("conv2d", "deconv2d", "conv2d_int8", "conv_pool_int8", "pack_conv2d_int8"), _filter_loops
+        (
+            "conv2d",
+            "conv2d_bf16",
+            "deconv2d",
+            "conv2d_int8",
+            "conv_pool_int8",
+            "pack_conv2d_bf16",
+            "pack_conv2d_int8",
+        ),
+        _filter_loops,
     ),
     "matmul": lambda p: [(p["K"], _either(p["a_k"], p["b_k"]))],
     "attention": lambda p: [(p["T"], _either(p["v_s"], _both(p["k_s"], _some(p["D"]))))],
@@ -989,6 +1042,9 @@ def types(family: str) -> dict[str, frozenset[int]]:
     if family == "dequantise":
         floats = {int(t) for t in (DType.F32, DType.F16, DType.BF16)}
         known |= {"scale_dtype": floats, "y_dtype": floats}
+    if family.endswith("_bf16"):
+        halfs = numbers | {int(DType.BF16)}
+        known |= dict.fromkeys(("x_dtype", "w_dtype", "r_dtype", "y_dtype"), halfs)
     if family == "pack_gemm_nbits":
         known["scale_dtype"] = numbers
     if family == "nonzero":

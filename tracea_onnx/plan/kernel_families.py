@@ -255,6 +255,24 @@ FAMILIES: dict[str, Family] = {
         _names("K N trans ldw n0 N_total gamma_add"),
         ("alpha",),
     ),
+    # --- GEMMs and convolutions of bfloat16, sums in f32; CPU only --------------------------------
+    # gemm and conv2d (G > 1: grouped, not depthwise) of x and w rounded half to even. x, the
+    # residual and y are F32 or BF16 (*_dtype), other operands F32. Denormals may be taken for
+    # zeros.
+    "gemm_bf16": Family(
+        ("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS),
+        (*_names("M N K ldx ldr ldy"), *_EPI_INTS, *_names("x_dtype r_dtype y_dtype")),
+        ("p0", "p1"),
+        True,
+    ),
+    "conv2d_bf16": Family(
+        _CONV.operands, (*_CONV.ints, *_names("x_dtype r_dtype y_dtype")), _CONV.floats, True
+    ),
+    # As pack_gemm and pack_conv2d, of F32 or BF16 (w_dtype); packed is bfloat16.
+    "pack_gemm_bf16": Family(
+        ("w", "packed"), _names("K N trans ldw n0 N_total w_dtype"), ("alpha",)
+    ),
+    "pack_conv2d_bf16": Family(("w", "scale?", "packed"), _names("OC IC KH KW G w_dtype")),
     # --- GEMMs and convolutions of 8-bit integers (U8 or I8) --------------------------------------
     # acc = sum over k of (x - x_zero) (w - w_zero), in wrapping I32; y of type I32 (y_dtype) is acc
     # itself. Else v = acc * (x_scale * w_scale[n]) + bias[n]; v = m(v) where there is an m_scale;
@@ -664,6 +682,11 @@ def packed_elements(family: str, **p: int) -> int:
         return _round_up(p["N"], 64) * words + 64
     if family == "pack_recurrent":
         return p["D"] * p["G"] * _round_up(p["H"], 32) * p["K"]
+    if family == "pack_gemm_bf16":
+        return _round_up(p["N_total"], 32) * _round_up(p["K"], 32) + 64
+    if family == "pack_conv2d_bf16":
+        depth = p["IC"] // p["G"] * p["KH"] * p["KW"]
+        return p["G"] * _round_up(p["OC"] // p["G"], 32) * _round_up(depth, 32) + 64
     if family == "pack_gemm_int8":
         return packed_bytes(p["N_total"], p["K"])
     if family == "pack_conv2d_int8":

@@ -75,9 +75,13 @@ class DeviceCaps:
 
 @dataclass(frozen=True)
 class HostCaps:
-    """The host. int8: the instruction set that its kernels of 8-bit products are compiled for."""
+    """The host. int8, bf16: the instruction sets that its kernels of products of 8 bits and of
+    bfloat16 are compiled for. rounds: whether the session lets products of f32 round to bfloat16.
+    """
 
     int8: str
+    bf16: str = ""
+    rounds: bool = False
 
 
 #: Of a GPU, or of the host.

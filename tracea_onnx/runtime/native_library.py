@@ -57,12 +57,16 @@ def best_isa() -> str:
     return str(_loaded(library_path()).tracea_best_isa().decode())
 
 
-def isas(*, int8: bool = False) -> tuple[str, ...]:
+def isas(*, int8: bool = False, bf16: bool = False) -> tuple[str, ...]:
     """Instruction sets this library has kernels for and this machine can run, best first; of 8 bits
-    there are kernels for more of them.
+    and of bfloat16 there are kernels for others.
     """
     lib = _loaded(library_path())
-    first = ("avx512amx", "avx512vnni", "avx2vnni") if int8 else ("avx512",)
+    first: tuple[str, ...] = ("avx512",)
+    if int8:
+        first = ("avx512amx", "avx512vnni", "avx2vnni")
+    elif bf16:
+        first = ("avx512amx", "avx512bf16")
     return tuple(i for i in (*first, "avx2", "base") if lib.tracea_has_isa(i.encode()))
 
 

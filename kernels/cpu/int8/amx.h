@@ -1,31 +1,15 @@
 // Sums of 8-bit products in the tile registers of AMX: 16 or up to 32 rows of x with the 32 columns
 // of a panel, 64 terms at a time. Rows of weights lie in a packed panel as the tiles read them.
 #pragma once
+#include "common/amx.h"
 #include "int8/int8_tile.h"
 
 namespace tracea {
 namespace TRACEA_NS {
 
 #ifdef TRACEA_AMX_INT8
-constexpr int64_t kAmxRows = 16, kAmxTerms = 64;  // of a tile
+constexpr int64_t kAmxTerms = kAmxBytes;
 constexpr int64_t kStripRows = 2 * kAmxRows;
-
-// What the tile registers of this thread hold, until it goes.
-class AmxTiles {
- public:
-  AmxTiles() {
-    struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
-    for (int k = 0; k < 8; k++) shapes.row_bytes[k] = 64, shapes.rows[k] = uint8_t(kAmxRows);
-    asm volatile("" ::"r"(&shapes) : "memory");  // GCC says that 8 bytes of them are read
-    _tile_loadconfig(&shapes);
-  }
-  ~AmxTiles() { _tile_release(); }
-  AmxTiles(const AmxTiles&) = delete;
-};
 
 // sums[i * 32 ..] of 16 to 32 rows, `lda` bytes apart, which begin with start[..]; `pieces` of 64
 // terms. Where there are fewer than 32 rows the second tile of them overlaps the first.

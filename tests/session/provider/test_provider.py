@@ -270,9 +270,11 @@ def test_request_holds_what_ort_shows(answer: Install) -> None:
         "claim": "auto",
         "specs": "rematch",
         "tf32": "0",
+        "bf16": "0",
         "body": "0",
         "isa": "base",
         "int8": "base",
+        "bf16_isa": "base",
         "threads": "1",
     }
     x = rng.standard_normal((1, 3, 8, 8)).astype(np.float32)

@@ -305,6 +305,7 @@ def test_index_out_of_range_fails_the_run_and_only_it(answer: Install) -> None:
         ({"isa": "sse9"}, "isa='sse9' is not available"),
         ({"num_threads": "many"}, "num_threads='many'"),
         ({"tf32": "yes"}, "tf32='yes' is not one of: 0, 1"),
+        ({"bf16": "2"}, "bf16='2' is not one of: 0, 1"),
         ({"log_level": "loud"}, "log_level='loud'"),
     ],
 )

@@ -31,6 +31,8 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor
 from tracea_onnx.ir.element_types import numpy_type
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.ir.expr_program import compile_program
 from tracea_onnx.ir.graph import Array, Graph
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.kernel_families import COPIES, packed_elements, packed_rows, widened_elements
@@ -62,6 +64,9 @@ class Lowering:
         # GEMMs computed together with others of the same input
         self.merges: dict[str, list[Op]] = {}
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
+        # values of a held type that products alone read, which round what they read
+        self.rounded_later: set[str] = set()
+        self.halved: set[str] = set()  # results that are stored in bfloat16
         # values that so many pointwise expressions read, and nothing else
         self.staged: dict[str, int] = {}
         # results of convolutions that only a max pooling reads -> that pooling
@@ -82,6 +87,7 @@ class Lowering:
         self.row_norms: dict[str, RowNorm] = {}  # those of them that are left to it
         self.gates: dict[str, Op] = {}  # results of GEMMs -> the GEMM that they are gated by
         self._outputs: dict[str, Ref] = {}
+        self._narrow: dict[str, Ref] = {}  # those of held types
         self._packed: dict[tuple[Any, ...], Ref] = {}
 
     # --- values -----------------------------------------------------------------------------------
@@ -101,18 +107,55 @@ class Lowering:
         if not self.graph.is_const(name):
             raise Unsupported(f"the type of '{name}' is not known")
         dtype, shape = self.graph.dtype(name), self.graph.shape(name)
-        dt = element_type(name, dtype)
+        dt = self.held(element_type(name, dtype))
         if shape is None or any(not isinstance(d, int) for d in shape):
             raise Unsupported(f"constant '{name}' has no static shape")
         dims: Dims = tuple(int(d) for d in shape if isinstance(d, int))
         v = Value(name, dt, dims, initializer=name)
         if int(math.prod(int(d) for d in shape if isinstance(d, int))) * dt.size <= CONTENT_LIMIT:
             v.data = self.graph.const(name)
+            if v.data is not None and self.is_held(v):
+                v.data = v.data.astype(np.float32)
             if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size <= 64:
                 v.ints = tuple(int(x) for x in v.data.reshape(-1))
             if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size > 1:
                 v.affine = _affine(v.data)
         return v
+
+    def held(self, dtype: DType) -> DType:
+        """The type in which values of this type lie."""
+        return DType.F32 if dtype in self.target.held else dtype
+
+    def given_type(self, v: Value) -> DType:
+        """The type that the value has in the model, or else lies in."""
+        dtype = self.graph.dtype(v.initializer or v.name)
+        return next((t for t in self.target.held if int(t) == dtype), v.dtype)
+
+    def is_held(self, v: Value) -> bool:
+        """Whether the value has another type in the model."""
+        return self.given_type(v) != v.dtype
+
+    def as_given(self, v: Value) -> tuple[Ref, DType]:
+        """Contiguous storage of a constant, and its type: that of the model where it can be."""
+        if v.view is None and v.initializer:
+            return self.plan.initializer(v.initializer), self.given_type(v)
+        return self.plain(v), v.dtype
+
+    def converted(self, x: View, v: Value, to: DType) -> Ref:
+        """The elements of `v`, which lie so in the type that it has in the model or in `v`, made
+        contiguous in another type.
+        """
+        y = self.plan.arena(D.mul(v.elements, to.size))
+        self._convert(x, v.shape, self.given_type(v), y, to)
+        return y
+
+    def _convert(self, x: View, shape: Dims, given: DType, y: Ref, to: DType) -> None:
+        ints: dict[str, DimLike] = {"x0_dtype": int(given), "y_dtype": int(to)}
+        rows = pad_rows(merge_dims(shape, [x.strides, contiguous(shape)]), 6, 2)
+        for k, (n, steps) in enumerate(rows):
+            ints |= {f"n{k}": n, f"x0_{k}": steps[0]}
+        same = compile_program(Expr(1, (), 0), type="f32", joins=True)
+        self.plan.launch("pointwise", {"x0": x.ref}, {"y": y}, ints, None, same)
 
     def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
         """Declare the output of an op. A run fails in which one of its dims is negative."""
@@ -231,7 +274,18 @@ class Lowering:
     def add_outputs(self, names: Sequence[str]) -> None:
         """Declare the outputs of the partition."""
         for n in names:
-            self._outputs[n] = self.plan.add_output(n)
+            to = self._narrow if self.graph.dtype(n) in self.target.held else self._outputs
+            to[n] = self.plan.add_output(n)
+
+    def add_input(self, name: str, dtype: DType, rank: int) -> Ref:
+        """Declare an input of the partition, which has its type in the model."""
+        return self.plan.add_input(name, self.given_type(Value(name, dtype, ())), rank)
+
+    def lies_at(self, v: Value, ref: Ref) -> None:
+        """An input of the partition lies there, contiguous."""
+        v.view = View(ref, contiguous(v.shape))
+        if self.is_held(v):
+            v.view = View(self.converted(v.view, v, v.dtype), v.view.strides)
 
     def new_plain(self, v: Value) -> Ref:
         """Give `v` contiguous row-major storage that the next launch fills."""
@@ -281,7 +335,11 @@ class Lowering:
         out = Nhwc(inner, cs, rs, ns, border)
         if any(border):
             ints = {"N": n, "H": h, "W": w, "PT": t, "PL": left, "PB": b, "PR": r}
-            ints |= out.pitches("y")
+            if dtype not in self.target.types:  # of bfloat16 two at a time, as zeros of f32
+                ints |= {k: D.floordiv(d, 2) for k, d in out.pitches("y").items()}
+                dtype = DType.F32
+            else:
+                ints |= out.pitches("y")
             self.plan.launch("zero_border", {}, {"y": inner}, ints, whole=False, dtype=dtype)
         return out
 
@@ -362,6 +420,8 @@ class Lowering:
             self._store_ints(v)
         elif v.initializer:
             v.view = View(self.plan.initializer(v.initializer), contiguous(v.shape))
+            if self.is_held(v):
+                v.view = View(self.converted(v.view, v, v.dtype), v.view.strides)
         elif v.data is not None:
             v.view = View(self.plan.blob(v.data), contiguous(v.shape))
         else:
@@ -460,13 +520,13 @@ class Lowering:
 
         `stem` allows a smaller pitch of up to 4 channels.
         """
-        n, _, h, w = v.image()
-        self.require(v, "an image")
-        c = v.channels
         if v.nhwc is not None and all(
             have >= want for have, want in zip(v.nhwc.border, border, strict=True)
         ):
             return v.nhwc
+        n, _, h, w = v.image()
+        self.require(v, "an image")
+        c = v.channels
         if v.nhwc is None and h == 1 and w == 1 and not any(border) and (c % 16 == 0):
             ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
             v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
@@ -516,6 +576,11 @@ class Lowering:
             if view.ref != ref or not same_strides(view.strides, goal, v.shape):
                 self.copy(view, View(ref, goal), v.shape, v.dtype)
             self.plan.finish_output(name, v.dtype, v.shape)
+        for name, ref in self._narrow.items():
+            v = self.value(name)
+            to = self.given_type(v)
+            self._convert(View(self.plain(v), contiguous(v.shape)), v.shape, v.dtype, ref, to)
+            self.plan.finish_output(name, to, v.shape)
 
     # --- weights in the order that kernels read ---------------------------------------------------
     def packed(
@@ -542,7 +607,13 @@ class Lowering:
         )
         if key not in self._packed:
             size = (
-                1 if "int8" in family else DType.F32.size if family == "pack_bias" else dtype.size
+                1
+                if "int8" in family
+                else DType.BF16.size
+                if "bf16" in family
+                else DType.F32.size
+                if family == "pack_bias"
+                else dtype.size
             )
             widened = family == "pack_conv2d" and self.target.group_packing and dtype.size == 2
             by_rows = "int8" in family and not self.target.border

@@ -56,14 +56,15 @@ def plan_epilogue(
     channel_axis: int,
     *,
     joins: bool = True,
+    residual: DType | None = None,
 ) -> Epilogue | None:
     """The fused form of `expr`, or None when it needs a pointwise kernel of its own. joins: as of
-    `expr_program.simplify`.
+    `expr_program.simplify`. residual: another type that a residual may have.
     """
     if expr is None:
         return Epilogue()
     expr = unrounded(expr, dtype)
-    if any(v.dtype != dtype for v in extras) or len(extras) > 4:
+    if any(v.dtype not in (dtype, residual) for v in extras) or len(extras) > 4:
         return None
     kinds = [operand_kind(v, out, channel_axis) for v in extras]
     if any(k is None for k in kinds):
@@ -78,6 +79,8 @@ def plan_epilogue(
             epi.residual = extras[r]
             epi.ints["res_mode"] = known.res_mode
             return epi
+    if any(v.dtype != dtype for v in extras):
+        return None
     epi = Epilogue(program=program_of(expr, type="f32", joins=joins))
     for k, (v, kind) in enumerate(zip(extras, kinds, strict=True)):
         assert kind is not None

@@ -26,7 +26,7 @@ bool tiles_allowed() { return false; }
 
 // Asked by hand: __builtin_cpu_supports needs a runtime library that zig's compiler does not link.
 struct Cpu {
-  bool avx2 = false, avx2_vnni = false, avx512 = false, vnni = false, amx = false;
+  bool avx2 = false, avx2_vnni = false, avx512 = false, vnni = false, bf16 = false, amx = false;
   Cpu() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
@@ -37,13 +37,16 @@ struct Cpu {
     if ((low & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
     const unsigned ebx = b, ecx = c, edx = d;
     avx2 = ebx >> 5 & 1;
-    avx2_vnni = avx2 && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    const bool more = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
+    avx2_vnni = avx2 && more && (a >> 4 & 1);
     constexpr unsigned kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
     avx512 =
         avx2 && (low & 0xe6) == 0xe6 && (ebx & (kF | kDq | kBw | kVl)) == (kF | kDq | kBw | kVl);
     vnni = avx512 && (ecx >> 11 & 1);
-    constexpr unsigned kTiles = 1u << 24 | 1u << 25, kSaved = 3u << 17;  // tiles, of 8 bits
-    amx = vnni && (low & kSaved) == kSaved && (edx & kTiles) == kTiles;
+    bf16 = avx512 && more && (a >> 5 & 1);
+    // tiles, of bfloat16 and of 8 bits
+    constexpr unsigned kTiles = 1u << 22 | 1u << 24 | 1u << 25, kSaved = 3u << 17;
+    amx = vnni && bf16 && (low & kSaved) == kSaved && (edx & kTiles) == kTiles;
   }
 };
 #endif
@@ -59,6 +62,7 @@ bool machine_has(const char* isa) {
     return tiles;
   }
   if (!strcmp(isa, "avx512vnni")) return cpu.vnni;
+  if (!strcmp(isa, "avx512bf16")) return cpu.bf16;
   if (!strcmp(isa, "avx512")) return cpu.avx512;
   if (!strcmp(isa, "avx2vnni")) return cpu.avx2_vnni;
   if (!strcmp(isa, "avx2")) return cpu.avx2;

@@ -73,11 +73,12 @@ struct Session : DeviceSession {
       : isa(read_isa(session)), threads(std::make_shared<Threads>(num_threads)) {}
 
   const char* variant() const override { return isa.c_str(); }
-  // isa and threads: what tuning records are kept for; a Plan is the same without one. int8: what
-  // the kernels of 8-bit GEMMs need.
+  // isa and threads: what tuning records are kept for; a Plan is the same without one. int8,
+  // bf16_isa: what the kernels of 8-bit and of bfloat16 GEMMs need.
   std::vector<std::pair<std::string, std::string>> metadata() const override {
     return {{"isa", isa},
             {"int8", needed(isa.c_str(), "gemm_int8")},
+            {"bf16_isa", needed(isa.c_str(), "gemm_bf16")},
             {"threads", std::to_string(threads->limit())}};
   }
   std::shared_ptr<Executable> compile(const Entry&, std::shared_ptr<const Plan> plan,

@@ -86,6 +86,7 @@ Options read_options(const OrtSessionOptions* session) {
   if (o.specs != "rematch" && o.specs != "trust")
     throw Failure("provider option specs='" + o.specs + "' is not one of: rematch, trust");
   if (const std::string v = option(session, "tf32"); !v.empty()) o.tf32 = flag("tf32", v);
+  if (const std::string v = option(session, "bf16"); !v.empty()) o.bf16 = flag("bf16", v);
   if (const std::string v = option(session, "num_threads"); !v.empty())
     o.num_threads = int(number("num_threads", v, 0, 1024));
   o.backend = option(session, "backend");

@@ -30,6 +30,7 @@ struct Options {
   std::string specs = "rematch";  // whether a fused op's spec is believed: rematch (never: its body
                                   // is matched again), trust; for the compiler
   bool tf32 = false;              // GEMMs of f32 may round their elements to TF32: for the compiler
+  bool bf16 = false;              // GEMMs of f32 may round their elements to bfloat16: likewise
   int num_threads = 0;  // 0 = ORT's pool, 1 = the calling thread alone, n = at most n of ORT's pool
   LogLevel stderr_level = LogLevel::kOff;  // `log_level`: also print to stderr from this level on
 };

@@ -241,13 +241,11 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   const std::string digest = graph.digest(), asked = digest + (body ? "body" : "");
   const auto known = replies_.find(asked);
   if (known != replies_.end()) return known->second;
-  std::vector<std::pair<std::string, std::string>> metadata = {{"backend", options_.backend},
-                                                               {"claim", options_.claim},
-                                                               {"specs", options_.specs},
-                                                               {"tf32", options_.tf32 ? "1" : "0"},
-                                                               {"cache_dir", options_.cache_dir},
-                                                               {"body", body ? "1" : "0"},
-                                                               {"digest", digest}};
+  std::vector<std::pair<std::string, std::string>> metadata = {
+      {"backend", options_.backend},       {"claim", options_.claim},
+      {"specs", options_.specs},           {"tf32", options_.tf32 ? "1" : "0"},
+      {"bf16", options_.bf16 ? "1" : "0"}, {"cache_dir", options_.cache_dir},
+      {"body", body ? "1" : "0"},          {"digest", digest}};
   const auto device = device_->metadata();
   metadata.insert(metadata.end(), device.begin(), device.end());
   std::shared_ptr<const Pack> pack;

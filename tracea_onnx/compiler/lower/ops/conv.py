@@ -10,7 +10,7 @@ from tracea_onnx.compiler.lower.context import Border, Lowering
 from tracea_onnx.compiler.lower.epilogue import plan_epilogue
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import conv3d_by_2d, conv_pool, integer_gemm
+from tracea_onnx.compiler.lower.passes import bf16_gemm, conv3d_by_2d, conv_pool, integer_gemm
 from tracea_onnx.compiler.lower.passes.focus_stem import spread_weight
 from tracea_onnx.compiler.lower.passes.fold_affine import Scaled, scaled
 from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View
@@ -109,7 +109,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     apart = g == ic > 1
     depthwise = apart and (oc == ic or "deconv2d_dw" in ctx.target.families)
     several = apart and not depthwise and oc <= _FILTERS * ic
-    wino = (
+    winograd = (
         "conv2d_wino" in ctx.target.families
         and all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in axes)
         and g == 1
@@ -118,6 +118,12 @@ def conv(ctx: Lowering, op: Op) -> None:
         and w.is_constant  # which pays for the transform
         and _winograd_pays(n, oh, ow)
     )
+    halfs = not depthwise and bf16_gemm.fits(
+        ctx, x.name, w, icg * kh * kw, oc // g, instead_of=bf16_gemm.WINOGRAD if winograd else 1.0
+    )
+    wino = winograd and not halfs
+    if not halfs:
+        x = bf16_gemm.widened(ctx, x)
     (top, bottom), (left, right) = (a.padding() for a in axes)
     border = (top, left, bottom + wino, right + wino) if ctx.target.border else (0, 0, 0, 0)
     if dilation > 1 and _padded(h, wd, border) > _MOST_PADDED:
@@ -155,14 +161,26 @@ def conv(ctx: Lowering, op: Op) -> None:
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
     after = scaled(ctx, op, spec, roles, oc, out_shape)
-    family = "conv2d_dw" if depthwise else "conv2d_wino" if wino else "conv2d"
+    family = (
+        "conv2d_dw"
+        if depthwise
+        else "conv2d_wino"
+        if wino
+        else "conv2d_bf16"
+        if halfs
+        else "conv2d"
+    )
     pitch = int(src.cs) if isinstance(src.cs, int) else 0
     sizes = {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch}
-    weights, dtype = {"w": ctx.plain(w), "scale": after.scale}, x.dtype
+    dtype = w.dtype
+    wide = None if halfs else ctx.plain(w)
 
     def packed(family: str) -> Ref:
-        names = FAMILIES[f"pack_{family}"].ints
-        return ctx.packed(f"pack_{family}", weights, {n: sizes[n] for n in names}, dtype=dtype)
+        packing = f"pack_{family}"
+        ints = {n: sizes[n] for n in FAMILIES[packing].ints if n in sizes}
+        if halfs:
+            return bf16_gemm.packed(ctx, packing, w, ints, scale=after.scale)
+        return ctx.packed(packing, {"w": wide, "scale": after.scale}, ints, dtype=dtype)
 
     made = packed(family) if not wino else None
     ints = {"N": n, "IC": ic, "OC": oc, "G": g, **sides(axes), **src.pitches("x")}
@@ -311,8 +329,9 @@ def _check(ctx: Lowering, x: Value, w: Value) -> None:
             f"the weight of the convolution has shape [{', '.join(map(str, w.shape))}]; the kernels"
             " need to know it"
         )
-    ctx.require(x, "a convolution")
-    if w.dtype != x.dtype:
+    halved = x.name in ctx.halved
+    ctx.require(w if halved else x, "a convolution")
+    if w.dtype != x.dtype and not halved:
         raise Unsupported(
             f"the convolution has an input of type {x.dtype.name}, and a weight of {w.dtype.name}"
         )
@@ -351,10 +370,14 @@ def _launch(
     """packed: the weights, or what packs them for a family, where another one may stand in for
     this.
     """
-    expr, extras = after.expr, after.extras
-    epi = plan_epilogue(ctx, expr, extras, dtype, shape, 1)
+    expr, extras, halfs = after.expr, list(after.extras), family == "conv2d_bf16"
+    if halfs:
+        epi, extras = bf16_gemm.epilogue(ctx, expr, extras, shape, 1)
+    else:
+        epi = plan_epilogue(ctx, expr, extras, dtype, shape, 1)
     name = op.outputs[0]
-    out = ctx.define(name if epi is not None else name + "\0before", dtype, shape)
+    made = DType.BF16 if halfs and epi is not None and name in ctx.halved else dtype
+    out = ctx.define(name if epi is not None else name + "\0before", made, shape)
     operands: dict[str, Ref | None] = {"x": src.ref, "bias": bias}
     if isinstance(packed, Ref):
         operands["w"] = packed
@@ -364,6 +387,7 @@ def _launch(
         if any(not _same_pitches(s, stored[0]) for s in stored[1:]):
             epi = None  # a program reads its full operands with one set of pitches
             del ctx.values[name]
+            extras = [bf16_gemm.widened(ctx, v) for v in extras]
             out = ctx.define(name + "\0before", dtype, shape)
         else:
             operands |= epi.operands
@@ -382,6 +406,8 @@ def _launch(
         return
     dst = ctx.new_nhwc(out)
     ints |= dst.pitches("y")
+    if halfs:
+        ints |= bf16_gemm.types(ctx.value(op.role("x")), epi, out)
     floats, program = (epi.floats, epi.program) if epi else (None, None)
     asked = family
     if not isinstance(packed, Ref):

@@ -11,7 +11,13 @@ from tracea_onnx.compiler.lower.context import Lowering, matrix_rows
 from tracea_onnx.compiler.lower.epilogue import activation_only, plan_epilogue
 from tracea_onnx.compiler.lower.op import Op, of_roles
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import gemm_norm, integer_gemm, one_hot_rows, sibling_gemms
+from tracea_onnx.compiler.lower.passes import (
+    bf16_gemm,
+    gemm_norm,
+    integer_gemm,
+    one_hot_rows,
+    sibling_gemms,
+)
 from tracea_onnx.compiler.lower.passes.fold_affine import batch_norm
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
@@ -32,9 +38,9 @@ def gemm(ctx: Lowering, op: Op) -> None:
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     if integer_gemm.gemm(ctx, op):
         return
-    for v in (x, w):
+    for v in (w,) if x.name in ctx.halved else (x, w):
         ctx.require(v, "a matrix multiplication")
-        if v.dtype != x.dtype:
+        if x.name not in ctx.halved and v.dtype != x.dtype:
             raise Unsupported(
                 f"the GEMM multiplies {x.dtype.name} by {v.dtype.name}; the types must be equal"
             )
@@ -47,7 +53,7 @@ def gemm(ctx: Lowering, op: Op) -> None:
     if w.rank == 2 and w.is_constant and x.rank >= 2 and not spec.trans_a:
         _packed(ctx, op, x, w, b, spec)
     else:
-        _runtime(ctx, op, x, w, b, spec)
+        _runtime(ctx, op, bf16_gemm.widened(ctx, x), w, b, spec)
 
 
 def _normalised(
@@ -106,8 +112,12 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
             return
     params = {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n}
     norm = gemm_norm.norm_of(ctx, x)
+    halfs = norm is None and bf16_gemm.fits(ctx, x.name, w, k, n)
+    if not halfs:
+        x = bf16_gemm.widened(ctx, x)
     operands: dict[str, Ref | None]
     floats: dict[str, float] = {}
+    family = "gemm"
     src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
     ints: dict[str, DimLike] = {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
     if norm is not None:
@@ -119,16 +129,20 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, spec: Ge
         ints |= folded.ints()
         floats |= folded.floats()
     else:
-        packed = ctx.packed(
-            "pack_gemm", {"w": ctx.plain(w)}, params, {"alpha": alpha}, dtype=x.dtype
-        )
+        if halfs:
+            family = "gemm_bf16"
+            packed = bf16_gemm.packed(ctx, f"pack_{family}", w, params, {"alpha": alpha})
+        else:
+            packed = ctx.packed(
+                "pack_gemm", {"w": ctx.plain(w)}, params, {"alpha": alpha}, dtype=x.dtype
+            )
         bias = (
             ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype)
             if b is not None and plain_bias
             else None
         )
         operands = {"x": src, "w": packed, "bias": bias}
-    launched(ctx, op, x.dtype, shape, operands, ints, floats, expr, extras)
+    launched(ctx, op, w.dtype, shape, operands, ints, floats, expr, extras, family)
 
 
 def launched(
@@ -144,7 +158,11 @@ def launched(
     family: str = "gemm",
 ) -> None:
     """The launch of a GEMM with packed weights, with `expr` as its epilogue where that fits."""
-    epi = plan_epilogue(ctx, expr, extras, dtype, shape, len(shape) - 1)
+    halfs, last = family == "gemm_bf16", len(shape) - 1
+    if halfs:
+        epi, extras = bf16_gemm.epilogue(ctx, expr, extras, shape, last)
+    else:
+        epi = plan_epilogue(ctx, expr, extras, dtype, shape, last)
     name = op.outputs[0]
     if epi is not None:
         operands |= epi.operands
@@ -160,7 +178,10 @@ def launched(
             )
         for j, v in epi.full:
             operands[f"o{j}"], ints[f"o{j}_ld"] = matrix_rows(ctx, v)
-    out = ctx.define(name if epi is not None else name + "\0before", dtype, shape)
+    made = DType.BF16 if halfs and epi is not None and name in ctx.halved else dtype
+    out = ctx.define(name if epi is not None else name + "\0before", made, shape)
+    if halfs:
+        ints |= bf16_gemm.types(ctx.value(op.role("x")), epi, out)
     outs: dict[str, Ref | None] = {"y": ctx.new_plain(out)}
     if epi is not None and family == "gemm":
         src, res, n = operands["x"], operands.get("res"), shape[-1]

@@ -78,7 +78,7 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
         out.ints = x.ints
         return
     if x.initializer:
-        out.view = View(ctx.plan.initializer(x.initializer), contiguous(new))
+        out.view = View(ctx.plain(x), contiguous(new))
         return
     if x.view is None and x.nhwc is not None and _same_image(ctx, x, out):
         out.nhwc = x.nhwc

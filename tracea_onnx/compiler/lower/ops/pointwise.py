@@ -36,7 +36,8 @@ def pointwise(ctx: Lowering, op: Op) -> None:
     """A fused chain (`expr` over its inputs) or one ONNX pointwise node."""
     expr, names = expression_of(ctx, op)
     values = [ctx.value(n) for n in names]
-    dtype = element_type(op.outputs[0], ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
+    name = op.outputs[0]
+    dtype = ctx.held(element_type(name, ctx.graph.dtype(name) or int(values[0].dtype)))
     out = Value(op.outputs[0], dtype, broadcast(ctx, *(v.shape for v in values)))
     kind = (
         ""
@@ -93,11 +94,16 @@ def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
 def cast(ctx: Lowering, op: Op) -> None:
     """Cast: part of the pointwise kernel that reads it where one does, else a launch."""
     x = ctx.value(op.input(0))
-    to = element_type(op.outputs[0], int(op.attr("to")))
-    if to == x.dtype:
-        ctx.forward(x, op.outputs[0])
+    name, same = op.outputs[0], Expr(1, (), 0)
+    to = element_type(name, int(op.attr("to")))
+    lies = ctx.held(to)
+    if lies != to and not ctx.is_held(x) and name not in ctx.rounded_later:
+        lower_expression(ctx, same, [x], f"{name}\0{to.name}", to)
+        x = ctx.value(f"{name}\0{to.name}")
+    if lies == x.dtype:
+        ctx.forward(x, name)
         return
-    lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
+    lower_expression(ctx, same, [x], name, lies)
 
 
 def lower_expression(
