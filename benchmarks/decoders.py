@@ -36,8 +36,8 @@ class Shape:
     vocab: int
 
     @property
-    def products(self) -> dict[str, tuple[int, int]]:
-        """Terms and columns of the products of a layer."""
+    def gemms(self) -> dict[str, tuple[int, int]]:
+        """Terms and columns of the GEMMs of a layer."""
         q, kv, inner = self.heads * self.size, self.kv_heads * self.size, self.inner
         return {
             "q": (self.hidden, q), "k": (self.hidden, kv), "v": (self.hidden, kv),
@@ -47,7 +47,7 @@ class Shape:
 
     def weight_bytes(self, item: int, *, few: bool) -> int:
         """Of the weights, with their scales, that a run reads; item: bytes of a number."""
-        every = [*self.products.values()] * self.layers + [(self.hidden, self.vocab)]
+        every = [*self.gemms.values()] * self.layers + [(self.hidden, self.vocab)]
         return sum(n * (k // 2 + item * (k // BLOCK) if few else item * k) for k, n in every)
 
     def cache_bytes(self, batch: int, keys: int, item: int) -> int:
@@ -72,8 +72,8 @@ class Numbers:
     def __init__(self, shape: Shape, folder: Path, *, single: bool = False) -> None:
         self.shape, self.path = shape, folder / "numbers.bin"
         kind, rng = np.float32 if single else np.float16, np.random.default_rng(0)
-        largest = max(k * n for k, n in [*shape.products.values(), (shape.hidden, shape.vocab)])
-        names = [f"{k}.{name}" for k in range(shape.layers) for name in shape.products]
+        largest = max(k * n for k, n in [*shape.gemms.values(), (shape.hidden, shape.vocab)])
+        names = [f"{k}.{name}" for k in range(shape.layers) for name in shape.gemms]
         self._place = {name: _PLACE * k for k, name in enumerate(("embed", "head", *names))}
         drawn, usual = min(_DRAWN, largest), np.float32(shape.hidden**-0.5)
         normal = rng.standard_normal(drawn, np.float32) * usual
@@ -146,7 +146,7 @@ def build(numbers: Numbers, few: bool, positions: int, layers: int) -> onnx.Mode
         nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **attrs))
         return outputs[0]
 
-    def product(name: str, x: str, k: int, n: int, outputs: Sequence[str] = ()) -> str:
+    def gemm(name: str, x: str, k: int, n: int, outputs: Sequence[str] = ()) -> str:
         if not few:
             stored.append(numbers.tensor(name, "normal", (k, n)))
             return op("MatMul", x, name, outputs=outputs)
@@ -177,9 +177,9 @@ def build(numbers: Numbers, few: bool, positions: int, layers: int) -> onnx.Mode
     x, update = op("Gather", "embed", "input_ids"), ""
     caches: list[tuple[str, str]] = []
     for layer in range(layers):
-        sizes = shape.products
+        sizes = shape.gemms
         y, x = norm(x, update)
-        qkv = [product(f"{layer}.{p}", y, *sizes[p]) for p in "qkv"]
+        qkv = [gemm(f"{layer}.{p}", y, *sizes[p]) for p in "qkv"]
         pairs = [(f"past_key_values.{layer}.{w}", f"present.{layer}.{w}") for w in ("key", "value")]
         caches += pairs
         given = [*qkv, *(p for p, _ in pairs), lengths, total, *angles]
@@ -188,12 +188,12 @@ def build(numbers: Numbers, few: bool, positions: int, layers: int) -> onnx.Mode
             outputs=[f"attention_{layer}", *(p for _, p in pairs)], num_heads=shape.heads,
             kv_num_heads=shape.kv_heads, scale=shape.size**-0.5, do_rotary=1,
         )  # fmt: skip
-        y, x = norm(x, product(f"{layer}.o", y, *sizes["o"]))
-        gate, up = (product(f"{layer}.{p}", y, *sizes[p]) for p in ("gate", "up"))
+        y, x = norm(x, gemm(f"{layer}.o", y, *sizes["o"]))
+        gate, up = (gemm(f"{layer}.{p}", y, *sizes[p]) for p in ("gate", "up"))
         y = op("Mul", op("Mul", gate, op("Sigmoid", gate)), up)
-        update = product(f"{layer}.down", y, *sizes["down"])
+        update = gemm(f"{layer}.down", y, *sizes["down"])
     y, _ = norm(x, update)
-    product("head", y, shape.hidden, shape.vocab, ["logits"])
+    gemm("head", y, shape.hidden, shape.vocab, ["logits"])
 
     def info(name: str, kind: int, *dims: int | str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, dims)
@@ -216,7 +216,7 @@ def build(numbers: Numbers, few: bool, positions: int, layers: int) -> onnx.Mode
 class Peer:
     """The decoder in PyTorch. A run is the parts before attention, scaled_dot_product_attention
     over the keys that there are, and the parts behind it. What makes queries, keys and values is
-    one product, as are both halves of the gated unit.
+    one GEMM, as are both halves of the gated unit.
 
     weight: a weight [columns, terms] by its name. wrap: what compiles the parts.
     """
@@ -234,7 +234,7 @@ class Peer:
         self.tables = [torch.tensor(t, device=device).to(dtype) for t in tables(shape, positions)]
 
         def joined(layer: int, *names: str) -> Any:
-            return torch.cat([weight(f"{layer}.{n}", *shape.products[n]) for n in names])
+            return torch.cat([weight(f"{layer}.{n}", *shape.gemms[n]) for n in names])
 
         self.layers = [
             [joined(k, *names) for names in (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))]

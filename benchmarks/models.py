@@ -47,7 +47,7 @@ import onnx
 import onnxruntime as ort
 
 import tracea_onnx
-from benchmarks import few_bits_models, further_models, gpu_peers, harness
+from benchmarks import further_models, gpu_peers, harness, nbits_models
 from tests.support.cuda.models import NVIDIA, Bound, feeds, half, typed
 from tests.support.difference import difference, distance
 from tests.support.model_inputs import Feeds, feeds_at, first_accepted
@@ -254,8 +254,8 @@ _BY_SIZES: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "dft": dft,
     "loop": loop,
     "branches": branches,
-    "nbits": few_bits_models.product,
-    "decoder": few_bits_models.decoder,
+    "nbits": nbits_models.gemm,
+    "decoder": nbits_models.decoder,
     **{kind.lower(): partial(recurrent, kind) for kind in ("LSTM", "GRU", "RNN")},
 }
 

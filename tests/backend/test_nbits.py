@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.few_bits import Weights, weights
+from tests.support.nbits import Weights, weights
 from tracea_onnx.ir.abi import ACTIVATIONS, DType
 from tracea_onnx.plan.kernel_families import packed_elements
 from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel

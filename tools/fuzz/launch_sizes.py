@@ -35,8 +35,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.fuzz import seeds
 from tests.session.test_models import small
-from tests.support.few_bits import weights
 from tests.support.isolate import Lost, run_each
+from tests.support.nbits import weights
 from tools.fuzz import operator_draws, operator_fuzz
 from tracea_onnx.compiler import partition_compiler, plan_writer
 from tracea_onnx.errors import TraceaError
@@ -131,7 +131,7 @@ def _models(count: int, seed: int) -> Iterator[onnx.ModelProto]:
     yield from (_fixed(small(name)) for name in discovery.names("models"))
     yield from (_fixed(onnx.load(str(path))) for path in exports.values())
     yield from (onnx.ModelProto.FromString(data) for data, _ in seeds.node_tests())
-    yield from (_few_bits(*how) for how in ((4, "packed", 3), (8, "none", 1), (4, "none", 40)))
+    yield from (_nbits(*how) for how in ((4, "packed", 3), (8, "none", 1), (4, "none", 40)))
     yield from (_table(bits) for bits in (2, 4, 8))
     for number in range(count):
         random = Random(seed + number)
@@ -151,7 +151,7 @@ def _fixed(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _few_bits(bits: int, zeros: str, rows: int) -> onnx.ModelProto:
+def _nbits(bits: int, zeros: str, rows: int) -> onnx.ModelProto:
     w = weights(bits, 96, 33, bits, 32, zeros)
     stored: dict[str, Any] = {"w": w.blobs, "scale": w.scales, "zero": w.zeros}
     names = [k for k, v in stored.items() if v is not None]

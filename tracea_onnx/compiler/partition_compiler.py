@@ -25,7 +25,7 @@ from tracea_onnx.compiler.lower.passes import (
     bf16_gemm,
     concat_in_place,
     conv_pool,
-    few_bits,
+    gemm_nbits_norm,
     gemm_norm,
     pointwise_stages,
     quantised,
@@ -645,14 +645,14 @@ def _plan_storage(
         ctx.halved = bf16_gemm.stored(ctx, ops, {*outputs, *ctx.alias, *ctx.slots})
     if ctx.target.launch_bound:
         ctx.merges = sibling_gemms.find(ctx, graph, ops, known, outputs)
-        ctx.gates = few_bits.gates(ctx, graph, ops, outputs)
+        ctx.gates = gemm_nbits_norm.gates(ctx, graph, ops, outputs)
         ctx.pooled = conv_pool.find(ops, outputs)
         ctx.deferrable = summed_rows.find(ops, outputs)
     if ctx.target.stages:
         ctx.staged = pointwise_stages.find(ops, {*outputs, *ctx.alias}, ctx.deferrable)
     if ctx.target.folds_norms:
         ctx.needs_row_stats = gemm_norm.find_candidates(ctx, ops, outputs)
-        ctx.prenormed = few_bits.prenormed(ctx, graph, ops, outputs)
+        ctx.prenormed = gemm_nbits_norm.prenormed(ctx, graph, ops, outputs)
 
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:

@@ -341,16 +341,16 @@ def _pack_gemm_nbits(p: Launch) -> dict[str, Extent]:
     block = D.maximum(D.mul(D.floordiv(p["block"], 16), 16), 16)
     blocks = D.floordiv(p["K"] + block - 1, block)
 
-    def few_bits(*axes: tuple[DimLike, DimLike]) -> Extent:
+    def packed_bits(*axes: tuple[DimLike, DimLike]) -> Extent:
         low, high = p.span(*axes, size=1)
         return D.floordiv(D.mul(low, bits), 8), D.floordiv(D.mul(high, bits) + 7, 8)
 
     zeros = (blocks, p["z_k"]), (n, p["z_n"])
-    packed, wide = few_bits(*zeros), p.span(*zeros, size=_F32)
+    packed, wide = packed_bits(*zeros), p.span(*zeros, size=_F32)
     floats = D.equal(p["zero_dtype"], int(DType.F32))
     scale = D.select(D.equal(p["scale_dtype"], int(DType.F32)), _F32, DType.F16.size)
     return {
-        "w": few_bits((p["K"], p["w_k"]), (n, p["w_n"])),
+        "w": packed_bits((p["K"], p["w_k"]), (n, p["w_n"])),
         "scale": p.span((blocks, p["s_k"]), (n, p["s_n"]), size=scale),
         "zero": (D.select(floats, wide[0], packed[0]), D.select(floats, wide[1], packed[1])),
         "packed": p.line(_nbits_words(p, n, p.present.get("zero", 0)), size=4),

@@ -223,7 +223,7 @@ def _matmul(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (*batch, rows, columns)
 
 
-def _few_bits(s: ShapeEnv, n: Operator, _: int) -> Dims:
+def _matmul_nbits(s: ShapeEnv, n: Operator, _: int) -> Dims:
     return (*_first(s, n)[:-1], int(n.attr("N", 0)))
 
 
@@ -398,7 +398,7 @@ DIMS: dict[str, Rule] = {
     **dict.fromkeys(operators(Trait.MATMUL, Trait.FUSED_MATMUL), _matmul),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "ArgMax": _arg, "ArgMin": _arg, "TopK": _topk, "OneHot": _one_hot, "GatherND": _gather_nd,
-    "Einsum": _einsum, "com.microsoft.MatMulNBits": _few_bits,
+    "Einsum": _einsum, "com.microsoft.MatMulNBits": _matmul_nbits,
     "com.microsoft.MultiHeadAttention": _merged_heads,
     "com.microsoft.GroupQueryAttention": _grouped_heads,
     "Reshape": _reshape, "Flatten": _flatten, "Transpose": _transpose, "Unsqueeze": _placed,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.support.cuda.case import Array, Case, plain, stored, value
-from tests.support.few_bits import Weights
+from tests.support.nbits import Weights
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 

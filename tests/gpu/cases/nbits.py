@@ -9,9 +9,9 @@ import numpy as np
 from tests.gpu.cases.small_gemms import ACTIVATIONS, bounded, drawn, filled
 from tests.support.cuda import check as K
 from tests.support.cuda.case import ROUNDOFF, Array, Case, Output, plain, stored, value
-from tests.support.cuda.few_bits import packed
-from tests.support.cuda.few_bits import packing as packing_of
-from tests.support.few_bits import Weights, weights
+from tests.support.cuda.nbits import packed
+from tests.support.cuda.nbits import packing as packing_of
+from tests.support.nbits import Weights, weights
 from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32

@@ -385,7 +385,7 @@ def fused_convolution(r: Random) -> ModelProto:
     return built(nodes, {"x": (r.choice(BATCHES), 3, 5, 6)}, constants)
 
 
-def few_bits(r: Random) -> ModelProto:
+def nbits(r: Random) -> ModelProto:
     """A product by constant integers, dequantised for a tensor, in columns or in blocks, or by
     MatMulNBits.
     """
@@ -432,7 +432,7 @@ BASES: dict[str, Callable[[Random], ModelProto]] = {
     "conv": lambda r: fused_convolution(r) if r.random() < 0.1 else convolution(r),
     "conv_transpose": lambda r: convolution(r, "ConvTranspose"),
     "gemm": product,
-    "gemm_nbits": few_bits,
+    "gemm_nbits": nbits,
     "einsum_linear": einsum_linear,
     "swiglu": gated,
     "squeeze_excite": squeeze_excite,

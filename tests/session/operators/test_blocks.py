@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.few_bits import Weights
+from tests.support.nbits import Weights
 from tests.support.sessions import assigned, session
 from tracea_onnx.compiler.partition_compiler import compile_graph
 from tracea_onnx.ir.graph import Graph

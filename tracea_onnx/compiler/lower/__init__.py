@@ -68,7 +68,7 @@ def _rank(ctx: Lowering, name: str) -> int:
     return known.rank if known is not None else len(ctx.graph.shape(name) or ())
 
 
-#: Operators on numbers that stand for sizes: their results are known, and lie nowhere until
+#: Operators on numbers that stand for sizes: their results are known, and are not stored until
 #: something reads them. What is left out says more, such as that integers count.
 _FOLLOWED = OPERATORS.keys() - operators(Trait.RESHAPE) - {"Expand"}
 

@@ -425,7 +425,7 @@ class Lowering:
         elif v.data is not None:
             v.view = View(self.plan.blob(v.data), contiguous(v.shape))
         else:
-            raise AssertionError(f"value {v.name} lies nowhere")
+            raise AssertionError(f"value {v.name} is not stored")
         return self.strided(v, exact)
 
     def as_view(self, v: Value, *, channels_last: bool = False) -> View:

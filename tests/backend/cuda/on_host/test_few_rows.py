@@ -14,8 +14,8 @@ from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import compile_kernels, kernels_of, request, running
 from tests.backend.cuda.on_host.launched import launch
 from tests.support.cuda.case import poisoned, stored, value
-from tests.support.cuda.few_bits import packed
-from tests.support.few_bits import weights
+from tests.support.cuda.nbits import packed
+from tests.support.nbits import weights
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, symbol
 from tracea_onnx.ir.expr import Expr, Instr

@@ -17,9 +17,9 @@ from tests.backend.cuda import cuda_host
 from tests.backend.cuda.cuda_requests import compile_kernels, kernels_of, request, running
 from tests.golden.record import gpu, sources_for_cubins
 from tests.support.cuda.case import stored, value
-from tests.support.cuda.few_bits import packed as by_numpy
-from tests.support.cuda.few_bits import packing
-from tests.support.few_bits import Weights, weights
+from tests.support.cuda.nbits import packed as by_numpy
+from tests.support.cuda.nbits import packing
+from tests.support.nbits import Weights, weights
 from tracea_onnx.codegen.kernel_request import NoKernel, Request
 from tracea_onnx.compiler.partition_compiler import compile_graph
 from tracea_onnx.compiler.plan_writer import BackendPlan

@@ -61,7 +61,7 @@ def global_pool(ctx: Lowering, op: Op) -> None:
 
 
 def _mean_of_bytes(ctx: Lowering, op: Op, x: Value) -> bool:
-    """The means of a dequantised image that lies nowhere but in integers, quantised where that is
+    """The means of a dequantised image that is stored only as integers, quantised where that is
     what alone reads them; False where no kernel computes that.
     """
     held = x.quantised

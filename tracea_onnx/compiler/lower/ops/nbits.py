@@ -11,7 +11,7 @@ from tracea_onnx.compiler.lower.context import Lowering, element_type, matrix_ro
 from tracea_onnx.compiler.lower.epilogue import program_of
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.gemm import is_row, launched, with_bias
-from tracea_onnx.compiler.lower.passes import few_bits, sibling_gemms
+from tracea_onnx.compiler.lower.passes import gemm_nbits_norm, sibling_gemms
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -245,7 +245,7 @@ def _rows(
     """Adds the rows of a GEMM, and their norm if that was left to it; the family that reads
     them.
     """
-    norm = few_bits.norm_of(ctx, x)
+    norm = gemm_nbits_norm.norm_of(ctx, x)
     if norm is None:
         operands["x"], ints["ldx"] = matrix_rows(ctx, x)
         return "gemm_nbits"

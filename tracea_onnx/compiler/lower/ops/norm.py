@@ -10,7 +10,7 @@ from tracea_onnx.compiler.lower.epilogue import activation_only
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.ops.image import pool_globally
 from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
-from tracea_onnx.compiler.lower.passes import few_bits, gemm_norm, quantised, summed_rows
+from tracea_onnx.compiler.lower.passes import gemm_nbits_norm, gemm_norm, quantised, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -51,7 +51,7 @@ def layernorm(ctx: Lowering, op: Op) -> None:
         and not (roles.get("res") or roles.get("xbias"))  # statistics are of x alone
         and any(
             defer(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
-            for defer in (gemm_norm.defer_norm, few_bits.defer_norm)
+            for defer in (gemm_norm.defer_norm, gemm_nbits_norm.defer_norm)
         )
     ):
         return

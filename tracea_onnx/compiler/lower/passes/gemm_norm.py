@@ -32,7 +32,7 @@ from tracea_onnx.support.data_classes import dataclass
 #: (measured on an H200: 4 pay, a vocabulary does not).
 _WIDEST = 8.0
 _STATISTICS = 8  # its bytes
-FEW_BITS = ":gemm_nbits"
+GEMM_NBITS = ":gemm_nbits"
 _SLACK = 32  # elements a kernel may read behind a vector of columns
 
 
@@ -72,11 +72,11 @@ def _multiplies(graph: Graph, op: Op, value: str) -> bool:
     return op.role("x") == value and (_is_gemm(graph, op) or gates)
 
 
-def few_bits(op: Op, value: str) -> bool:
+def multiplies_nbits(op: Op, value: str) -> bool:
     """Whether it multiplies rows by weights of a few bits. These kernels normalise rows on the way,
     whatever the number of columns.
     """
-    return op.kind == FEW_BITS and op.role("x") == value and op.inputs.count(value) == 1
+    return op.kind == GEMM_NBITS and op.role("x") == value and op.inputs.count(value) == 1
 
 
 def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> list[tuple[Op, Op]]:
@@ -94,9 +94,9 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
         read = read_by.get(y, [])
         if graph.dtype(rows[0]) not in (DType.F16, DType.BF16) or y in outputs:
             continue
-        if not read or not all(_multiplies(graph, r, y) or few_bits(r, y) for r in read):
+        if not read or not all(_multiplies(graph, r, y) or multiplies_nbits(r, y) for r in read):
             continue
-        if sum(_growth(graph, r) for r in read if not few_bits(r, y)) > _WIDEST:
+        if sum(_growth(graph, r) for r in read if not multiplies_nbits(r, y)) > _WIDEST:
             continue
         for value, other in (rows, rows[::-1]):
             gemm = maker.get(value)
@@ -104,7 +104,7 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
                 continue
             if value in outputs or len(read_by[value]) > 1 or value == other:
                 continue
-            kind = GemmNbitsSpec if gemm.kind == FEW_BITS else GemmSpec
+            kind = GemmNbitsSpec if gemm.kind == GEMM_NBITS else GemmSpec
             spec = replace(kind.of(gemm.attrs), expr=Expr(2, (Instr("add", (0, 1)),), 2))
             roles = {**gemm.by_role, "e0": other}
             summed = of_roles(spec, roles, (total,), gemm.nodes, gemm.label)
@@ -118,7 +118,7 @@ def with_residuals(graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> l
 def _adds_alone(graph: Graph, op: Op) -> bool:
     """Whether it is a GEMM by a constant that nothing follows but a bias."""
     return (
-        op.kind in (":gemm", FEW_BITS)
+        op.kind in (":gemm", GEMM_NBITS)
         and graph.is_const(op.role("w"))
         and op.attr("expr") is None
         and len(op.outputs) == 1

@@ -498,7 +498,7 @@ def _pooled(ctx: Lowering, made: _Int8Launch, epi: Epilogue, name: str, dtype: D
     except Unsupported:
         del ctx.values[out.name]
         return False
-    ctx.define(name, dtype, made.shape)  # which lies nowhere, and nothing else reads
+    ctx.define(name, dtype, made.shape)  # which is never stored, and nothing else reads
     return True
 
 

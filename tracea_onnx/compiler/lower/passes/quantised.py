@@ -322,5 +322,5 @@ def integers_of(name: str) -> str:
 
 
 def is_deferred(v: Value) -> bool:
-    """Whether it lies nowhere but in integers."""
+    """Whether it is stored only as integers."""
     return v.quantised is not None and v.view is None and v.nhwc is None

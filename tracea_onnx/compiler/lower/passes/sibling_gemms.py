@@ -172,9 +172,9 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
     )
 
 
-def few_bits(graph: Graph, op: Op, *, alone: bool = True) -> tuple[object, ...] | None:
-    """What GEMMs with few-bit weights must have in common; None where more than the GEMM
-    is computed (alone: by an expression, too), or its columns are no whole tiles.
+def nbits_key(graph: Graph, op: Op, *, alone: bool = True) -> tuple[object, ...] | None:
+    """Key that GEMMs with few-bit weights share if they can be merged. None where more than the
+    GEMM is computed (alone: by an expression, too), or its columns are no whole tiles.
     """
     spec, roles = GemmNbitsSpec.of(op.attrs), op.by_role
     if (alone and spec.expr is not None) or roles.get("b") or spec.N % NBITS_TILE:
@@ -249,7 +249,7 @@ def find(
         alike: tuple[object, ...] | None = None
         if op.kind in MATMUL_OPS:
             alike = (op.by_role["x"],) if part_of(ctx, op) else integers(graph, op, made)
-        elif few and op.kind == ":gemm_nbits" and (of := few_bits(graph, op)) is not None:
+        elif few and op.kind == ":gemm_nbits" and (of := nbits_key(graph, op)) is not None:
             alike = (op.by_role["x"], *of)
         if alike is not None and _in_place(value, read_by, known, outputs):
             groups.setdefault(alike, []).append(op)

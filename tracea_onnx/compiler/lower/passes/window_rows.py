@@ -87,7 +87,7 @@ def is_first_image(ctx: Lowering, x: Value, made: Quantising) -> bool:
 
 
 def _waits(v: Value) -> bool:
-    """Whether it is a quantised image that lies nowhere yet."""
+    """Whether it is a quantised image that is not stored yet."""
     known = v.deferred if v.view is None else None
     return known is not None and known.kind == "quantised"
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx
-from tests.support.few_bits import Weights, weights
+from tests.support.nbits import Weights, weights
 from tests.support.sessions import assigned, session
 from tracea_onnx.compiler.partition_compiler import compile_graph
 from tracea_onnx.ir.graph import Graph

@@ -29,16 +29,16 @@ def gates(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[str]
     maker, read_by = makers(ops), readers(ops)
     found: dict[str, Op] = {}
     for op in ops:
-        if op.kind != gemm_norm.FEW_BITS or len(op.extras) != 1:
+        if op.kind != gemm_norm.GEMM_NBITS or len(op.extras) != 1:
             continue
         spec, other = GemmNbitsSpec.of(op.attrs), maker.get(op.extras[0])
         if other is None or other.kind != op.kind or other.role("x") != op.role("x"):
             continue
         value = other.outputs[0]
-        alike = sibling_gemms.few_bits(graph, other)
+        alike = sibling_gemms.nbits_key(graph, other)
         if value in outputs or len(read_by[value]) > 1 or spec.expr is None or alike is None:
             continue
-        same = alike == sibling_gemms.few_bits(graph, op, alone=False)
+        same = alike == sibling_gemms.nbits_key(graph, op, alone=False)
         if same and spec.expr.n_in == 2 and spec.N == GemmNbitsSpec.of(other.attrs).N:
             found[op.outputs[0]] = other
     return found
@@ -55,7 +55,7 @@ def prenormed(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[
         if op.kind not in ROW_NORMS or op.role("res") or op.role("xbias") or len(made) != 1:
             continue
         (y,), read = made, read_by.get(made[0], [])
-        if not read or y in outputs or not all(gemm_norm.few_bits(r, y) for r in read):
+        if not read or y in outputs or not all(gemm_norm.multiplies_nbits(r, y) for r in read):
             continue
         results = {r.outputs[0] for r in read}
         first = read[0].outputs[0]

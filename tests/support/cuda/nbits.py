@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.cuda.case import Array, stored
-from tests.support.few_bits import Weights
+from tests.support.nbits import Weights
 from tracea_onnx.ir.abi import DType
 
 

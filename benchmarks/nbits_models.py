@@ -34,7 +34,7 @@ class _Net:
         self.stored.append(numpy_helper.from_array(value, name))
         return name
 
-    def product(self, x: str, k: int, n: int) -> str:
+    def gemm(self, x: str, k: int, n: int) -> str:
         blocks, size = -(-k // self.block), self.block * self.bits // 8
         w = self.rng.integers(0, 256, (n, blocks, size), dtype=np.uint8)
         # so that results are about as large as what they are made of
@@ -54,12 +54,10 @@ class _Net:
         return helper.make_model(graph, opset_imports=opsets, ir_version=11)
 
 
-def product(
-    k: int, n: int, bits: int, block: int, rows: int = 1, level: int = 0
-) -> onnx.ModelProto:
+def gemm(k: int, n: int, bits: int, block: int, rows: int = 1, level: int = 0) -> onnx.ModelProto:
     """One MatMulNBits. level: its accuracy_level."""
     net = _Net(bits, block, level)
-    return net.model((rows, k), net.product("x", k, n))
+    return net.model((rows, k), net.gemm("x", k, n))
 
 
 def decoder(layers: int, bits: int, block: int, rows: int = 1, level: int = 0) -> onnx.ModelProto:
@@ -70,12 +68,12 @@ def decoder(layers: int, bits: int, block: int, rows: int = 1, level: int = 0) -
     gamma = net.store(np.ones(_WIDTH, np.float32))
     x, normed = "x", net.add("SimplifiedLayerNormalization", "x", gamma, axis=-1)[0]
     for _ in range(layers):
-        q, k, v = (net.product(normed, _WIDTH, n) for n in (_WIDTH, _KEYS, _KEYS))
+        q, k, v = (net.gemm(normed, _WIDTH, n) for n in (_WIDTH, _KEYS, _KEYS))
         heads = {"q_num_heads": _HEADS, "kv_num_heads": _KEY_HEADS, "is_causal": 1}
-        seen = net.product(net.add("Attention", q, k, v, **heads)[0], _WIDTH, _WIDTH)
+        seen = net.gemm(net.add("Attention", q, k, v, **heads)[0], _WIDTH, _WIDTH)
         normed, _, _, x = net.add("SkipSimplifiedLayerNormalization", x, seen, gamma, outputs=4)
-        gate, up = (net.product(normed, _WIDTH, _GATED) for _ in range(2))
+        gate, up = (net.gemm(normed, _WIDTH, _GATED) for _ in range(2))
         silu = net.add("Mul", gate, net.add("Sigmoid", gate)[0])[0]
-        down = net.product(net.add("Mul", silu, up)[0], _GATED, _WIDTH)
+        down = net.gemm(net.add("Mul", silu, up)[0], _GATED, _WIDTH)
         normed, _, _, x = net.add("SkipSimplifiedLayerNormalization", x, down, gamma, outputs=4)
     return net.model((1, rows, _WIDTH), normed)
