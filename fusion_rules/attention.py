@@ -15,7 +15,7 @@ from dataclasses import field, replace
 import numpy as np
 
 from tracea_onnx.ir import dims
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import LARGEST, DType
 from tracea_onnx.ir.contracts import Match, Rule
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
@@ -46,11 +46,7 @@ from tracea_onnx.match.spec_table import MASKS
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 from tracea_onnx.support.data_classes import dataclass
 
-_LOWEST: dict[int, float] = {
-    DType.F32: -3.4028234663852886e38, DType.F64: -1.7976931348623157e308,
-    DType.F16: -65504.0,
-    DType.BF16: -3.3895313892515355e38,
-}  # fmt: skip
+_LOWEST: dict[int, float] = {dtype: -most for dtype, most in LARGEST.items()}
 _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 
 

@@ -4,6 +4,7 @@ comparisons of Range ramps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tracea_onnx.ir import dims
-from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.abi import LARGEST, DType
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.element_types import tensor_values
 from tracea_onnx.ir.graph import Graph, Node
@@ -257,7 +258,14 @@ class Mask:
 
 #: A float32 at or below this swallows any score it is added to, so adding it is the same as writing
 #: it.
-_SWALLOWS = -1.0e30
+SWALLOWS = -1.0e30
+
+
+def stored_fill(fill: float, dtype: int) -> float:
+    """A fill as fp16 holds it: a finite one stays finite, so that no row whose keys are all masked
+    becomes NaN.
+    """
+    return max(fill, -LARGEST[DType.F16]) if dtype == DType.F16 and math.isfinite(fill) else fill
 
 
 def simplified(
@@ -275,7 +283,7 @@ def simplified(
         keep, drop = s.scalar(p.input(1)), s.scalar(p.input(2))
         for kind, kept, other in (("bool", keep, drop), ("drop", drop, keep)):
             fill = other * mask.scale if other else 0.0
-            if kept == 0.0 and (fill == -np.inf or (fill <= _SWALLOWS and single)):
+            if kept == 0.0 and (fill == -np.inf or (fill <= SWALLOWS and single)):
                 mask = replace(mask, value=p.input(0), kind=kind, fill=fill)
                 break
     if mask.kind != "add" and mask.fill < lowest:

@@ -4,7 +4,6 @@ nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.masks import SWALLOWS, stored_fill
 from tracea_onnx.match.spec_table import MASKS, AttentionSpec, MaskSpec, RopeSpec
 from tracea_onnx.match.strided_view import LAYOUTS, source_rank, strides
 from tracea_onnx.plan.builder import Ref
@@ -319,8 +319,6 @@ def _times_factors(ctx: Lowering, q: Heads, factors: Value, dtype: DType, op: Op
     return Heads(ctx.plain(ctx.value(name)), b, s, h, q.batch, q.seq, q.heads, q.dim)
 
 
-#: A fill at or below this leaves nothing of a score it is added to.
-_SWALLOWS = -1.0e30
 _MASK_KINDS = {"none": 0, "add": 1, "bool": 2, "drop": 3}
 
 
@@ -357,18 +355,13 @@ def _mask(
         if which == 1:
             total = emit(Instr("add", (total, k))) if k else k
             continue
-        if at > _SWALLOWS:
+        if at > SWALLOWS:
             raise Unsupported(
-                f"one of {len(masks)} masks writes {at:g}; beside others it must be {_SWALLOWS:g}"
+                f"one of {len(masks)} masks writes {at:g}; beside others it must be {SWALLOWS:g}"
                 " or less"
             )
         kept = total if k else emit(Instr("const", (), 0.0))
-        # A finite fill stays finite: a row that masks every key must not become NaN.
-        low = emit(
-            Instr(
-                "const", (), max(at, -65504.0) if dtype == DType.F16 and math.isfinite(at) else at
-            )
-        )
+        low = emit(Instr("const", (), stored_fill(at, dtype)))
         total = emit(Instr("where", (k, kept, low) if which == 2 else (k, low, kept)))
     expr = Expr(len(masks), tuple(code), total)
     # all layers may have the same ones

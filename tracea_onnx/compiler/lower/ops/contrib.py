@@ -4,7 +4,6 @@ with their norm, attention with its projections.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from tracea_onnx.compiler.lower.axes import around
@@ -22,6 +21,7 @@ from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.match.masks import stored_fill
 from tracea_onnx.match.spec_table import AttentionSpec, LayerNormSpec
 
 
@@ -84,7 +84,7 @@ def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtyp
     each row are valid [batch], adds to scores.
     """
     mask, fill = ctx.value(name), float(op.attr("mask_filter_value", -10000.0))
-    low = max(fill, -65504.0) if dtype == DType.F16 and math.isfinite(fill) else fill
+    low = stored_fill(fill, dtype)
     made = f"{name}\0hides{low!r}\0{dtype.name}"
     if made in ctx.values:  # all layers share it
         return made
