@@ -404,7 +404,7 @@ _WIDEST = 8
 
 
 def _each(extent: tuple[DimLike, DimLike]) -> int:
-    """What divides the addresses of all elements."""
+    """Bytes that divide the addresses of all elements: at most the widest element."""
     return min(_WIDEST, *map(D.multiple_of, extent))
 
 

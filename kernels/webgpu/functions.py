@@ -84,7 +84,7 @@ _CALL = re.compile(r"\b([a-z]\w*)\(")
 
 
 def called(text: str) -> str:
-    """Those that WGSL text calls, and those that they call."""
+    """Functions that WGSL text calls, and those that they call."""
     found: dict[str, None] = {}
     waiting = [text]
     while waiting:

@@ -51,7 +51,7 @@ class Advantage:
     gains: tuple[Gain, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As the report has it."""
+        """JSON of the report."""
         return asdict(self)
 
 

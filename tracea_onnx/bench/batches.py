@@ -12,7 +12,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def inputs(model: ModelProto) -> list[ValueInfoProto]:
-    """Those that a caller gives."""
+    """Inputs that a caller gives."""
     stored = {t.name for t in model.graph.initializer}
     return [i for i in model.graph.input if i.name not in stored]
 

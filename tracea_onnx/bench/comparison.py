@@ -180,7 +180,7 @@ class Comparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As `bench --json` writes it."""
+        """JSON of `bench --json`."""
         return {**asdict(self), "ok": self.ok, "wrong": self.wrong, "failed": self.failed}
 
     def picture(self) -> Picture | None:

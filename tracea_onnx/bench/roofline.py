@@ -82,7 +82,7 @@ class Roofline:
         return sum(p.us * p.count for p in self.points)
 
     def to_json(self) -> dict[str, Any]:
-        """As the report has it."""
+        """JSON of the report."""
         return asdict(self)
 
 

@@ -170,7 +170,7 @@ class Verdicts(Comparison):
         yield f"no program can do more than {self.most:.0f} GFLOP/s here"
 
     def to_json(self) -> dict[str, Any]:
-        """As `bench rounds --json` writes it."""
+        """JSON of `bench rounds --json`."""
         return {**super().to_json(), "verdicts": list(self.verdicts())}
 
 

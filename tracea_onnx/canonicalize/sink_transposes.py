@@ -52,7 +52,7 @@ def sink(graph: Graph, protected: Collection[str], names: edit.Names) -> int:
 
 
 def _perm(n: Node | None) -> Perm | None:
-    """How a Transpose permutes; None for other nodes, and for what permutes no axes."""
+    """Permutation of a Transpose; None for other nodes, and for what permutes no axes."""
     perm = n.attr("perm") if n is not None and n.op == "Transpose" else None
     return tuple(perm) if perm and sorted(perm) == list(range(len(perm))) else None
 

@@ -80,7 +80,7 @@ class Backend(ABC):
 
     @property
     def families(self) -> frozenset[str]:
-        """Those that the runtime has kernels for: their launches are written as they are."""
+        """Families that the runtime has kernels for: their launches are written as they are."""
         return frozenset()
 
     @abstractmethod
@@ -119,8 +119,8 @@ class Backend(ABC):
         return offers.get(kernel_choice.cache_key(request), {})
 
     def variant(self, request: Request) -> DimLike:
-        """Which variant of its kernel a launch of one of `families` gets, by its number; 0 where
-        nothing was measured.
+        """Number of the kernel variant for a launch of one of `families`; 0 where nothing was
+        measured.
         """
         return 0
 
@@ -136,8 +136,8 @@ class Backend(ABC):
         return sum(map(int, scratch))
 
     def device(self, properties: Properties) -> Any:
-        """What tuning records of this compile request are kept for: `backend`, `name` and
-        `identity` of a device. None where the request names none, as of a file for any machine.
+        """Key of tuning records for this compile request: `backend`, `name` and `identity` of a
+        device. None where the request names none, as of a file for any machine.
         """
         return self.caps(properties)
 

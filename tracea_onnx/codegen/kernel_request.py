@@ -64,7 +64,7 @@ class Request:
 
     @property
     def symbols(self) -> list[str]:
-        """Those that its sizes depend on."""
+        """Symbols that its sizes depend on."""
         return sorted({s for d in self.ints.values() for s in D.symbols(d)})
 
     @cached_property

@@ -119,7 +119,7 @@ def between(d: DimLike) -> Bounds:
 
 
 def at(d: DimLike, value: int) -> AbstractContextManager[None]:
-    """As if `d` had that value, where it is a multiple of a symbol or depends on several."""
+    """Context in which `d` has that value (`d` is a multiple of a symbol, or depends on several)."""
     once = _multiple(d)
     if isinstance(d, Dim) and once:
         size = max(value // once, 1)
@@ -128,8 +128,8 @@ def at(d: DimLike, value: int) -> AbstractContextManager[None]:
 
 
 def _as_if(d: Dim, value: int) -> AbstractContextManager[None]:
-    """As if the symbols were alike and `d`, which grows with them, had at least that value; those
-    that count images are 1 where there are others.
+    """Context in which the symbols are alike and `d`, which grows with them, has at least that
+    value; those that count images are 1 where there are others.
     """
     counts = _counts.get()
     alike = [s for s in d.symbols if s not in counts] or d.symbols
@@ -216,7 +216,7 @@ def _combined(op: str, args: list[Bounds]) -> Bounds:
 
 
 def _change(e: Dim, r: Range) -> int:
-    """Where in the range a condition changes; 0 where both ends agree."""
+    """Value in the range at which a condition changes; 0 where both ends agree."""
     low, high = r.low, r.high
     first = D.evaluate(e, {r.symbol: low})
     if D.evaluate(e, {r.symbol: high}) == first:
@@ -233,8 +233,8 @@ _ALONG = {"matmul": ("M", "N", "K"), "softmax": ("n",), "conv2d": ("IW",), "conv
 
 
 def aligned(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
-    """What `emit` makes of the request, beside what it makes where symbolic rows are multiples of
-    16 bytes, if that differs.
+    """Kernels that `emit` makes of the request, and those it makes where symbolic rows are
+    multiples of 16 bytes, if they differ.
     """
     plain, unit, i = emit(request), 16 // request.dtype.size, request.ints
     planes = request.family in ("matmul", "softmax") or i.get("x_c", 0) not in (0, 1)
@@ -290,7 +290,8 @@ def _replaced(kernel: Kernel, values: Mapping[str, DimLike]) -> Kernel:
 
 
 def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
-    """What `emit` makes of the request, for each range of its symbol where there is one alone.
+    """Kernels that `emit` makes of the request; for each range of its symbol where there is one
+    alone.
 
     Sizes of 0 have what is emitted without a range.
     """

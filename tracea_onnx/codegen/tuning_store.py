@@ -227,7 +227,7 @@ def head(backend: str, identity: str, toolchain: str, version: str) -> Head:
 
 
 def identity(device: str, driver: str) -> str:
-    """What a head was made from."""
+    """Identity of a device with its driver, which a head was made from."""
     return device + _DRIVER + driver if driver else device
 
 

@@ -91,8 +91,8 @@ def _read(path: str, size: int = 1 << 30) -> bytes:
 
 
 def _build_id(path: str) -> bytes:
-    """What the linker hashed a library to (the ELF note NT_GNU_BUILD_ID), or nothing. The library
-    is most of all code.
+    """Build id of a library (the ELF note NT_GNU_BUILD_ID), or nothing. The library is most of all
+    code.
     """
     _, note, after = _read(path, _ELF_HEAD).partition(_NOTE)
     return note + after[:20]

@@ -96,7 +96,7 @@ def compile_model(request: bytes) -> tuple[bytes, list[str]]:
 
 
 def _left(refused: Sequence[tuple[Node, str]]) -> list[str]:
-    """What is said of operators that compute much, each sentence once."""
+    """Sentences about operators that compute much, each once."""
     heavy = [Said(n.name, n.op, (why,)) for n, why in refused if n.op in _HEAVY]
     return [f"{head}: {first.lines[0]}" for head, first in grouped(heavy)][:_SAID]
 
@@ -390,7 +390,7 @@ class _Probe(Mapping[str, Value]):
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Which ops cannot be lowered, and why."""
+        """Ops that cannot be lowered, and why."""
         return self._found[0]
 
     @property

@@ -122,7 +122,7 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
 def _followers(
     ops: Sequence[Op], supported: Sequence[bool], needs: Sequence[set[int]]
 ) -> dict[int, int]:
-    """What dequantises constants, and the one op that reads each: they belong into its group,
+    """Ops that dequantise constants, with the one op that reads each: they belong into its group,
     wherever that is.
     """
     readers: dict[int, list[int]] = {}

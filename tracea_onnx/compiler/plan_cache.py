@@ -30,7 +30,7 @@ _GRAPH, _METADATA, _INITIALIZER, _NAME, _EXTERNAL = 7, 14, 5, 8, 13
 
 
 class Slot:
-    """Where the pack of one request is kept. One without a digest is not kept."""
+    """Place of the pack of one request. One without a digest is not kept."""
 
     def __init__(self, request: bytes) -> None:
         self._request = memoryview(request)

@@ -35,7 +35,7 @@ class Diagnosis:
         return all(c.ok for c in self.checks if c.required)
 
     def to_json(self) -> dict[str, Any]:
-        """As `doctor --json` prints it."""
+        """JSON of `doctor --json`."""
         return {"ok": self.ok, **asdict(self)}
 
 

@@ -70,7 +70,7 @@ class Prescription:
     advice: tuple[Advice, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As `doctor --json` prints it."""
+        """JSON of `doctor --json`."""
         return asdict(self)
 
     def text(self) -> list[str]:

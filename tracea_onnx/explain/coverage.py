@@ -42,7 +42,7 @@ class Coverage:
     leaving: tuple[UnsupportedNode, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As `explain --json` prints it."""
+        """JSON of `explain --json`."""
         return {
             "backend": self.backend,
             "nodes": self.total,

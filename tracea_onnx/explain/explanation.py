@@ -51,7 +51,7 @@ class Explanation:
     light: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As `explain --json` prints it."""
+        """JSON of `explain --json`."""
         said = [
             {
                 "rule": r.rule,
@@ -87,7 +87,7 @@ class ExplainReport:
     coverage: reach.Coverage | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `explain --json` prints it."""
+        """JSON of `explain --json`."""
         provider = None if self.coverage is None else self.coverage.to_json()
         return {
             "model": self.report.model,

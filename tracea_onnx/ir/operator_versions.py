@@ -68,7 +68,7 @@ _UNTYPED = {
 
 
 def kind_of(a: AttributeProto) -> int:
-    """What kind of value an attribute holds; of an empty list without a type, one of integers."""
+    """Kind of value that an attribute holds; of an empty list without a type, integers."""
     if a.type:
         return a.type
     held = (_UNTYPED[f.name] for f, _ in a.ListFields() if f.name in _UNTYPED)

@@ -43,8 +43,8 @@ Prelude = Callable[[Code], int]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What `grow_epilogue` absorbed. `expr` reads the value it started from as input 0 and
-    `operands[k]` as input k + 1.
+    """The chain that `grow_epilogue` absorbed. `expr` reads the value it started from as input 0
+    and `operands[k]` as input k + 1.
 
     `output` is the value that leaves (the starting value when nothing was absorbed); `stopped` says
     why it ends there.

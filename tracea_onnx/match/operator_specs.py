@@ -193,7 +193,7 @@ def _attention(g: Graph, node: Node) -> AttentionSpec:
 
 
 def attention(g: Graph, node: Node, masks: list[Mask]) -> AttentionSpec:
-    """What an Attention does with the keys that there are."""
+    """Spec of an Attention over its keys, without a cache of earlier ones."""
     cap = float(node.attr("softcap", 0.0))
     require(node, qk_matmul_output_mode=0)
     if cap < 0:

@@ -64,7 +64,7 @@ class Report:
     files: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As `optimize --json` prints it."""
+        """JSON of `optimize --json`."""
         return {
             "model": self.model,
             "opset": self.opset,

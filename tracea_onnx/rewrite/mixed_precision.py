@@ -80,7 +80,7 @@ class Narrowed:
     copies: list[Copy] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """As the report has it."""
+        """JSON of the report."""
         return {
             "type": self.kind.name,
             "nodes": self.nodes,

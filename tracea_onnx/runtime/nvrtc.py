@@ -41,8 +41,8 @@ def preferred(found: Iterable[Compiler], driver: int) -> list[Compiler]:
 
 
 def installed(folders: Sequence[str] | None = None) -> list[Compiler]:
-    """Those of pip's wheels under `folders` (default: Python's path), by folder and name, then what
-    the system's loader may know.
+    """NVRTC libraries of pip's wheels under `folders` (default: Python's path), by folder and name,
+    then what the system's loader may know.
     """
     out: list[Compiler] = []
     for folder in sys.path if folders is None else folders:
@@ -98,7 +98,7 @@ def version(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def architectures(library: ctypes.CDLL) -> list[int]:
-    """Those that it compiles for, ascending; empty where it does not say."""
+    """Architectures that it compiles for, ascending; empty where it does not say."""
     count = ctypes.c_int()
     if library.nvrtcGetNumSupportedArchs(ctypes.byref(count)):
         return []

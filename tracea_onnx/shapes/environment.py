@@ -66,7 +66,7 @@ class ShapeEnv(Protocol):
 
     @abstractmethod
     def meet(self, d: DimLike, e: DimLike) -> DimLike:
-        """What two symbols become that broadcast and are not known to be equal. Raises Unsupported
+        """Result of broadcasting two symbols that are not known to be equal. Raises Unsupported
         where that does not follow.
         """
 

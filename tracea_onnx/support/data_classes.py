@@ -68,7 +68,7 @@ class _Fields:
 
 
 class _Field(NamedTuple):
-    """What instances are made and compared by. factory: makes the default."""
+    """A field of a class. factory: makes the default."""
 
     name: str
     default: Any

@@ -21,7 +21,7 @@ if not (_PACKAGE / "fusion_rules").is_dir():
 
 
 def folder(kind: str) -> Path:
-    """Where `fusion_rules`, `scheduler`, `kernels` or `models` lies: inside the installed package,
+    """Folder of `fusion_rules`, `scheduler`, `kernels` or `models`: inside the installed package,
     or beside it in a checkout.
     """
     for base in (_PACKAGE, _PACKAGE.parent):

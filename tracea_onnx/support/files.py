@@ -321,7 +321,9 @@ _XDG = {"cache": ("XDG_CACHE_HOME", ".cache"), "data": ("XDG_DATA_HOME", ".local
 
 
 def user_folder(kind: Literal["cache", "data"]) -> Path | None:
-    """Where the operating system keeps such files of this user; None for a user without a home."""
+    """Folder in which the operating system keeps such files of this user; None for a user without a
+    home.
+    """
     try:
         if sys.platform == "linux":  # as platformdirs has it, which takes longer to import
             variable, usual = _XDG[kind]

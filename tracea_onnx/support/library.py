@@ -26,7 +26,7 @@ def library_path() -> Path:
 
 
 def _installed_library() -> Path | None:
-    """Where an editable installation put the library: listed in the distribution's metadata."""
+    """Path of the library of an editable installation: listed in the distribution's metadata."""
     from importlib.metadata import PackageNotFoundError, files
 
     try:

@@ -109,7 +109,7 @@ class Memory:
 
 
 def caches(root: Path = Path("/sys/devices/system/cpu")) -> list[Memory]:
-    """Those for data of the first core, the smallest first; none where the system does not say."""
+    """Data caches of the first core, the smallest first; none where the system does not say."""
     found = []
     for index in sorted((root / "cpu0/cache").glob("index*")):
         try:

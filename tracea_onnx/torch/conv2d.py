@@ -60,7 +60,7 @@ class _Window(NamedTuple):
 
 
 class _Trial:
-    """Which side is faster at convolutions of one size (up to a factor of two)."""
+    """Comparison of both sides at convolutions of one size (up to a factor of two)."""
 
     def __init__(self) -> None:
         self.times = {True: list[float](), False: list[float]()}

@@ -27,7 +27,7 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def common(devices: set[torch.device]) -> torch.device:
-    """Where a graph on these devices runs: on the GPU, if tensors of the host are beside it."""
+    """Device that a graph on these devices runs on: the GPU, if tensors of the host are beside it."""
     if others := {d.type for d in devices} - {HOST, GPU}:
         raise RunsInEagerError(f"it has tensors on {' and '.join(sorted(others))}")
     gpus = {d for d in devices if d.type == GPU}
@@ -67,8 +67,8 @@ class Stream:
 
     @contextmanager
     def ordered(self) -> Iterator[None]:
-        """What runs inside comes after what PyTorch's current stream was given, and before what it
-        is given later.
+        """Context: the work inside is ordered after earlier work of PyTorch's current stream, and
+        before later work.
         """
         if self.own is None:
             yield

@@ -204,7 +204,7 @@ def _deterministic_inference(node: fx.Node) -> None:
 
 
 def _argument(node: fx.Node, name: str, absent: Any) -> Any:
-    """What an operator is given under a name of its schema."""
+    """Argument of an operator by its name in the schema."""
     for k, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
             given = node.args[k : k + 1] or (node.kwargs.get(name, argument.default_value),)

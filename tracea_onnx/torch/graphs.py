@@ -38,7 +38,7 @@ class Graph:
         )
 
     def leave(self, why: str, *, allowed: bool) -> None:
-        """It runs in PyTorch from now on. Raises UsageError where that is not allowed."""
+        """Leaves the graph to PyTorch from now on. Raises UsageError where that is not allowed."""
         if not allowed:
             raise UsageError(
                 f"a graph would run in PyTorch: {why}", "the option fallback=1 lets it"

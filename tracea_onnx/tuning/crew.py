@@ -29,7 +29,7 @@ class Crew(ABC):
 
     @abstractmethod
     def workers(self) -> Mapping[Place, Executor]:
-        """Those that are there now. What is submitted to one runs there, or never. Raises
+        """Workers that are there now. What is submitted to one runs there, or never. Raises
         TraceaError where nothing can be asked any more.
         """
 
@@ -41,7 +41,7 @@ class Crew(ABC):
         """Lets go of the workers."""
 
     def wait(self, futures: Collection[Future[Any]], seconds: float) -> Collection[Future[Any]]:
-        """Those that are done, as soon as one is."""
+        """Futures that are done, as soon as one is."""
         if not futures:
             time.sleep(seconds)
         return concurrent.futures.wait(

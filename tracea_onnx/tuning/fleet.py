@@ -281,7 +281,7 @@ class Fleet:
         self._flights[future] = _Flight(place, task, self._crew.now())
 
     def _look(self, there: Collection[Place]) -> None:
-        """Who is gone, and who does not answer."""
+        """Finds workers that are gone, and those that do not answer."""
         for future, flight in list(self._flights.items()):
             gone = flight.place not in there
             age = self._crew.now() - flight.since

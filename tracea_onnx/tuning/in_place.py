@@ -42,7 +42,7 @@ class Crashed(Exception):
 
 
 class Hung(Exception):
-    """It did not answer in time."""
+    """The process did not answer in time."""
 
 
 class Worker:

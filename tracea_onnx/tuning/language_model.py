@@ -34,7 +34,7 @@ _TASK = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a language model answers. key: "" where the server asks for none."""
+    """Address of a language model. key: "" where the server asks for none."""
 
     url: str
     model: str

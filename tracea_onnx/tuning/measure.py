@@ -218,8 +218,8 @@ def opened(backend: Backend, request: ModelProto, shapes: Shapes, device: int, o
 
 
 def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[ModelProto]:
-    """What a session over the model, on the provider with these options, asks the compiler for, but
-    for the bodies of control flow.
+    """Compile requests of a session over the model, on the provider with these options, but for the
+    bodies of control flow.
     """
     import onnxruntime
 
@@ -686,7 +686,7 @@ def described(subject: _Subject, slack: float | None = None) -> Described:
 
 
 def tried(subject: _Subject, trial: Mapping[str, str]) -> dict[str, Outcome]:
-    """What kernels take that make a difference to their launches."""
+    """Times of kernels that make a difference to their launches."""
     new = differing(subject, trial)
     return {**dict.fromkeys(trial), **(subject.tried(new) if new else {})}
 

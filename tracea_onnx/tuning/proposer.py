@@ -63,7 +63,7 @@ class Proposer(ABC):
         return [n for n in self.names if n not in gone]
 
     def begin(self, name: str) -> None:
-        """It is being measured."""
+        """Notes that the kernel is being measured."""
         self._begun.add(name)
 
     def observe(self, name: str, ratio: float) -> None:
@@ -72,7 +72,7 @@ class Proposer(ABC):
             self.seen[name] = math.log(ratio)
 
     def drop(self, name: str) -> None:
-        """It cannot be measured."""
+        """Notes that the kernel cannot be measured."""
         self._dropped.add(name)
 
     @abstractmethod

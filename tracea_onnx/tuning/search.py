@@ -134,7 +134,7 @@ class Search:
         return self._taken + sum(len(search.left) for search in self._searches.values())
 
     def given_up(self, trial: Mapping[str, str]) -> None:
-        """It cannot be measured at present."""
+        """Notes that the kernel cannot be measured at present."""
         self._taken -= len(trial)
         for key, name in trial.items():
             self._searches[key].drop(name)
@@ -166,7 +166,7 @@ class Search:
 
     @property
     def unconfirmed(self) -> set[tuple[str, str]]:
-        """Those of `chosen` that had no last measurement."""
+        """Kernels of `chosen` that had no last measurement."""
         return {one for one in self.chosen.items() if self._times[one] == 1}
 
     def confirm(self, found: Mapping[tuple[str, str], tuple[float, float]]) -> None:

@@ -176,7 +176,7 @@ _locks: dict[str, threading.Lock] = {}
 
 
 def ask(place: Place, job: Job, model: bytes, patience: float, what: str, *args: Any) -> Answer:
-    """What the process of a place answers; it is started where there is none for this job. It has
+    """Answer of the process of a place; it is started where there is none for this job. It has
     OPENING seconds to be ready, and `patience` to answer.
     """
     with _locks.setdefault(place.name, threading.Lock()):

@@ -81,7 +81,7 @@ class Reverted:
 
 
 def call_of(n: NodeProto) -> Call:
-    """Which fused op a node calls, and what it makes."""
+    """The fused op that a node calls, and what it makes."""
     return n.name, tuple(n.output)
 
 

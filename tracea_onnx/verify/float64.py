@@ -16,7 +16,7 @@ _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class Unknown(Exception):
-    """It is not known what a value is in float64; the reason."""
+    """A value cannot be computed in float64; the reason."""
 
 
 def _widened(t: TensorProto) -> TensorProto:

@@ -63,7 +63,7 @@ class Verification:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As `verify --json` prints it."""
+        """JSON of `verify --json`."""
         return {
             "ok": self.ok,
             "inputs": self.inputs,

@@ -62,7 +62,7 @@ class Problem:
         return (self.head + self.head_v) * dtype.size
 
     def constants(self, dtype: DType) -> dict[str, bool | int | float]:
-        """Those of `problem.cuh`."""
+        """Constants of `problem.cuh`."""
         return {
             "CAUSAL": self.causal,
             "IS_HALF": dtype == DType.F16,

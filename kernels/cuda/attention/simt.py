@@ -88,14 +88,16 @@ def _cycles(request: Request, p: Problem, c: SimtConfig, sizes: dict[str, int]) 
 def _large(
     request: Request, p: Problem, keys: tuple[int, ...], clusters: tuple[int, ...]
 ) -> list[SimtConfig]:
-    """Those whose threads multiply more of what they read, as far as there is room for them."""
+    """Configurations whose threads multiply more of what they read, as far as there is room for
+    them.
+    """
     rows = (8, 4) if p.widest <= 128 else (4,)
     found = [SimtConfig(r, k, n) for r in rows for k in keys for n in clusters]
     return [c for c in found if c.smem(p) <= request.caps.smem_block]
 
 
 def _tensor(request: Request, p: Problem, clusters: tuple[int, ...]) -> list[Tf32Config]:
-    """Those of tensor cores, as far as shared memory goes."""
+    """Configurations of tensor cores, as far as shared memory goes."""
     if not tf32x3.fits(request):
         return []
     shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1), (2, 64, 4))

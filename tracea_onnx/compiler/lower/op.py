@@ -64,12 +64,12 @@ class Op:
 
 
 def makers(ops: Sequence[Op]) -> dict[str, Op]:
-    """Who makes each value."""
+    """The op that makes each value."""
     return {o: op for op in ops for o in op.outputs if o}
 
 
 def readers(ops: Sequence[Op]) -> dict[str, list[Op]]:
-    """Who reads each value, every op once."""
+    """The ops that read each value, every op once."""
     found: dict[str, list[Op]] = {}
     for op in ops:
         for name in set(op.inputs):

@@ -135,8 +135,8 @@ def few_rows(request: Request) -> DimLike:
 
 
 def simt_configs(request: Request, p: Problem) -> list[tuple[DecodeConfig, DimLike]]:
-    """Those worth having, each with whether it is for the sizes of a run; none is where rows are
-    many. Over a cache, of which a tensor says how many keys count, all may.
+    """Configurations worth having, each with whether it is for the sizes of a run; none is where
+    rows are many. Over a cache, of which a tensor says how many keys count, all may.
     """
     exact, keys = known(rows_of(request)), parameters(request)["T"]
     rows = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))

@@ -323,7 +323,9 @@ def priced(request: Request, p: Problem) -> list[tuple[Fa3Config, DimLike]]:
 
 
 def configs(request: Request, p: Problem) -> list[tuple[Fa3Config, DimLike]]:
-    """Those worth having, each with whether it is the one for the sizes of a run: the cheapest."""
+    """Configurations worth having, each with whether it is the one for the sizes of a run: the
+    cheapest.
+    """
     found = priced(request, p)
     exact = {c: float(cost) for c, cost in found if isinstance(cost, int)}
     if len(exact) == len(found) and (fastest := kernel_choice.measured(exact)) is not None:
@@ -449,8 +451,8 @@ def _map(
 
 
 def _wgmma(dtype: DType, keys: int, counts: set[int], width: int) -> str:
-    """What `fa3.cuh` says of start_scores, add_scores (for tiles of which n in `counts` of `keys`
-    keys are computed with) and add_values (`width`: padded columns of v).
+    """Text of `fa3.cuh`'s start_scores, add_scores (for tiles of which n in `counts` of `keys` keys
+    are computed with) and add_values (`width`: padded columns of v).
     """
     kind = "f16" if dtype == DType.F16 else "bf16"
 

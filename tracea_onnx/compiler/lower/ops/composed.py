@@ -122,7 +122,7 @@ def hardmax(ctx: Lowering, op: Op) -> None:
 
 
 def _places(ctx: Lowering, name: str, shape: Dims, axis: int) -> Value:
-    """Where the elements of a tensor lie along an axis: 0, 1, ... there, 1 on the other axes."""
+    """Positions 0, 1, ... along an axis, with size 1 on the other axes."""
     return _along(ctx, name, counted(ctx, f"{name}\0line", shape[axis]), len(shape), axis)
 
 

@@ -23,7 +23,7 @@ _UNIQUE = frozenset({DType.F32, DType.I64})
 
 
 def _count(ctx: Lowering, op: Op, family: str) -> Ref:
-    """Where the size goes. Raises Unsupported where the backend counts nothing."""
+    """Operand that receives the size. Raises Unsupported where the backend counts nothing."""
     if family not in ctx.target.families:
         raise Unsupported(
             f"how large the result of {op.kind} is depends on what tensors hold, and the sizes of a"

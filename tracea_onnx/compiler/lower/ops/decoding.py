@@ -126,7 +126,7 @@ def _projections(
 
 
 def _positions(ctx: Lowering, lens: Value, batch: DimLike, seq: DimLike) -> Value:
-    """Where the tokens of a run lie in their sequences: max(length - sequence, 0) + 0, 1, ..."""
+    """Positions of a run's tokens in their sequences: max(length - sequence, 0) + 0, 1, ..."""
     name = f"{lens.name}\0positions{seq}"
     if name in ctx.values:  # all layers share them
         return ctx.value(name)

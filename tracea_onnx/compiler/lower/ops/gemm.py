@@ -300,7 +300,7 @@ def _batches(
 
 
 def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
-    """How many separate ones the GEMM of two tensors has as they lie."""
+    """Number of separate GEMMs in the product of two tensors as they are stored."""
     parts = [(v.shape[:-2], ctx.strided(v).strides[:-2]) for v in (x, w)]
     batch = broadcast(ctx, *(shape for shape, _ in parts))
     return len(_batches(ctx, batch, [*parts, (batch, contiguous(batch))]))

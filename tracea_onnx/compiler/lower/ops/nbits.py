@@ -43,7 +43,7 @@ class Blocks:
 
     @property
     def scales(self) -> int:
-        """How many there are."""
+        """Number of scales."""
         lines = math.prod(self.dims) // max(self.span * self.within, 1)
         return lines * -(-self.span // self.block) * self.within
 

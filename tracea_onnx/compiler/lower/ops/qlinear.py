@@ -52,7 +52,7 @@ def _whole(ctx: Lowering, op: Op, x: str, zero: str, axis: int) -> str:
 
 
 def _quantised(ctx: Lowering, op: Op, scale: str, zero: str) -> Op:
-    """What makes the result of floats by a name of its own."""
+    """An op that quantises the float result, as a new value."""
     name = f"{op.outputs[0]}\0floats"
     ctx.sole[name] = Op(_QUANTIZE, op.label, (name, scale, zero), op.outputs, {}, op.nodes)
     return ctx.sole[name]

@@ -95,7 +95,7 @@ def _unsplit(names: list[str], maker: Mapping[str, Op]) -> list[str]:
 
 
 def _index(names: Sequence[str], part: Sequence[str]) -> int | None:
-    """Where `part` stands in `names`, in one piece."""
+    """Index of the contiguous run `part` in `names`."""
     return next(
         (
             k

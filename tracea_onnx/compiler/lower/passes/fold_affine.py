@@ -67,8 +67,8 @@ def batch_norm(
 def scaled(
     ctx: Lowering, op: Op, spec: ConvSpec, roles: Mapping[str, str], channels: int, out: Dims
 ) -> Scaled:
-    """What a convolution with this result takes in, if it has no BatchNormalization a factor and a
-    sum per channel that come first behind it.
+    """Per-channel scale and shift that a convolution with this result takes into its weights: a
+    leading per-channel Mul and Add of its epilogue, if it has no BatchNormalization.
 
     In f16 a factor stays: weights times 1e-5 (the scale of a residual branch) would lose their
     digits.

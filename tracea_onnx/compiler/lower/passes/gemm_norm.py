@@ -166,8 +166,8 @@ def statistics(
     columns: int,
     places: Sequence[tuple[Ref, DimLike]],
 ) -> Ref | None:
-    """Where the GEMM that makes `name` shall leave its statistics; None where nobody wants them
-    or no kernel leaves them.
+    """Buffer for the row statistics of the GEMM that makes `name`; None where nobody wants them or
+    no kernel stores them.
 
     places: operands that the kernel must reach through tensor maps, with their pitches.
     """
