@@ -119,7 +119,7 @@ def between(d: DimLike) -> Bounds:
 
 
 def at(d: DimLike, value: int) -> AbstractContextManager[None]:
-    """Context in which `d` has that value (`d` is a multiple of a symbol, or depends on several)."""
+    """Context in which `d`, a multiple of a symbol or of several, has that value."""
     once = _multiple(d)
     if isinstance(d, Dim) and once:
         size = max(value // once, 1)

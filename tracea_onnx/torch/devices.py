@@ -27,7 +27,7 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def common(devices: set[torch.device]) -> torch.device:
-    """Device that a graph on these devices runs on: the GPU, if tensors of the host are beside it."""
+    """Device that a graph on these devices runs on: the GPU, also beside tensors of the host."""
     if others := {d.type for d in devices} - {HOST, GPU}:
         raise RunsInEagerError(f"it has tensors on {' and '.join(sorted(others))}")
     gpus = {d for d in devices if d.type == GPU}
