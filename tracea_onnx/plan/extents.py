@@ -773,8 +773,7 @@ _TABLE: dict[str, Table] = {
         "y": p.image("y", p["PH"], p["PW"], p["OC"], size=size_of(p["y_dtype"]))},
     "conv2d_int8_dw": lambda p: _conv_int8(p, _int8_depthwise(p), p["OC"]),
     "quantise_image": lambda p: {
-        "x": p.span((p["N"], p["x_n"]), (p["C"], p["x_c"]), (p["H"], p["x_h"]), (p["W"], p["x_w"]),
-            size=_F32),
+        "x": p.span((p["N"], p["x_n"]), (p["C"], p["x_c"]), (p["H"], p["x_h"]), (p["W"], p["x_w"])),
         "scale": p.line(1, size=_F32), "zero": p.line(1, size=1),
         "y": p.line(p["N"], p["rows"], p["columns"], p["P"], size=1)},
     "global_mean_int8": lambda p: {

@@ -12,8 +12,8 @@ struct Planes {
   i64 x_n, x_c, x_h, x_w;
 };
 // A thread has ALONG neighbouring pixels of P bytes of y: the zero point outside of x.
-template <int P, int C, int ALONG>
-DEV void quantise_image(const float* x, const float* scale, const T* zero, T* y, const Planes& g) {
+template <int P, int C, int ALONG, class X>
+DEV void quantise_image(const X* x, const float* scale, const T* zero, T* y, const Planes& g) {
   constexpr int BYTES = P * ALONG, POWER = BYTES & -BYTES,
                 V = POWER < 16 ? POWER : 16;  // bytes of a store
   const Quantiser<T> by(scale, zero);
@@ -25,13 +25,13 @@ DEV void quantise_image(const float* x, const float* scale, const T* zero, T* y,
     const int n = int(line / g.rows), h = int(line % g.rows) - g.top,
               w = int(u - i64(line) * across) * ALONG - g.left;
     const bool inside = u32(h) < u32(g.H);
-    const float* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
+    const X* from = x + n * g.x_n + h * g.x_h + w * g.x_w;
     float v[ALONG][C];
 #pragma unroll
     for (int p = 0; p < C; p++, from += g.x_c)
 #pragma unroll
       for (int k = 0; k < ALONG; k++)
-        v[k][p] = inside && u32(w + k) < u32(g.W) ? from[k * g.x_w] : 0.f;
+        v[k][p] = inside && u32(w + k) < u32(g.W) ? to_float(from[k * g.x_w]) : 0.f;
     Vec<T, V> out[BYTES / V];
 #pragma unroll
     for (int k = 0; k < ALONG; k++)

@@ -36,7 +36,7 @@ def quantise_image(r: Request) -> list[Kernel]:
             "quantise_image_of",
             "image/bytes",
             [
-                pointer("const float", "x"), pointer("const float", "scale"),
+                pointer(f"const {C_TYPES[r.dtype]}", "x"), pointer("const float", "scale"),
                 *zero, pointer("T", "y"), *ints(given), *longs(strides),
             ],
             blocks(threads, _THREADS, r.sms * _RESIDENT * 4),

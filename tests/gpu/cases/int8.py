@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.support import int8_cases
-from tests.support.cuda.case import Case, Output, plain
+from tests.support.cuda.case import Case, Output, plain, stored, value
 from tests.support.int8_cases import (
     BF16,
     F16,
@@ -247,9 +247,11 @@ def pooled_rows(rng: Rng) -> Iterator[Case]:
 
 def images(rng: Rng) -> Iterator[Case]:
     """Floats, some on ties, as padded images of bytes."""
-    for dtype in (U8, I8):
+    for dtype, floats in ((U8, F32), (I8, F16), (I8, F32), (U8, BF16)):
         for n, c, h, w, pixel, top, left in ((2, 3, 5, 7, 4, 3, 2), (1, 1, 1, 9, 3, 0, 1)):
             x = (rng.integers(-700, 700, (n, c, h, w)) / 4).astype(np.float32)
+            held = stored(x, floats)
+            x = value(held, floats).astype(np.float32)
             zero = int8_cases.some_bytes(rng, dtype, 1)
             info, rows, columns = np.iinfo(zero.dtype), h + top + 1, w + left + 2
             want = np.full((n, rows, columns, pixel), zero[0])
@@ -260,8 +262,8 @@ def images(rng: Rng) -> Iterator[Case]:
                 "P": pixel, "top": top, "left": left, "rows": rows, "columns": columns,
                 "y_dtype": int(dtype),
             }  # fmt: skip
-            operands = {"x": x, "scale": np.full(1, 0.5, np.float32), "zero": zero}
-            yield Case(f"an image of {dtype.name} {c} {pixel}", "quantise_image", F32, ints,
+            operands = {"x": held, "scale": np.full(1, 0.5, np.float32), "zero": zero}
+            yield Case(f"an image of {dtype.name} {c} {pixel}", "quantise_image", floats, ints,
                        operands, {"y": plain(dtype, want, None)})  # fmt: skip
 
 

@@ -62,6 +62,12 @@ def test_a_transformer_layer_has_few_launches() -> None:
     assert [i["r_dtype"] for i in residuals] == [DType.U8] * (2 * layers)
 
 
+def test_an_image_of_16_bits_is_quantised_as_the_first_layer_reads_it() -> None:
+    model = small("resnet50")
+    made = launches(quantise(model, "mixed", [feeds(model, 2, 9, 0)]))
+    assert {family for family, _, _ in made} >= {"quantise_image", "conv_pool_int8"}
+
+
 def test_a_residual_of_16_bits_is_read_by_the_product() -> None:
     body = "a = DequantizeLinear(x, s) w = DequantizeLinear(k, s) m = MatMul(a, w) y = Add(m, r)"
     stored: Arrays = {"s": np.array(0.05, np.float16), "k": np.ones((24, 16), np.int8)}

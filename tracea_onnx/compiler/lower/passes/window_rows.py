@@ -23,7 +23,6 @@ from tracea_onnx.compiler.lower.passes.byte_images import BYTES, lying
 from tracea_onnx.compiler.lower.passes.quantised import Quantising, is_usual
 from tracea_onnx.compiler.lower.value import Nhwc, Quantised, Value, View, contiguous
 from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import multiple_of
 from tracea_onnx.ir.element_types import numpy_type
 from tracea_onnx.shapes.windows import Window
@@ -82,7 +81,6 @@ def is_first_image(ctx: Lowering, x: Value, made: Quantising) -> bool:
     one = made.scale.rank == 0 and (made.zero is None or made.zero.rank == 0)
     known = made.zero is None or made.zero.data is not None
     able = ctx.target.window_rows and "quantise_image" in ctx.target.families
-    able = able and x.dtype == DType.F32
     return able and few and usual and one and known and made.dtype in BYTES and x.view is not None
 
 
@@ -143,6 +141,7 @@ def _image(
                 **x.nchw(), **numbers_of, **before, "P": pixel, "rows": rows, "columns": columns,
                 "y_dtype": int(x.dtype),
             },
+            dtype=source.dtype,
         )  # fmt: skip
         return image
     view = ctx.strided(x)
