@@ -215,8 +215,8 @@ def attention(ctx: Lowering, op: Op, cached: Cached | None = None) -> None:
     out = ctx.define(op.outputs[0], source.dtype, shape)
     # Kernels write the elements of a head side by side; where they lie apart, the result is read as
     # a view of those.
-    turned = layout == "bhsd" and not parts and _turned(ctx, out.name)
-    transposed = turned or layout in ("bxs", "bhds", "hds")
+    heads_last = layout == "bhsd" and not parts and _heads_join(ctx, out.name)
+    transposed = heads_last or layout in ("bxs", "bhds", "hds")
     own = layout if not transposed else "bhsd" if merged else "bshd"
     made = (
         ctx.define(out.name + "\0rows", out.dtype, tuple({**size, "h": heads}[c] for c in own))
@@ -238,7 +238,7 @@ def attention(ctx: Lowering, op: Op, cached: Cached | None = None) -> None:
         out.view = View(dst, steps)
 
 
-def _turned(ctx: Lowering, name: str) -> bool:
+def _heads_join(ctx: Lowering, name: str) -> bool:
     """Whether what alone reads the quantised result, dequantised again, brings the rows of all
     heads together.
     """
