@@ -1,13 +1,15 @@
 """How many nodes of each model of some folders the provider runs, and why the others stay with
 ONNX Runtime.
 
-    python -m tools.coverage FOLDER ... [--backend cuda] [--optimized] [--json FILE.json]
+    python -m tools.coverage FOLDER ... [--backend cuda] [--optimized] [--claim all]
+        [--json FILE.json]
 
 Nodes are those of the graphs that ONNX Runtime shows the provider when it makes a session on the
 CPU: after its own basic optimizations, with the bodies of If, Loop and Scan. The partition compiler
 is asked about each graph for the backend; no GPU is needed. A fused op that ONNX Runtime made is
 one node. The table goes to a page with `tools.pages`. With `--optimized`, of what
-`tracea-onnx optimize` makes of each model.
+`tracea-onnx optimize` makes of each model. With `--claim all`, also what stays with ONNX Runtime
+because that is as fast: what is left then has no kernel.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.isolate import Lost, run_each
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 
 @dataclass
@@ -48,33 +53,52 @@ class Share:
 _CONTROL = "control flow; the nodes of its bodies count by themselves"
 
 
-def share(path: Path, backend: str, *, optimized: bool = False) -> Share:
-    """What the provider would run of a model on this backend, or of what `optimize` makes of it."""
+def share(path: Path, backend: str, *, optimized: bool = False, everything: bool = False) -> Share:
+    """What the provider would run of a model on this backend, or of what `optimize` makes of it.
+    everything: as with the provider option `claim=all`.
+    """
+    import onnx
+
     from tests.support.sessions import session
     from tracea_onnx import optimize
     from tracea_onnx.codegen import backend as backends
     from tracea_onnx.compiler import compile_requests, partition_compiler, plan_writer
+    from tracea_onnx.explain.coverage import has_kernel
     from tracea_onnx.ir.contracts import DOMAIN
     from tracea_onnx.ir.graph import Graph
     from tracea_onnx.ir.op_traits import Trait, operators
 
     found = Share()
     try:
-        source = optimize(path, verify=False).model.SerializeToString() if optimized else path
+        plain = onnx.load(path, load_external_data=False)
+        model = optimize(path, verify=False).model if optimized else plain
+        source = model.SerializeToString() if optimized else path
         with compile_requests.listening() as requests:
             session(source, provider=True)
     except Exception as e:  # ONNX Runtime does not run it
         found.failed = " ".join(str(e).split())[:200]
         return found
     writer, control = plan_writer.writer(backends.get(backend)), operators(Trait.CONTROL)
+    # graphs that get a result from the provider: around these a device's session has a kernel of
+    # If, Loop or Scan
+    bodies, making = _bodies(model), set[str]()
     for request in {r.SerializeToString(): r for r in requests}.values():
         graph = Graph(request)
         if any(n.proto.domain == DOMAIN for n in graph.nodes):
             continue  # ONNX Runtime inlines fused ops, and asks again
+        properties = partition_compiler.properties(request)
         compiled = partition_compiler.compile_for(
-            graph, partition_compiler.properties(request), writer
+            graph, {**properties, "claim": "all"} if everything else properties, writer
         )
         taken = {id(n) for nodes, _, _ in compiled.entries for n in nodes}
+        if not writer.on_host:
+            taken |= {
+                id(n)
+                for n in graph.nodes
+                if has_kernel(n) and not making.isdisjoint(bodies.get(n.outputs[0], ()))
+            }
+        if any(map(graph.is_output, (o for n in graph.nodes if id(n) in taken for o in n.outputs))):
+            making.add(graph.proto.name)
         said = {id(n): reason for n, reason in compiled.refused}
         found.nodes += len(graph.nodes)
         found.ours += len(taken)
@@ -83,6 +107,22 @@ def share(path: Path, backend: str, *, optimized: bool = False) -> Share:
                 reason = _CONTROL if n.written in control else said.get(id(n), "")
                 found.left[n.written, reason] += 1
     return found
+
+
+def _bodies(model: ModelProto) -> dict[str, tuple[str, ...]]:
+    """Names of the bodies of each control-flow node, by its first output. ONNX Runtime keeps both
+    names. Bodies of one name are left out: nobody could tell them apart.
+    """
+    from tracea_onnx.ir import edit
+    from tracea_onnx.ir.graph import subgraphs
+
+    names = Counter(g.name for g in edit.graphs(model))
+    return {
+        n.output[0]: tuple(b.name for b in subgraphs(n) if names[b.name] == 1)
+        for g in edit.graphs(model)
+        for n in g.node
+        if n.output
+    }
 
 
 #: What is a matter of speed, not of kernels.
@@ -160,11 +200,9 @@ def tables(folders: dict[str, dict[str, Share]]) -> list[dict[str, Any]]:
     return [*made, {"title": "What is left, and why", "columns": columns, "rows": rows}]
 
 
-def measured(
-    files: Iterable[Path], backend: str, jobs: int, *, optimized: bool = False
-) -> dict[str, Share]:
+def measured(files: Iterable[Path], jobs: int, one: Callable[[Path], Share]) -> dict[str, Share]:
     """The shares of models by their names, each in a process of its own."""
-    found, one = {}, partial(share, backend=backend, optimized=optimized)
+    found = {}
     for path, got in run_each(list(files), one, jobs=jobs, timeout=900.0):
         s = Share(failed=got.reason) if isinstance(got, Lost) else got
         found[path.stem] = s
@@ -181,15 +219,17 @@ def main() -> int:
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--optimized", action="store_true", help="optimize each model first")
+    parser.add_argument("--claim", choices=("all",), help="as the provider option")
     parser.add_argument("--json", type=Path, help="write the tables here")
     args = parser.parse_args()
     for folder in args.folders:
         if not folder.is_dir():
             parser.error(f"{folder} is not a folder")
+    one = partial(
+        share, backend=args.backend, optimized=args.optimized, everything=args.claim == "all"
+    )
     found = {
-        folder.name: measured(
-            sorted(folder.rglob("*.onnx")), args.backend, args.jobs, optimized=args.optimized
-        )
+        folder.name: measured(sorted(folder.rglob("*.onnx")), args.jobs, one)
         for folder in args.folders
     }
     # the workers were forked before ONNX Runtime was here

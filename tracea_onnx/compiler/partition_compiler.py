@@ -39,6 +39,7 @@ from tracea_onnx.compiler.plan_writer import Writer, writer_of
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir import edit, messages
+from tracea_onnx.ir.abi import KERNEL_FLOATS
 from tracea_onnx.ir.contracts import DOMAIN, Match
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Graph, Node, request_array, tensor_bytes
@@ -196,7 +197,7 @@ def compile_graph(
         found = [
             tuple(members)
             for members in partitioning.groups(ops, supported, graph)
-            if everything or any(ops[k].kind in COMPUTE for k in members)
+            if everything or not writer.on_host or _computes(ops, members)
         ]
         bad: list[_Failed] = []
         for members in found:
@@ -213,7 +214,55 @@ def compile_graph(
             reasons[next(k for k, op in enumerate(ops) if op is failed_late.op)] = str(
                 failed_late.reason
             )
-    return _compiled(ops, reasons, {members: parts[members] for members in found})
+    kept = {members: parts[members] for members in found}
+    if not (everything or writer.on_host):
+        kept = _where_values_lie(graph, ops, kept, body)
+    return _compiled(ops, reasons, kept)
+
+
+def _computes(ops: Sequence[Op], members: Iterable[int]) -> bool:
+    """Whether a group has more than light nodes."""
+    return any(ops[k].kind in COMPUTE for k in members)
+
+
+def _where_values_lie(
+    graph: Graph, ops: Sequence[Op], parts: Mapping[tuple[int, ...], _Part], body: bool
+) -> dict[tuple[int, ...], _Part]:
+    """On a device: light partitions of what lies there run there, too, since for ONNX Runtime it
+    would be copied to the host. They read or make operands of other partitions, or floats that
+    control flow gives its body.
+    """
+    kept: dict[tuple[int, ...], _Part] = {}
+    light: dict[tuple[int, ...], _Part] = {}
+    for members, part in parts.items():
+        pays = part.builder is None or part.refusal is None
+        (kept if pays and _computes(ops, members) else light)[members] = part
+
+    def values(members: Iterable[int]) -> set[str]:
+        names = [side for k in members for n in ops[k].nodes for side in (n.inputs, n.outputs)]
+        return {v for side in names for v in side if v and not graph.is_const(v)}
+
+    there = {
+        v
+        for v in values(range(len(ops)))
+        if body
+        and graph.producer(v) is None
+        and graph.rank(v) != 0
+        and graph.dtype(v) in KERNEL_FLOATS
+    }
+    for members, part in kept.items():
+        if part.builder is not None and part.refusal is None:
+            there |= values(members)
+    waiting = list(light)
+    while near := [m for m in waiting if not there.isdisjoint(values(m))]:
+        for members in near:
+            waiting.remove(members)
+            part = light[members]
+            kept[members] = _Part(part.builder, part.plan, None)
+            if part.builder is not None:
+                there |= values(members)
+    kept |= {m: light[m] for m in waiting if _computes(ops, m)}
+    return {m: kept[m] for m in parts if m in kept}
 
 
 def _compiled(

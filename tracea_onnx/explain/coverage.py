@@ -99,14 +99,14 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
                 leaving.append(UnsupportedNode(n.name, n.op, reason))
     for graph, n in reversed(control):  # inner ones first
         bodies = {id(body) for body in subgraphs(n.proto)}
-        if asked.on_host or not _has_kernel(n) or making.isdisjoint(bodies):
+        if asked.on_host or not has_kernel(n) or making.isdisjoint(bodies):
             leaving.append(UnsupportedNode(n.name, n.op, "its bodies run as graphs of their own"))
         elif any(map(graph.is_output, n.outputs)):
             making.add(id(graph.proto))
     return Coverage(backend, total, partitions, tuple(leaving))
 
 
-def _has_kernel(n: Node) -> bool:
+def has_kernel(n: Node) -> bool:
     """Whether a device's session has a kernel of this If, Loop or Scan (provider.cc)."""
     axes = [*n.attr("scan_input_axes", ()), *n.attr("scan_output_axes", ())]
     return n.written in ("If", "Loop", "Scan") and not any(axes)

@@ -5,7 +5,7 @@ join its producer stays alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -252,3 +252,37 @@ def test_flags_of_a_loop_stay_on_the_host() -> None:
         assert {"next", "e", "j"} <= taken, (backend, body)
         assert {o for o, why in said.items() if why == host_flags.WHY} == left
         assert ("d" in taken) == (not left)
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "taken"),
+    [
+        # it reads what a partition makes, and what the host makes
+        (
+            """g (float[4, 8] x, float[8, 8] w) => (float[k] y) {
+            m = MatMul (x, w)  i = NonZero (m)  t = Transpose (i)  y = GatherND (m, t) }""",
+            False,
+            {"MatMul", "Transpose", "GatherND"},
+        ),
+        # nothing of it lies on the device
+        ("g (float[4, 8] x) => (int64[k, 2] t) { i = NonZero (x)  t = Transpose (i) }", False, ()),
+        # floats around a body lie on the device, numbers on the host
+        ("g () => (float[4, 8] y) { y = Squeeze (outer) }", True, {"Squeeze"}),
+        ("g () => (int64[8] y) { y = Squeeze (numbers) }", True, ()),
+    ],
+)
+def test_light_nodes_run_on_a_device_where_their_values_lie(
+    text: str, body: bool, taken: Collection[str]
+) -> None:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+    for name, dtype, shape in (("outer", 1, [1, 4, 8]), ("numbers", 7, [1, 8])):
+        model.graph.value_info.append(helper.make_tensor_value_info(name, dtype, shape))
+    graph = Graph(shape_inference.infer_shapes(model))
+    for backend in ("cpu", "cuda"):
+        writer = plan_writer.writer(backends.get(backend))
+        found = partition_compiler.compile_graph(graph, writer, body=body)
+        kinds = {n.op for nodes, _, _ in found.entries for n in nodes}
+        if backend == "cuda":
+            assert kinds == set(taken)
+        elif body:
+            assert not kinds
