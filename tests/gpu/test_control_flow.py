@@ -36,6 +36,19 @@ MODELS = {
             {LAYER}  next = Tanh (b)  t = Mul (b, r) }}> (s, rows)
           y = MatMul (v, w)
         }}""",
+    # as TorchScript writes a squeeze: light nodes alone
+    "If of a size": """
+        g (float[1, 96] x, float[96, 96] w) => (float[k] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}>
+        {
+          m = MatMul (x, w)
+          s = Shape (m)
+          n = Gather (s, zero)
+          c = Equal (n, one)
+          v = If (c) <then_branch = then () => (float[96] u) { u = Squeeze (m, axis) },
+                      else_branch = other () => (float[1, 96] o) { o = Identity (m) }>
+          y = Tanh (v)
+        }""",
     "If": f"""
         g (float[n, 96] x, float[96, 96] w, bool go) => (float[n, 96] y)
         {{
@@ -47,19 +60,21 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("op", MODELS)
-def test_on_the_device(op: str) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_on_the_device(name: str) -> None:
     """Other sizes, counts and branches in turn; three runs of each record a graph and replay it."""
     data = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> {MODELS[op]}'
+        f'<ir_version: 8, opset_import: ["" : 17]> {MODELS[name]}'
     ).SerializeToString()
     plain = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
     session = provider.create_session(data, {"device_id": "0"})
+    op = name.split()[0]
     assert op in provider.assigned_nodes(session)
     rng = np.random.default_rng(0)
     for n, times, go in ((3, 4, True), (17, 1, False), (3, 4, True), (1, 9, True)):
+        rows = 1 if name == "If of a size" else n
         values: dict[str, Any] = {
-            "x": rng.standard_normal((n, 96)), "w": rng.standard_normal((96, 96)) / 10,
+            "x": rng.standard_normal((rows, 96)), "w": rng.standard_normal((96, 96)) / 10,
             "rows": rng.standard_normal((times, n, 96)),
         }  # fmt: skip
         given = {k: v.astype(np.float32) for k, v in values.items()}
@@ -67,13 +82,13 @@ def test_on_the_device(op: str) -> None:
         fed = {i.name: given[i.name] for i in plain.get_inputs()}
         want = plain.run(None, fed)
         binding = session.io_binding()
-        for name, x in fed.items():
+        for i, x in fed.items():
             if x.ndim:
                 binding.bind_ortvalue_input(
-                    name, ort.OrtValue.ortvalue_from_numpy(x, "gpu", 0, NVIDIA)
+                    i, ort.OrtValue.ortvalue_from_numpy(x, "gpu", 0, NVIDIA)
                 )
             else:
-                binding.bind_cpu_input(name, x)
+                binding.bind_cpu_input(i, x)
         results = [
             ort.OrtValue.ortvalue_from_shape_and_type(list(w.shape), np.float32, "gpu", 0, NVIDIA)
             for w in want
