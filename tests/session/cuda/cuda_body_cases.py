@@ -4,7 +4,10 @@ and what goes into them and comes out is not copied to the host. Run by test_cud
 
 from __future__ import annotations
 
+import gc
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -231,3 +234,29 @@ def case_bodies_of_bodies() -> None:
     session = provider.create_session(data, OPTIONS)
     assert {"If", "Loop"} <= set(provider.assigned_nodes(session))
     stays_on_the_device(session, data, loop_feeds(60, 5))
+
+
+def case_a_session_takes_all_that_it_made_with_it() -> None:
+    claims()
+    for _ in range(2):
+        session = provider.create_session(LOOP, OPTIONS)
+        session.run(None, loop_feeds(60, 3))
+        assert provider.stats()["live_stream_contexts"] == 1
+        del session
+        gc.collect()
+        assert provider.stats()["live_stream_contexts"] == 0
+
+
+def case_a_compiled_model_keeps_its_control_flow() -> None:
+    claims()
+    with tempfile.TemporaryDirectory() as folder:
+        source, compiled = Path(folder) / "m.onnx", Path(folder) / "compiled.onnx"
+        source.write_bytes(LOOP)
+        so = ort.SessionOptions()
+        so.add_session_config_entry("ep.context_enable", "1")
+        so.add_session_config_entry("ep.context_file_path", str(compiled))
+        provider.create_session(str(source), OPTIONS, so)
+        session = provider.create_session(str(compiled), {**OPTIONS, "ep_context": "trust"})
+        assert {"EPContext", "Loop"} <= set(provider.assigned_nodes(session))
+        feeds = loop_feeds(60, 3)
+        compare(session.run(None, feeds), expected(LOOP, feeds))
