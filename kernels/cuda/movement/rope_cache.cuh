@@ -39,8 +39,8 @@ DEV void keep_old(const WORD* past, WORD* cache, const INDEX* at, int B, int KVH
   }
 }
 
-// A thread has a pair of elements of a row, or one that is not rotated; rows of a token are those of
-// its queries, keys and values.
+// A thread has a pair of elements of a row, or one that is not rotated; rows of a token are those
+// of its queries, keys and values.
 extern "C" __global__ void __launch_bounds__(256) rope_cache(PARAMETERS) {
   pdl_begin();
   const int half = rot / 2, work = D - half, heads = H + 2 * KVH;
