@@ -15,7 +15,7 @@ from tests.golden.record import gpu, sources_for_cubins
 from tests.session.test_models import feeds, small
 from tests.support import int8_cases
 from tests.support.cuda.check import program
-from tests.support.int8_cases import F32, I8, I32, U8, Case, gemm
+from tests.support.int8_cases import BF16, F16, F32, I8, I32, U8, Case, gemm
 from tests.support.quantised_models import Form, quantise
 from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.compiler.partition_compiler import compile_graph
@@ -34,7 +34,7 @@ def launch(case: Case, arch: int = 90, **more: Any) -> Request:
     names = [k for k, v in made.operands.items() if v is not None] + ["w", "y"]
     ints = {**made.ints, **more.pop("ints", {})}
     names += more.pop("operands", ())
-    return request(case.kind, F32, ints, made.floats, operands=names, arch=arch, **more)
+    return request(case.kind, case.floats, ints, made.floats, operands=names, arch=arch, **more)
 
 
 def conv(**more: Any) -> Case:
@@ -56,6 +56,10 @@ def forms() -> dict[str, Callable[[], Request]]:
             )
         zeros = gemm(100, 96, 100, wt=U8, w_zero="each", y=I8, res=I8, mode=1, middle=U8)
         made[f"sm_{arch} zeros"] = partial(launch, zeros, arch)
+        narrow = gemm(100, 96, 100, y=F16, res=F16, mode=1, act="gelu_erf")
+        made[f"sm_{arch} narrow"] = partial(launch, narrow, arch)
+        narrow_image = conv(n=2, h=14, w=14, ic=64, oc=70, y=BF16, res=BF16, mode=2, **PADDED)
+        made[f"sm_{arch} narrow window"] = partial(launch, narrow_image, arch)
         made[f"sm_{arch} sums"] = partial(launch, gemm(100, 96, 100, y=I32), arch)
         image = conv(n=2, h=14, w=14, ic=64, oc=64, act="relu", res=U8, mode=1, **PADDED)
         made[f"sm_{arch} window"] = partial(launch, image, arch)
@@ -75,6 +79,9 @@ def forms() -> dict[str, Callable[[], Request]]:
         made[f"wgmma {x.name} {w.name}"] = partial(launch, wide)
         image = conv(n=32, h=28, w=28, ic=64, oc=128, x=x, wt=w, x_zero=False, y=F32, **PADDED)
         made[f"wgmma window {x.name} {w.name}"] = partial(launch, image)
+    for y, res in ((F16, F16), (BF16, U8)):
+        floats = gemm(8192, 384, 1536, y=y, res=res, mode=1)
+        made[f"wgmma {y.name} {res.name}"] = partial(launch, floats)
     made["wgmma sums"] = partial(launch, gemm(8192, 384, 1536, y=I32))
     return made
 
