@@ -215,8 +215,9 @@ def problem(case: Case, seed: int = 0) -> Problem:
     bias = (rng.integers(-64, 64, case.oc) / 32).astype(np.float32) if case.bias else None
     y_zero = some_bytes(rng, case.y, 1) if case.y in (U8, I8) else None
     m_zero = None if case.middle is None else some_bytes(rng, case.middle, 1)
-    r_bytes = case.res is not None and case.res in (U8, I8)
-    r_zero = some_bytes(rng, case.res, 1) if case.res is not None and r_bytes else None
+    r_zero = None
+    if case.res is not None and case.res in (U8, I8):
+        r_zero = some_bytes(rng, case.res, 1)
 
     sums = _sums(case, x, w, int(x_zero[0]) if x_zero is not None else 0,
                  w_zero if w_zero is not None else np.zeros(1, np.int64))  # fmt: skip
