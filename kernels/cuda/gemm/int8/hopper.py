@@ -38,6 +38,8 @@ def _prices(s: sm90.Sizes) -> dict[Any, float]:
     # the persistent kernel has no buffers of a residual
     persistent = persistent_sm90.prices(s._replace(residual=False))
     costs: dict[Any, float] = {t: c for t, c in persistent.items() if not t.tma}
+    if s.residual:  # of tiles with the same price wide ones take less: they read rows of it whole
+        costs = {t: costs[t] for t in sorted(costs, key=lambda t: -t.bn)}
     return costs | cluster_splitk_sm90.prices(s)
 
 
