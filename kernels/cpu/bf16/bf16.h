@@ -78,9 +78,10 @@ static inline void gather_values(uint16_t* to, const T* x, int64_t n) {
 }
 
 // The values under one window, [KH][KW][channels], and zeros up to a multiple of 32 terms. The
-// zeros around the image lie there. line: room for the terms.
+// zeros around the image lie there. line: room for the terms. Where taps have whole pieces, or
+// there is one row of them, each piece goes where it belongs; else the terms meet in a line before.
 template <class T>
-static inline void gather_bf16(const Bf16Product& p, const T* x, uint16_t* to, uint16_t* line) {
+static inline void gather_window(const Bf16Product& p, const T* x, uint16_t* to, uint16_t* line) {
   const bool together = p.DW == 1 && p.x_cs == p.icg;
   const int64_t pieces = together ? 1 : p.KW, length = together ? p.KW * p.icg : p.icg,
                 step = p.piece_pitch(), depth = p.depth;
@@ -104,6 +105,24 @@ static inline void gather_bf16(const Bf16Product& p, const T* x, uint16_t* to, u
     memset(to - step + rest, 0, size_t(kBf16Terms - rest) * 2);
 }
 
+// The windows of `count` pixels of a row of the image from row i of the strips on.
+template <class T>
+static inline void gather_pixels(const Bf16Product& p, const T* x, int64_t i, int64_t count,
+                                 uint16_t* rows, uint16_t* line) {
+  const int64_t strip = p.strip_pitch(), row = p.row_pitch(), piece = p.piece_pitch(),
+                depth = p.depth, next = p.SW * p.x_cs, rest = depth % kBf16Terms;
+  const bool points = p.KH * p.KW == 1;
+  for (const int64_t end = i + count; i < end; i++, x += next) {
+    uint16_t* to = rows + i / kBf16Strip * strip + i % kBf16Strip * row;
+    if (!points) {
+      gather_window(p, x, to, line);
+      continue;
+    }
+    for (int64_t k = 0; k < depth; k += kBf16Terms, to += piece) gather_piece(to, x + k);
+    if (rest) memset(to - piece + rest, 0, size_t(kBf16Terms - rest) * 2);
+  }
+}
+
 struct Bf16Scratch {
   int64_t *y_at, *r_at;
   uint16_t *rows, *line;
@@ -123,18 +142,14 @@ static inline void gather_bf16_rows(const Bf16Product& p, int64_t group, int64_t
   int64_t ow = b0 % p.OW, oh = b0 / p.OW % p.OH, n = b0 / p.OW / p.OH;
   for (int64_t i = 0; i < b1 - b0; ow = 0) {  // row by row of the image
     const int64_t end = std::min(b1 - b0, i + p.OW - ow);
-    int64_t x_at = n * p.x_ns + (oh * p.SH - p.PT) * p.x_rs + (ow * p.SW - p.PL) * p.x_cs +
-                   group * p.icg,
-            y_at = p.y_at(n, oh, ow), r_at = p.r_at(n, oh, ow);
-    for (; i < end; i++, y_at += p.y_cs, r_at += p.r_cs, x_at += p.SW * p.x_cs) {
-      s.y_at[i] = y_at, s.r_at[i] = r_at;
-      uint16_t* const to =
-          s.rows + i / kBf16Strip * p.strip_pitch() + i % kBf16Strip * p.row_pitch();
-      if (p.x_halfs)
-        gather_bf16(p, (const uint16_t*)p.x + x_at, to, s.line);
-      else
-        gather_bf16(p, p.x + x_at, to, s.line);
-    }
+    const int64_t x_at =
+        n * p.x_ns + (oh * p.SH - p.PT) * p.x_rs + (ow * p.SW - p.PL) * p.x_cs + group * p.icg;
+    if (p.x_halfs)
+      gather_pixels(p, (const uint16_t*)p.x + x_at, i, end - i, s.rows, s.line);
+    else
+      gather_pixels(p, p.x + x_at, i, end - i, s.rows, s.line);
+    int64_t y_at = p.y_at(n, oh, ow), r_at = p.r_at(n, oh, ow);
+    for (; i < end; i++, y_at += p.y_cs, r_at += p.r_cs) s.y_at[i] = y_at, s.r_at[i] = r_at;
     if (++oh == p.OH) oh = 0, n++;
   }
 }

@@ -58,8 +58,8 @@ BLOCK = (
     "a = Conv<pads = [1, 1, 1, 1]>(x, k) b = Relu(a) c = Conv<pads = [1, 1, 1, 1]>(b, l)"
     " d = Relu(c) e = Conv(d, m) f = Add(e, b) y = Relu(f)"
 )
-SIZES = "(float[n,32,9,9] x) => (float[n,32,9,9] y)"
-WEIGHTS = {"k": (32, 32, 3, 3), "l": (48, 32, 3, 3), "m": (32, 48, 1, 1)}
+SIZES = "(float[n,32,9,9] x) => (float[n,64,9,9] y)"
+WEIGHTS = {"k": (64, 32, 3, 3), "l": (96, 64, 3, 3), "m": (64, 96, 1, 1)}
 
 
 def test_what_only_products_read_lies_in_bfloat16() -> None:
@@ -88,8 +88,8 @@ def test_another_reader_keeps_f32() -> None:
 
 def test_small_and_depthwise_products_stay() -> None:
     body = "a = Conv(x, k) b = Conv<group = 32>(a, l) y = Conv(b, m)"
-    weights = {"k": (32, 3, 2, 2), "l": (32, 1, 3, 3), "m": (8, 32, 1, 1)}
-    found = compiled(body, "(float[n,3,9,9] x) => (float[n,8,6,6] y)", weights, AMX | {"bf16": "1"})
+    weights = {"k": (32, 3, 3, 3), "l": (32, 1, 3, 3), "m": (8, 32, 1, 1)}
+    found = compiled(body, "(float[n,3,9,9] x) => (float[n,8,5,5] y)", weights, AMX | {"bf16": "1"})
     families = [family for family, _ in launches(found) if "conv" in family]
     assert families == ["conv2d", "conv2d_dw", "conv2d"]
 

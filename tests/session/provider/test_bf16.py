@@ -20,6 +20,7 @@ from onnx import numpy_helper, parser
 import tracea_onnx
 from tests.session.test_models import feeds, small
 from tests.support.sessions import assigned, session
+from tracea_onnx.compiler.lower.passes import bf16_gemm
 from tracea_onnx.support import discovery
 
 pytestmark = pytest.mark.once
@@ -32,6 +33,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = discovery.module("kernels", "cpu").BF16_RATES
     for isa in ("avx512amx", "avx512bf16", "avx2", "base"):
         monkeypatch.setitem(rates, isa, 100.0)
+    monkeypatch.setattr(bf16_gemm, "_FEWEST", 1.0)
 
 
 def drift(have: list[Array], want: list[Array]) -> float:
