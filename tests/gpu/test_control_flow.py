@@ -36,18 +36,19 @@ MODELS = {
             {LAYER}  next = Tanh (b)  t = Mul (b, r) }}> (s, rows)
           y = MatMul (v, w)
         }}""",
-    # as TorchScript writes a squeeze: light nodes alone
+    # as TorchScript writes a squeeze: light nodes alone (of a known size a branch is constant)
     "If of a size": """
-        g (float[1, 96] x, float[96, 96] w) => (float[k] y)
+        g (float[rows, 96] x, float[96, 96] w) => (float[k, 96] y)
         <int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}>
         {
           m = MatMul (x, w)
           s = Shape (m)
           n = Gather (s, zero)
           c = Equal (n, one)
-          v = If (c) <then_branch = then () => (float[96] u) { u = Squeeze (m, axis) },
-                      else_branch = other () => (float[1, 96] o) { o = Identity (m) }>
-          y = Tanh (v)
+          v = If (c) <then_branch = then () => (float[1, 96] u) {
+              q = Squeeze (m, axis)  u = Unsqueeze (q, axis) },
+            else_branch = other () => (float[rows, 96] o) { o = Identity (m) }>
+          y = MatMul (v, w)
         }""",
     "If": f"""
         g (float[n, 96] x, float[96, 96] w, bool go) => (float[n, 96] y)
