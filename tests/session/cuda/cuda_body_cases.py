@@ -14,22 +14,17 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from tests.fake.plans import HandPlan
 from tests.session.cuda.cuda_session import (
-    F32,
     NVIDIA,
     answer,
     device_tensor,
     has_ort,
     log,
+    mixed_plan,
     need_ort,
 )
-from tests.session.provider.provider_plans import Entries, key
 from tests.support.in_threads import in_threads
 from tracea_onnx import provider
-from tracea_onnx.codegen.kernel_request import Int32
-from tracea_onnx.ir import dims as D
-from tracea_onnx.ir.graph import Graph
 
 X = np.random.default_rng(0).standard_normal(60).astype(np.float32)
 OPTIONS = {"device_id": "0"}
@@ -37,29 +32,10 @@ PLACE = ("gpu", 0, NVIDIA)
 Feeds = dict[str, np.ndarray]
 
 
-def vectors(graph: Graph) -> Entries:
-    """Each Mul and Add of vectors as a partition."""
-    entries: Entries = []
-    for node in graph.nodes:
-        if node.written not in ("Mul", "Add"):
-            continue
-        b = HandPlan(node.op)
-        names = list(dict.fromkeys(node.inputs))
-        refs = {name: b.add_input(name, F32, 1) for name in names}
-        for k in range(len(names)):
-            b.define_symbol("n", k, 0)
-        n = D.symbol("n")
-        made = b.add_output(node.outputs[0])
-        b.kernel(node.op.lower(), [*(refs[i] for i in node.inputs), made, Int32(n)], n)
-        b.finish_output(node.outputs[0], F32, [n])
-        entries.append(([key(node)], b.to_json(), b.blobs))
-    return entries
-
-
 def claims() -> None:
     """Lets hand-made Plans answer; skips where control flow is left to ONNX Runtime."""
     need_ort(1, 27, why="does not tell how it runs nodes")
-    answer(vectors)
+    answer(mixed_plan)
 
 
 def text(graph: str) -> bytes:
@@ -127,7 +103,7 @@ def case_a_loop_leaves_what_it_carries_on_the_device() -> None:
 
 def case_loops_on_several_threads() -> None:
     """With ONNX Runtime's parallel executor, which crashes otherwise, the Loop is its own."""
-    answer(vectors)
+    answer(mixed_plan)
     for mode in (ort.ExecutionMode.ORT_SEQUENTIAL, ort.ExecutionMode.ORT_PARALLEL):
         so = ort.SessionOptions()
         so.execution_mode = mode
@@ -184,7 +160,7 @@ def case_an_if_leaves_its_result_on_the_device() -> None:
 
 
 def case_control_flow_without_the_provider_in_it_stays_with_onnx_runtime() -> None:
-    answer(lambda graph: vectors(graph) if "y" in graph.outputs else [])
+    answer(lambda graph: mixed_plan(graph) if "y" in graph.outputs else [])
     session = provider.create_session(IF, OPTIONS)
     assert "If" not in provider.assigned_nodes(session)
     feeds = {"x": X, "c": np.array(True)}

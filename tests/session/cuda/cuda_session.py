@@ -142,6 +142,7 @@ def mixed_model(outputs: tuple[str, ...] = ("y",)) -> bytes:
 
 
 def mixed_plan(graph: Graph) -> Entries:
+    """Each Mul and Add of vectors as a partition."""
     entries: Entries = []
     for node in graph.nodes:
         if node.op not in ("Add", "Mul"):
