@@ -9,10 +9,18 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
+from tests.gpu.gpu import Gpu
 from tests.support.cuda.models import NVIDIA
 from tracea_onnx import provider
 
 pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(autouse=True)
+def device(gpu: Gpu) -> None:
+    if gpu.only_compile:
+        pytest.skip("runs sessions")
+
 
 LAYER = "m = MatMul (a, w)  b = Add (m, x)"
 MODELS = {

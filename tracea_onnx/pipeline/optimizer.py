@@ -190,7 +190,8 @@ def optimize(
         on_progress=on_progress,
     )
     transform(source, options, report)
-    if not dry_run and not _loads_as_before(original, source):
+    loaded = dry_run or _loads_as_before(original, source)
+    if not loaded:
         # Constants can make ONNX Runtime check more strictly than it would have run the nodes that
         # made them.
         options = replace(options, budget=constant_folding.NOTHING)
@@ -200,13 +201,6 @@ def optimize(
             report,
             "constants were not folded: ONNX Runtime would not load the result",
         )
-        if not _loads_as_before(original, source):
-            # Nodes that nobody reads can be what keeps a fault of its own passes from a model.
-            raise FailedVerification(
-                "with its own optimizations ONNX Runtime loads the original but not the result",
-                "nothing was written; use the original, and report this with the model",
-                report,
-            )
     _check_present(source.model, report, only, where)
     if not dry_run:
         if not note:
@@ -226,6 +220,13 @@ def optimize(
             )
             source = _verified(reference, source, options, report, providers)
             _check_present(source.model, report, only, where)
+        if not loaded and not _loads_as_before(original, source):
+            # Nodes that nobody reads can be what keeps a fault of its own passes from a model.
+            raise FailedVerification(
+                "with its own optimizations ONNX Runtime loads the original but not the result",
+                "nothing was written; use the original, and report this with the model",
+                report,
+            )
         in_place = (
             output is not None
             and source.path is not None

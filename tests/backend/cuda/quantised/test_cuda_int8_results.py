@@ -98,7 +98,7 @@ TILES = [
     (gemm(150, 200, 272, wt=U8, y=I32), (128, 128, True)),
     (gemm(300, 256, 400, x=I8, wt=U8, y=I8, res=I8, mode=2), (128, 192, False, 2)),
     (gemm(130, 128, 304, y=F16, res=F16, mode=1, exact=False), (64, 128, True)),
-    (gemm(200, 192, 128, y=F16, res=F16, mode=2, act="gelu_erf", spread=8), (128, 64, True, 1, 2)),
+    (gemm(200, 192, 128, y=F16, res=F16, mode=2, act="gelu_erf", spread=16), (128, 64, True, 1, 2)),
     (gemm(300, 256, 400, x=I8, y=BF16, res=U8, mode=1), (128, 256, False)),
     (gemm(270, 384, 272, y=F16, res=F16, mode=1), (128, 128, True)),
     (gemm(130, 136, 304, y=BF16, res=BF16, mode=1, exact=False), (64, 128, True)),
